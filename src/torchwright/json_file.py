@@ -1,4 +1,4 @@
-"""JSON from a file that a stranger may have written: its size and depth are limited before it is parsed."""
+"""Untrusted JSON: size and depth are limited before a file is parsed, names and types are checked after."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchwright.errors import ArtifactError
+from torchwright.regular_file import read_regular
 
 T = TypeVar("T")
 LARGEST = 16 * 2**20
@@ -23,30 +24,43 @@ OTHERS = bytes(set(range(256)) - set(STEPS))
 
 
 def read_json(path: Path, *, largest: int = LARGEST, deepest: int = DEEPEST) -> Any:
-    """The content of a JSON file; raises `ArtifactError`, which names the file, for whatever is wrong with it."""
+    """Return the content of a JSON file of an artifact; raise `ArtifactError`, naming the file, for any fault."""
     return parse_json(read_bytes(path, largest), str(path), deepest=deepest)
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """A whole file; raises `ArtifactError` for one that cannot be read or has more than `largest` bytes."""
+    """Return a whole file; raise `ArtifactError` if it cannot be read or has more than `largest` bytes."""
     try:
-        with path.open("rb") as file:
-            data = file.read(largest + 1)
-    except (OSError, ValueError) as error:
+        return read_regular(path, largest)
+    except OSError as error:
         raise ArtifactError(f"{path} cannot be read", found=str(error)) from error
-    if len(data) > largest:
-        raise _damaged(str(path), f"more than {largest:,} bytes")
-    return data
+    except ValueError as error:
+        raise _damaged(str(path), str(error)) from error
 
 
 def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
-    """The value of a JSON text; raises `ArtifactError`, which names `what`, for whatever is wrong with it."""
-    if _depth(data) > deepest:
-        raise _damaged(what, f"lists and objects more than {deepest} deep")
+    """Return the value of an artifact's JSON text; raise `ArtifactError`, naming `what`, for any fault.
+
+    Duplicate keys, NaN and infinities are faults: no writer of ours makes them.
+    """
     try:
-        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return decode_json(data, deepest=deepest, object_pairs_hook=_unique, parse_constant=_refuse)
+    except ValueError as error:
         raise _damaged(what, str(error) or type(error).__name__) from error
+
+
+def decode_json(data: bytes, *, deepest: int = DEEPEST, **hooks: Any) -> Any:
+    """Return the value of a JSON text; raise `ValueError` if it is not JSON or nests too deeply.
+
+    `hooks` are those of `json.loads`. Without any, NaN and infinities pass: published config.json files hold them
+    (Mamba-2's `time_step_limit`), and `hub.fields` refuses them where a number is read.
+    """
+    if _depth(data) > deepest:
+        raise ValueError(f"lists and objects more than {deepest} deep")
+    try:
+        return json.loads(data.decode(), **hooks)
+    except RecursionError as error:
+        raise ValueError("lists and objects too deep") from error
 
 
 def typed(data: Any, kind: type[T], what: str) -> T:

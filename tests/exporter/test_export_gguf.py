@@ -87,7 +87,7 @@ def test_the_tokenizer_cuts_as_the_models_own(bundled: Subject, tmp_path: Path) 
 def test_what_the_format_has_not_is_refused(change: dict[str, Any], said: str) -> None:
     config = json.loads((BUNDLED / "config.json").read_text())
     with pytest.raises(RefusedTechnique, match=said):
-        _geometry(config | change)
+        _geometry(config | change, BUNDLED / "config.json")
 
 
 def test_a_module_is_no_language_model(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _check_layer_types(fields: Fields, windows: tuple[int, ...]) -> None:
 def _windows(fields: Fields, window: int, kinds: list[str]) -> tuple[int, ...]:
     """Return each layer's window; "layer_types" goes before the family's own `kinds`."""
     kinds = fields.items("layer_types", len(kinds)) or kinds
-    if not {FULL, SLIDING}.issuperset(kinds):
+    if not all(kind in (FULL, SLIDING) for kind in kinds):
         raise fields.wrong("layer_types", f"{FULL} and {SLIDING}")
     return tuple(window if kind == SLIDING else 0 for kind in kinds)
 
@@ -247,7 +247,7 @@ def _gemma(fields: Fields, layers: int, pattern: int) -> dict[str, Any]:
         "qkv_bias": bias,
         "o_bias": bias,
         "windows": _windows(fields, window, kinds),
-        "scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        "scale": fields.positive("query_pre_attn_scalar", 256) ** -0.5,
         "norm_offset": 1.0,
         "embedding_scale": fields.integer("hidden_size") ** 0.5,
     }
@@ -285,7 +285,7 @@ def _granite(fields: Fields, layers: int) -> dict[str, Any]:
         "scale": fields.number("attention_multiplier", 1.0),
         "embedding_scale": fields.number("embedding_multiplier", 1.0),
         "residual_scale": fields.number("residual_multiplier", 1.0),
-        "logit_scale": 1 / fields.number("logits_scaling", 1.0),
+        "logit_scale": 1 / fields.positive("logits_scaling", 1.0),
     }
 
 
@@ -318,7 +318,7 @@ def _mixtral(fields: Fields, layers: int) -> dict[str, Any]:
 
 def _qwen3_moe(fields: Fields, layers: int) -> dict[str, Any]:
     step = fields.integer("decoder_sparse_step", 1)
-    dense = fields.get("mlp_only_layers") or []
+    dense = fields.integers("mlp_only_layers", "a list of layers")
     window = _asked_window(fields, 4096)
     normalize = fields.flag("norm_topk_prob", False)
     bias = fields.flag("attention_bias", False)

@@ -85,44 +85,64 @@ def read_rope(
             "rotary embedding", kind, ROPES, next=f"see '{section.prefix}rope_type' in {section.path}"
         )
     section.settle(*KEYS)
-    theta = section.number("rope_theta", theta)
-    share = section.number("partial_rotary_factor", 1.0 if partial is None else partial)
+    theta = section.positive("rope_theta", theta)
+    if theta <= 1:
+        raise section.wrong("rope_theta", "a number above 1")
+    share = section.positive("partial_rotary_factor", 1.0 if partial is None else partial)
     rotated = int(head_dim * share)
     if rotated < 2 or rotated % 2 or rotated > head_dim:
         raise section.wrong("partial_rotary_factor", f"an even part of the head's {head_dim} dimensions")
+    if kind == "dynamic" and rotated == 2:
+        raise section.wrong("rope_type", "another scaling: dynamic needs four dimensions that turn")
     if original is None:
         original = section.integer("original_max_position_embeddings", positions)
     plain = {"kind": kind, "theta": theta, "rotated": rotated, "original": original}
     if kind == "default":
         return Rope(**plain)
     if kind in ("linear", "dynamic"):
-        return Rope(**plain | {"factor": section.number("factor"), "original": positions})
+        return Rope(**plain | {"factor": section.positive("factor"), "original": positions})
     if kind == "llama3":
         return Rope(
             **plain,
-            factor=section.number("factor"),
-            low_freq_factor=section.number("low_freq_factor"),
-            high_freq_factor=section.number("high_freq_factor"),
+            factor=section.positive("factor"),
+            low_freq_factor=section.positive("low_freq_factor"),
+            high_freq_factor=_high_factor(section),
         )
-    factor = section.optional("factor") or positions / original
-    given = section.optional("attention_factor")
+    factor = section.positive("factor", positions / original)
+    given = None if section.get("attention_factor") is None else section.positive("attention_factor")
     if kind == "yarn":
         return Rope(
             **plain,
             factor=factor,
             attention_factor=_yarn_attention(section, factor) if given is None else given,
-            beta_fast=section.optional("beta_fast") or 32.0,
-            beta_slow=section.optional("beta_slow") or 1.0,
+            beta_fast=section.positive("beta_fast", 32.0),
+            beta_slow=section.positive("beta_slow", 1.0),
             truncate=section.flag("truncate", True),
         )
-    stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    stretch = math.sqrt(1 + math.log(factor) / math.log(max(original, 2))) if factor > 1 else 1.0
     return Rope(
         **plain,
         factor=factor,
         attention_factor=stretch if given is None else given,
-        short_factor=section.numbers("short_factor", rotated // 2),
-        long_factor=section.numbers("long_factor", rotated // 2),
+        short_factor=_factors(section, "short_factor", rotated // 2),
+        long_factor=_factors(section, "long_factor", rotated // 2),
     )
+
+
+def _high_factor(section: Fields) -> float:
+    """Return llama3's `high_freq_factor`; the blend divides by its distance from the low one."""
+    high = section.positive("high_freq_factor")
+    if high == section.positive("low_freq_factor"):
+        raise section.wrong("high_freq_factor", "another number than low_freq_factor")
+    return high
+
+
+def _factors(section: Fields, key: str, length: int) -> tuple[float, ...]:
+    """Return longrope's factors, by which frequencies are divided."""
+    found = section.numbers(key, length)
+    if min(found) <= 0:
+        raise section.wrong(key, f"a list of {length} numbers above 0")
+    return found
 
 
 class Rotary:
@@ -222,6 +242,9 @@ def _yarn_attention(section: Fields, factor: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     one, all_dimensions = section.optional("mscale"), section.optional("mscale_all_dim")
+    for key, scale in (("mscale", one), ("mscale_all_dim", all_dimensions)):
+        if scale is not None and scale < 0:
+            raise section.wrong(key, "a number of 0 or more")
     return growth(one) / growth(all_dimensions) if one and all_dimensions else growth(1.0)
 
 

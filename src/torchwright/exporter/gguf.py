@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchwright.errors import RefusedTechnique
+from torchwright.decoder.families import decoder_config
+from torchwright.errors import RefusedTechnique, shown
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.gguf_file import BLOCK, Stored, Value, stored, write_gguf
 from torchwright.hub.checkpoint import Checkpoint
-from torchwright.hub.folder import find_object, read_config
+from torchwright.hub.fields import Fields
+from torchwright.hub.folder import find_object, read_config, read_object
 from torchwright.hub.formats.gguf import TURNED
 from torchwright.hub.gguf.config import FAMILIES
 from torchwright.hub.gguf.folder import opened
 from torchwright.hub.gguf.names import LAYER, WHOLE
 from torchwright.hub.gguf.tokenizer import CONTROL, LLAMA3, QWEN2, USER_DEFINED
+from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads.huggingface import load_model
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class Gguf(ExportTarget):
                 "GGUF holds language models", found=f"{subject.name}, which comes from no model folder"
             )
         config = read_config(subject.folder)
-        metadata = _geometry(config) | _tokenizer(subject.folder, config)
+        metadata = _geometry(config, subject.folder / "config.json")
+        metadata |= _tokenizer(subject.folder, config)
         metadata["general.file_type"] = FILE_TYPES[precision]
         kinds = dict(_tensors(subject.folder, config, precision))
         write_gguf(folder / MODEL, metadata, kinds)
@@ -75,35 +78,40 @@ class Gguf(ExportTarget):
         return read_config(opened(folder / MODEL))
 
 
-def _geometry(config: dict[str, Any]) -> dict[str, Value]:
-    """Raises `RefusedTechnique` for a family or a setting that the format, or its reader here, has not."""
+def _geometry(config: dict[str, Any], path: Path) -> dict[str, Value]:
+    """Return the model's sizes as metadata.
+
+    Raises `RefusedTechnique` for a family or a setting that the format, or its reader here, does not have.
+    """
+    fields = Fields(path, config)
     family = config.get("model_type")
     if family not in FAMILIES:
         raise RefusedTechnique(
             f"models of the family {family} are not written as GGUF", allowed=", ".join(FAMILIES)
         )
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
+    kind = fields.section("rope_parameters").data.get("rope_type", "default")
+    if kind != "default" or config.get("rope_scaling"):
         raise RefusedTechnique(
             "scaled rotary embeddings are not written as GGUF",
-            found=str(rope.get("rope_type") or config["rope_scaling"]),
+            found=shown(config.get("rope_scaling") or kind),
         )
-    heads = config["num_attention_heads"]
-    head = config.get("head_dim") or config["hidden_size"] // heads
+    decoder = decoder_config(config, path)  # its fields are checked
     return {
         "general.architecture": family,
-        f"{family}.context_length": config["max_position_embeddings"],
-        f"{family}.embedding_length": config["hidden_size"],
-        f"{family}.block_count": config["num_hidden_layers"],
-        f"{family}.feed_forward_length": config["intermediate_size"],
-        f"{family}.attention.head_count": heads,
-        f"{family}.attention.head_count_kv": config.get("num_key_value_heads", heads),
-        f"{family}.attention.key_length": head,
-        f"{family}.attention.value_length": head,
-        f"{family}.rope.dimension_count": head,
-        f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{family}.rope.freq_base": float(rope["rope_theta"]),
-        f"{family}.vocab_size": config["vocab_size"],
+        f"{family}.context_length": decoder.context,
+        f"{family}.embedding_length": decoder.model,
+        f"{family}.block_count": decoder.layers,
+        f"{family}.feed_forward_length": decoder.feed_forward,
+        f"{family}.attention.head_count": decoder.heads,
+        f"{family}.attention.head_count_kv": decoder.kv_heads,
+        f"{family}.attention.key_length": decoder.head_dim,
+        f"{family}.attention.value_length": decoder.head_dim,
+        f"{family}.rope.dimension_count": decoder.head_dim,
+        f"{family}.attention.layer_norm_rms_epsilon": decoder.eps,
+        f"{family}.rope.freq_base": fields.section("rope_parameters").number(
+            "rope_theta", fields.number("rope_theta", 10_000.0)
+        ),
+        f"{family}.vocab_size": decoder.vocabulary,
     }
 
 
@@ -142,15 +150,25 @@ def _turned(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Te
 
 
 def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Value]:
-    """A byte-level tokenizer.json as metadata. Raises `RefusedTechnique` for another kind."""
-    from tokenizers import Tokenizer
+    """Return a byte-level tokenizer.json as metadata; raise `RefusedTechnique` for another kind."""
+    begins = open_tokenizer(folder).encode("a").ids[:1]
+    data = read_object(folder / "tokenizer.json")
+    try:
+        return _vocabulary(data, config) | _special(folder, config, begins)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise RefusedTechnique(
+            "the tokenizer is not written as GGUF",
+            found=f"a tokenizer.json whose parts are not understood ({type(error).__name__}: {error})",
+        ) from error
 
-    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+
+def _vocabulary(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Value]:
+    """Return tokens and merges of a tokenizer.json."""
     pre = _words(data.get("pre_tokenizer") or {})
     if data["model"]["type"] != "BPE" or pre is None:
         raise RefusedTechnique(
             "the tokenizer is not written as GGUF",
-            found=data["model"]["type"],
+            found=shown(data["model"]["type"]),
             allowed="byte-level BPE, cut as GPT-2, Llama 3 or Qwen2",
         )
     count = config["vocab_size"]
@@ -160,9 +178,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Value]:
     for added in data["added_tokens"]:
         tokens[added["id"]] = added["content"]
         kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
-    settings = find_object(folder / "tokenizer_config.json")
-    begins = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a").ids[:1]
-    found: dict[str, Value] = {
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
@@ -171,6 +187,12 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Value]:
             pair if isinstance(pair, str) else " ".join(pair) for pair in data["model"]["merges"]
         ],
     }
+
+
+def _special(folder: Path, config: dict[str, Any], begins: list[int]) -> dict[str, Value]:
+    """Return the ids of special tokens and the chat template; `begins` is the first token of a text."""
+    settings = find_object(folder / "tokenizer_config.json")
+    found: dict[str, Value] = {}
     for name, key in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
         value = config.get(key)
         first = value[0] if isinstance(value, list) and value else value

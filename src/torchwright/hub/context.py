@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchwright.hub.fields import LARGEST_FACTOR
+
 
 def scaled_context(kind: str, positions: int, original: int, factor: float) -> int:
     """Return the positions that a model can serve, where its max_position_embeddings is `positions`.
@@ -21,8 +23,11 @@ def longest_context(config: dict[str, Any], positions: int) -> int:
     scalings = [section, *section.values()] if isinstance(section, dict) else []
     found = [positions]
     for scaling in scalings:
-        if isinstance(scaling, dict) and isinstance(factor := scaling.get("factor"), int | float):
-            original = scaling.get("original_max_position_embeddings")
+        if not isinstance(scaling, dict):
+            continue
+        factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+        if isinstance(factor, int | float) and 0 < factor <= LARGEST_FACTOR:
+            trained = original if type(original) is int and original > 0 else positions
             kind = str(scaling.get("rope_type", scaling.get("type")))
-            found.append(scaled_context(kind, positions, original or positions, factor))
+            found.append(scaled_context(kind, positions, trained, factor))
     return max(found)

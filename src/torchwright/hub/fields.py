@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.errors import ModelError, shown
+
+LARGEST_INTEGER = 2**31 - 1
+"""Sizes, counts and token ids; no published model comes near it, and products of a few of them stay exact."""
+LARGEST_FACTOR = 1e12
+"""Of numbers that scale or stretch something."""
 
 
 class Fields:
@@ -43,13 +49,22 @@ class Fields:
         value = self._value(key, default)
         if type(value) is not int or value < minimum:
             raise self.wrong(key, f"an integer of {minimum} or more")
+        if value > LARGEST_INTEGER:
+            raise self.wrong(key, f"an integer of at most {LARGEST_INTEGER:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, "a number")
+        if not _finite(value):
+            raise self.wrong(key, "a finite number" if isinstance(value, float) else "a number")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Return a number above 0 and at most `LARGEST_FACTOR`: a factor, a divisor or a base."""
+        value = self.number(key, default)
+        if not 1 / LARGEST_FACTOR <= value <= LARGEST_FACTOR:
+            raise self.wrong(key, f"a number above 0, at most {LARGEST_FACTOR:g}")
+        return value
 
     def optional(self, key: str) -> float | None:
         """A number, or None where there is none."""
@@ -69,7 +84,7 @@ class Fields:
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         value = self._value(key, None)
-        good = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
+        good = isinstance(value, list) and all(map(_finite, value))
         if not good or len(value) != length:
             raise self.wrong(key, f"a list of {length} numbers")
         return tuple(float(x) for x in value)
@@ -91,17 +106,21 @@ class Fields:
         return self._sections[key]
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """One token id or several."""
+        """Return one token id or several."""
+        return self.integers(key, "a token id or a list of them")
+
+    def integers(self, key: str, allowed: str) -> tuple[int, ...]:
+        """Return one integer or a list of them, which `allowed` describes; empty where there is none."""
         value = self.get(key)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(token) is int for token in ids):
-            raise self.wrong(key, "a token id or a list of them")
-        return tuple(ids)
+        found = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(number) is int and abs(number) <= LARGEST_INTEGER for number in found):
+            raise self.wrong(key, allowed)
+        return tuple(found)
 
     def wrong(self, key: str, allowed: str) -> ModelError:
         return ModelError(
             f"{self.path}: '{self.prefix}{key}' cannot be used",
-            found=repr(self.data.get(key))[:300],
+            found=shown(self.data.get(key), 300),
             allowed=allowed,
         )
 
@@ -123,3 +142,11 @@ def is_off(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return not value
     return value == 0 or (value == 1 and FACTOR.fullmatch(name) is not None)
+
+
+def _finite(value: Any) -> bool:
+    """Check whether a JSON value is a number that a float can hold."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False

@@ -10,7 +10,10 @@ from safetensors import SafetensorError, safe_open
 
 from torchwright.errors import ModelError
 from torchwright.hub.folder import read_object
+from torchwright.regular_file import check_regular
 
+LONGEST_NAME = 255
+"""Bytes of one part of a path, on every file system that is in use."""
 INDEX = "model.safetensors.index.json"
 TOGETHER = "check that config.json and the *.safetensors belong together"
 
@@ -68,16 +71,11 @@ class TensorFiles:
             names = read_object(index).get("weight_map")
             if not isinstance(names, dict):
                 raise damaged(index, "no 'weight_map' from tensors to files")
-            outside = [
-                file
-                for file in map(Path, map(str, names.values()))
-                if file.is_absolute() or ".." in file.parts
-            ]
-            if outside:
-                raise damaged(index, f"it names the file {str(outside[0])[:200]!r} outside of the folder")
+            for file in dict.fromkeys(map(str, names.values())):
+                _check_name(index, file)
             return {name: self.folder / str(file) for name, file in names.items()}
         files = [self.folder / "model.safetensors"]
-        if not files[0].is_file():
+        if not files[0].exists():
             files = sorted(self.folder.glob("*.safetensors"))
         if not files:
             raise ModelError(
@@ -89,17 +87,29 @@ class TensorFiles:
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
-            if not path.is_file():
+            try:
+                check_regular(path.stat().st_mode)
+                self._open[path] = safe_open(path, framework="pt")
+            except FileNotFoundError as error:
                 raise ModelError(
                     f"{path} is not there",
                     found=f"{INDEX} names it",
                     next="fetch the model again; a download may have stopped half way",
-                )
-            try:
-                self._open[path] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
+                ) from error
+            except (SafetensorError, OSError, ValueError) as error:
                 raise damaged(path, str(error)) from error
         return self._open[path]
+
+
+def _check_name(index: Path, file: str) -> None:
+    """Refuse a file name of an index that leads out of the folder or that no file system takes."""
+    path = Path(file)
+    if path.is_absolute() or ".." in path.parts:
+        raise damaged(index, f"it names the file {file[:200]!r} outside of the folder")
+    if "\0" in file or any(len(part.encode("utf-8", "surrogatepass")) > LONGEST_NAME for part in path.parts):
+        raise damaged(
+            index, f"it names a file by {len(file):,} characters that are no file name: {file[:100]!r}"
+        )
 
 
 def damaged(path: Path, reason: str) -> ModelError:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.errors import ModelError, shown
 from torchwright.hub.gguf.folder import opened
 from torchwright.hub.run_folder import trained_model
+from torchwright.json_file import decode_json
+from torchwright.regular_file import read_regular
 
 WEIGHTS = ("*.safetensors", "*.gguf")
 """Files of tensors."""
@@ -20,6 +21,20 @@ FETCHED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.jinja2", "tokenizer
 """Files of a hub's model that are downloaded: no pickle, no code."""
 HUGGING_FACE = "a Hugging Face folder: config.json beside *.safetensors; a pipeline has model_index.json"
 LAYERS = re.compile(r"(layers?|depth)$")
+LARGEST_OBJECT = 64 * 2**20
+"""Bytes of a JSON file; the largest published index of tensors takes some 10 MB."""
+SHARED: dict[str, tuple[type, str]] = {
+    "architectures": (list, "a list of names of classes"),
+    "model_type": (str, "a string"),
+    "quantization_config": (dict, "an object"),
+    "is_encoder_decoder": (bool, "true or false"),
+    "tie_word_embeddings": (bool, "true or false"),
+    "id2label": (dict, "an object"),
+    "label2id": (dict, "an object"),
+    "text_config": (dict, "an object"),
+    "vision_config": (dict, "an object"),
+}
+"""Fields that mean the same in every config.json → their type, which is checked before any of them is read."""
 MOST_LAYERS = 2_000
 """To build what a stranger's configuration describes takes milliseconds a layer, with or without weights."""
 TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
@@ -45,10 +60,12 @@ ANY_MODEL = Wanted(TARGETS, "leave the model out to take the bundled one")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
+    """Return the JSON object in a file; raise `ModelError` if the file holds anything else."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        data = decode_json(read_regular(path, LARGEST_OBJECT))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read", found=str(error)) from error
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON", found=str(error)) from error
     if not isinstance(data, dict):
         raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
@@ -56,14 +73,15 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def find_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty where there is no file; raises `ModelError` for anything else in it."""
+    """Return the JSON object in a file, empty if there is no file; raise `ModelError` for anything else in it."""
     return read_object(path) if path.is_file() else {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
+    """Return the folder's config.json.
 
-    Raises `ModelError` when the folder or the file is not there or is not JSON, or describes too many layers.
+    Raises `ModelError` when the folder or the file is missing or is not JSON, when a field that every model shares has
+    another type, or when the file describes too many layers.
     """
     if not folder.exists():
         raise _missing(folder, ANY_MODEL)
@@ -74,7 +92,17 @@ def read_config(folder: Path) -> dict[str, Any]:
             found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
             allowed=HUGGING_FACE,
         )
+    return read_config_file(path)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return a config.json under any name; raise `ModelError` as `read_config` does."""
     config = read_object(path)
+    for key, (kind, words) in SHARED.items():
+        value = config.get(key)
+        items = value if isinstance(value, list) else []
+        if value is not None and not (isinstance(value, kind) and all(isinstance(x, str) for x in items)):
+            raise ModelError(f"{path}: '{key}' cannot be used", found=shown(value, 300), allowed=words)
     for key, count in _depths(config):
         if count > MOST_LAYERS:
             raise ModelError(
@@ -85,12 +113,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _depths(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every number of layers in a configuration, and in those within it."""
+def _depths(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield every number of layers in a configuration, and in those within it."""
     for key, value in config.items():
         if isinstance(value, dict):
             yield from _depths(value)
-        elif isinstance(value, int) and LAYERS.search(str(key)):
+        elif isinstance(value, int | float) and LAYERS.search(str(key)):
             yield str(key), value
 
 

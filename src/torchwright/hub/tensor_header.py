@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torchwright.json_file import decode_json
+from torchwright.regular_file import open_regular
 
 LONGEST = 100_000_000
 """Bytes of a header, as the safetensors library allows them."""
+LARGEST_EXTENT = 2**40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,31 +28,36 @@ class Stored:
 
 
 def read_header(path: Path, longest: int = LONGEST) -> dict[str, Stored]:
-    """Tensors by name: eight bytes of header length (at most `longest`), the header in JSON, the data.
+    """Return tensors by name: eight bytes of header length (at most `longest`), the header in JSON, the data.
 
-    Raises `OSError`, and `ValueError` for a header that is none, or that speaks of bytes beyond the file's.
+    Raises `OSError`, and `ValueError` for a header that is not one, or that names bytes beyond the file's end.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(longest, size - 8):
             raise ValueError(f"its header says that it is {length:,} bytes long, the file has {size:,}")
-        text = file.read(length)
-    try:
-        header = json.loads(text)
-        found = {
-            str(name): Stored(
-                dtype=str(entry["dtype"]),
-                shape=tuple(int(extent) for extent in entry["shape"]),
-                begin=8 + length + int(entry["data_offsets"][0]),
-                end=8 + length + int(entry["data_offsets"][1]),
-            )
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as error:
-        raise ValueError(f"its header does not say what its tensors are ({error!r})") from error
+        header = decode_json(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"its header does not say what its tensors are (it is a {type(header).__name__})")
+    found = {
+        name: _stored(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
+    }
     for name, tensor in found.items():
         if not 8 + length <= tensor.begin <= tensor.end <= size:
-            raise ValueError(f"{name} ends at byte {tensor.end:,} of {size:,}")
+            raise ValueError(f"{name[:200]} ends at byte {tensor.end:,} of {size:,}")
     return found
+
+
+def _stored(name: str, entry: Any, data: int) -> Stored:
+    """Return one entry of a header, its types checked; `data` is where the tensors' bytes begin."""
+    try:
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its header does not say what its tensors are ({name[:200]}: {error!r})") from error
+    numbers = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+    if not numbers or not isinstance(dtype, str) or any(type(n) is not int for n in (*shape, *offsets)):
+        raise ValueError(f"its header does not say what its tensors are ({name[:200]}: {str(entry)[:200]})")
+    if any(not 0 <= extent <= LARGEST_EXTENT for extent in shape):
+        raise ValueError(f"{name[:200]} has the shape {str(shape)[:200]}")
+    return Stored(dtype=dtype, shape=tuple(shape), begin=data + offsets[0], end=data + offsets[1])

@@ -117,7 +117,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 )
             try:
                 line = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict):
                 yield line

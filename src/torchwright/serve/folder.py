@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.architectures import named, recognize
-from torchwright.hub.folder import HUGGING_FACE, download, find_object, is_hub_id, local
+from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
+from torchwright.json_file import read_json
 from torchwright.speech.families import FAMILIES
 
 NATIVE = "native"
@@ -76,7 +76,7 @@ def find(target: str | None) -> ServeTarget:
         )
     if is_pipeline(path):
         return ServeTarget(name=name, folder=open_pipeline(path).path, served_as="painter")
-    config = find_object(path / "config.json")
+    config = read_config(path) if (path / "config.json").is_file() else {}
     if any(name.endswith("ForSequenceClassification") for name in named(config)):
         return ServeTarget(name=name, folder=path, served_as="reader")
     if (path / "modules.json").is_file():
@@ -113,10 +113,8 @@ def _workload(path: Path) -> tuple[str, str, str]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError) as error:
-        raise ArtifactError(
-            f"{path} cannot be read", found=f"{type(error).__name__}: {error}", next="optimize again"
-        ) from error
+    """Return the JSON object in an artifact's file; raise `ArtifactError` for anything else."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{path} is not a JSON object", found=type(found).__name__, next="optimize again")
+    return found

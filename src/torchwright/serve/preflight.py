@@ -16,7 +16,8 @@ from typing import Any
 from torchwright.errors import ModelError
 from torchwright.hub.architectures import recognize
 from torchwright.hub.context import longest_context
-from torchwright.hub.folder import find_object
+from torchwright.hub.fields import Fields
+from torchwright.hub.folder import find_object, read_config
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
 from torchwright.paths import cache_folder
@@ -76,18 +77,19 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     """
     if target.served_as != "writer" or target.fixed:
         return None
-    config = find_object(target.folder / "config.json")
+    file, described = target.folder / "config.json", read_config(target.folder)
     if target.artifact is None:
-        _, config = recognize(config, target.folder / "config.json")
+        _, described = recognize(described, file)
+    config = Fields(file, described)
     scheme = _scheme(target, options)
     kv = options.kv or options.dtype or "bf16"
     plain = _plain(options)
-    if config.get("quantization_config") is not None and target.artifact is None:
+    if config.data.get("quantization_config") is not None and target.artifact is None:
         weights, parameters = _quantized_weights(target, config, options, scheme)
     else:
         weights, parameters = _weights(target, scheme, plain)
     token_bytes = _token_bytes(target, config, kv)
-    longest = longest_context(config, _integer(config, "max_position_embeddings"))
+    longest = longest_context(described, config.integer("max_position_embeddings"))
     check_context(options.max_context, longest)
     context = min(longest, options.max_context or longest)
     available = available_bytes()
@@ -201,22 +203,25 @@ def _weights(target: ServeTarget, scheme: Scheme | None, plain: int) -> tuple[in
 
 
 def _quantized_weights(
-    target: ServeTarget, config: dict[str, Any], options: EngineOptions, scheme: Scheme | None
+    target: ServeTarget, config: Fields, options: EngineOptions, scheme: Scheme | None
 ) -> tuple[int, int]:
     """`_weights` of a quantized checkpoint, whose files' shapes are not the model's: by the sizes in config.json.
 
     Integers that stay as they are take what their files take; whatever is made wide or rounded anew takes its own size.
     """
-    E, layers = _integer(config, "hidden_size"), _integer(config, "num_hidden_layers")
-    heads = _integer(config, "num_attention_heads")
-    head_dim = config.get("head_dim") or E // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    experts = config.get("num_experts") or config.get("num_local_experts") or 1
-    feed_forward = config.get("moe_intermediate_size") or _integer(config, "intermediate_size")
-    embedding = _integer(config, "vocab_size") * E
+    E, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    heads, kv_heads, head_dim = _heads(config)
+    experts = config.integer("num_experts", config.integer("num_local_experts", 1))
+    narrow = config.data.get("moe_intermediate_size") is not None
+    feed_forward = config.integer("moe_intermediate_size" if narrow else "intermediate_size")
+    embedding = config.integer("vocab_size") * E
     layer = 2 * E * head_dim * (heads + kv_heads) + 3 * E * feed_forward * experts
     parameters, plain = layers * layer + embedding, _plain(options)
-    if options.quantize is None and plain == 2 and config["quantization_config"].get("quant_method") in KEEPS:
+    if (
+        options.quantize is None
+        and plain == 2
+        and config.section("quantization_config").data.get("quant_method") in KEEPS
+    ):
         files = [file for pattern in ("*.safetensors", "*.gguf") for file in target.folder.glob(pattern)]
         return sum(file.stat().st_size for file in files) + embedding * plain, parameters
     linear = parameters * plain if scheme is None else scheme.bytes_of(parameters)
@@ -232,25 +237,21 @@ def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         raise ModelError(f"{file} is no safetensors file", found=str(error)) from error
 
 
-def _token_bytes(target: ServeTarget, config: dict[str, Any], kv: str) -> int:
+def _token_bytes(target: ServeTarget, config: Fields, kv: str) -> int:
     if target.artifact is not None:
         kv = str(find_object(target.artifact / "decoder.json").get("kv", kv))
     if kv not in KV_BYTES:
         raise ModelError(f"--kv {kv}", allowed=", ".join(KV_BYTES))
-    heads = _integer(config, "num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or _integer(config, "hidden_size") // heads
+    _, kv_heads, head_dim = _heads(config)
     vector = head_dim * KV_BYTES[kv] + (4 if kv == "int8" else 0)  # and a scale for each token and head
-    return _integer(config, "num_hidden_layers") * 2 * kv_heads * vector
+    return config.integer("num_hidden_layers") * 2 * kv_heads * vector
 
 
-def _integer(config: dict[str, Any], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise ModelError(
-            f"config.json has no '{key}'", found=repr(value), allowed="a language model's config.json"
-        )
-    return value
+def _heads(config: Fields) -> tuple[int, int, int]:
+    """Return the numbers of query heads and of key and value heads, and the dimensions of one."""
+    heads = config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
+    return heads, config.integer("num_key_value_heads", heads), head_dim
 
 
 def _predict(weights: int, parameters: int, scheme: Scheme) -> tuple[float | None, float | None]:

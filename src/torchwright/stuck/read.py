@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchwright.regular_file import read_regular
 from torchwright.report.wording import clean
 from torchwright.stuck.calls import Dump, DumpError, Frame, RankCall
 
@@ -65,9 +66,12 @@ def _numbered_files(folder: Path) -> list[Path]:
 
 def read_dump(path: Path, rank: int, *, trust: bool = False) -> Dump:
     """One rank's dump."""
-    if path.stat().st_size > LARGEST:
-        raise DumpError(f"the dump {path} is too large", allowed=f"{LARGEST >> 20} MiB")
-    data = path.read_bytes()
+    try:
+        data = read_regular(path, LARGEST)
+    except ValueError as error:
+        raise DumpError(f"the dump {path} is too large", allowed=f"{LARGEST >> 20} MiB") from error
+    except OSError as error:
+        raise DumpError(f"the dump {path} cannot be read", found=str(error)) from error
     if data[:1] == b"\x80":
         if not trust:
             raise DumpError(
@@ -83,7 +87,7 @@ def read_dump(path: Path, rank: int, *, trust: bool = False) -> Dump:
             raise _damaged(path, f"no JSON ({error})") from None
     try:
         return dump_of(content, rank)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
 
 

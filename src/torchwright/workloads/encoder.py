@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import typing
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from torch import nn
 
 from torchwright.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.facts import Quality
-from torchwright.hub.folder import model_files, read_config
+from torchwright.hub.folder import LARGEST_OBJECT, model_files, read_config
+from torchwright.json_file import decode_json
+from torchwright.regular_file import read_regular
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge
 from torchwright.workloads.encoding import Encoder
@@ -326,6 +327,6 @@ def _json(path: Path, *, optional: bool = False) -> Any:
     if optional and not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return decode_json(read_regular(path, LARGEST_OBJECT))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read", found=str(error)) from error

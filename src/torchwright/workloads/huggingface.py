@@ -15,7 +15,7 @@ from torch import nn
 
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
-from torchwright.hub.folder import find_object
+from torchwright.hub.folder import read_config
 from torchwright.quiet import quiet_import
 
 
@@ -47,7 +47,7 @@ def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> 
     """
     import torch
 
-    config = find_object(folder / "config.json")
+    config = read_config(folder)
     try:
         with quiet_transformers():
             import transformers

@@ -11,6 +11,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
+from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, model_files, read_config
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads import accuracy
@@ -263,14 +264,15 @@ class LanguageWorkload(Workload):
     def _geometry(self) -> Geometry:
 
         config = read_config(self.folder)
-        text = standard_fields(config)
+        top, text = Fields(self.folder / "config.json", config), standard_fields(config)
         if "num_hidden_layers" not in text or "vocab_size" not in text or text.get("is_encoder_decoder"):
             raise ModelError(
                 f"{self.folder} is not a decoder-only language model",
                 found=", ".join(config.get("architectures") or ["no architectures in config.json"]),
             )
-        heads = text["num_attention_heads"]
-        context = text.get("max_position_embeddings", 2048)
+        fields = Fields(self.folder / "config.json", text)
+        heads = fields.integer("num_attention_heads")
+        context = fields.integer("max_position_embeddings", 2048)
         need = self.prompt_tokens + max(self.new_tokens, DECODE_STEPS)
         if need > context:
             raise WorkloadError(
@@ -279,17 +281,17 @@ class LanguageWorkload(Workload):
                 next="smaller --prompt-tokens or --new-tokens",
             )
         return Geometry(
-            layers=text["num_hidden_layers"],
-            kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or text["hidden_size"] // heads,
-            vocabulary=text["vocab_size"],
+            layers=fields.integer("num_hidden_layers"),
+            kv_heads=fields.integer("num_key_value_heads", heads),
+            head_dim=fields.integer("head_dim", fields.integer("hidden_size") // heads),
+            vocabulary=fields.integer("vocab_size"),
             batch=self.batch,
             chunk=self.prompt_tokens,
             slots=min(context, -(-need // 64) * 64),
             context=context,
-            windows=_windows(text),
-            eos=tuple(sorted({*_ids(config.get("eos_token_id")), *generation_eos(self.folder)})),
-            bos=config.get("bos_token_id"),
+            windows=_windows(fields),
+            eos=tuple(sorted({*top.ids("eos_token_id"), *generation_eos(self.folder)})),
+            bos=next(iter(top.ids("bos_token_id")), None),
         )
 
     def _rounds(self) -> int:
@@ -391,32 +393,20 @@ def standard_fields(config: dict[str, Any]) -> dict[str, Any]:
     return defaults | own | text
 
 
-def _windows(text: dict[str, Any]) -> tuple[int, ...]:
-    window = text.get("sliding_window") or 0
-    kinds = text.get("layer_types")
-    if not window or text.get("use_sliding_window") is False:
+def _windows(fields: Fields) -> tuple[int, ...]:
+    window = fields.integer("sliding_window", 0, minimum=0)
+    kinds = fields.data.get("layer_types")
+    if not window or fields.data.get("use_sliding_window") is False:
         return (0,)
-    if kinds is None or set(kinds) == {"sliding_attention"}:
+    if not isinstance(kinds, list) or all(kind == "sliding_attention" for kind in kinds):
         return (window,)
     return (0, window) if "sliding_attention" in kinds else (0,)
 
 
 def generation_eos(folder: Path) -> tuple[int, ...]:
-    """End-of-text ids of generation_config.json, which may name more than config.json does.
+    """Return the end-of-text ids of generation_config.json, which may name more than config.json does.
 
-    Raises `ModelError` for a file that is no JSON object or names no ids.
+    Raises `ModelError` for a file that is not a JSON object or names no ids.
     """
     path = folder / "generation_config.json"
-    value = find_object(path).get("eos_token_id")
-    ids = _ids(value)
-    if not all(type(token) is int for token in ids):
-        raise ModelError(
-            f"{path}: 'eos_token_id' cannot be used",
-            found=repr(value),
-            allowed="a token id or a list of them",
-        )
-    return ids
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, list) else () if value is None else (value,)
+    return Fields(path, find_object(path)).ids("eos_token_id")

@@ -11,10 +11,8 @@ weight (N, K) int8, SCB (N,)            weight · SCB / 127
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,6 +20,7 @@ from torchwright.hub.fields import Fields
 from torchwright.hub.formats.base import READABLE, TensorFormat, expect
 from torchwright.hub.formats.scaled import scaled
 from torchwright.hub.weight import Weight, Wide
+from torchwright.json_file import decode_json
 
 KINDS = ("nf4", "fp4")
 STATES = tuple(f"quant_state.bitsandbytes__{kind}" for kind in KINDS)
@@ -110,7 +109,7 @@ def _described(tensor: torch.Tensor) -> Fields:
     """The JSON object in a tensor of bytes."""
     if tensor.dtype != torch.uint8 or tensor.ndim != 1 or len(tensor) > LONGEST_STATE:
         raise ValueError(f"its description is {list(tensor.shape)} of {tensor.dtype}")
-    data: Any = json.loads(bytes(tensor.tolist()))
+    data = decode_json(bytes(tensor.tolist()))
     if not isinstance(data, dict):
         raise ValueError(f"its description is {type(data).__name__}")
     return Fields("the description", data)

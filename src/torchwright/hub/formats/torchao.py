@@ -6,7 +6,6 @@ _weight_qdata (N, K) int8 or float8, _weight_scale, _weight_zero_point where it 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from torchwright.hub.fields import Fields
 from torchwright.hub.formats.base import READABLE, TensorFormat
 from torchwright.hub.formats.scaled import FLOAT8, scaled
 from torchwright.hub.weight import Weight
+from torchwright.json_file import decode_json
 
 CLASSES = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 PARTS = {"qdata", "scale", "zero_point"}
@@ -52,7 +52,7 @@ class TorchAOFormat(TensorFormat):
         text = self.files.metadata().get(f"{base}.weight", "")
         if len(text) > LONGEST:
             raise ValueError(f"its description has {len(text):,} characters")
-        described: Any = json.loads(text or "{}")
+        described = decode_json((text or "{}").encode())
         found = Fields("the description", described if isinstance(described, dict) else {})
         if found.text("_type", "") not in CLASSES:
             raise found.wrong("_type", ", ".join(CLASSES))

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchwright.diffusion.folder import INDEX
 from torchwright.hub.chat_template import ChatTemplate
-from torchwright.hub.folder import find_object
+from torchwright.hub.folder import find_object, read_config
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.sounds import Sounds
@@ -73,16 +73,16 @@ class Service:
         """The model's config.json; a pipeline has an index of its components instead."""
         if (self.folder / INDEX).is_file():
             return {"architectures": [find_object(self.folder / INDEX).get("_class_name")]}
-        return find_object(self.folder / "config.json")
+        return read_config(self.folder)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The folder's chat template, which a reward model has."""
-        return ChatTemplate(self.folder)
+        """The folder's chat template, which a reward model has; it is parsed and rendered by `reader` alone."""
+        return ChatTemplate(self.folder, parse=False)
 
     @cached_property
     def reader(self) -> BodyReader:
-        return BodyReader(self.model.folder if self.model else None, self.limits)
+        return BodyReader(self.folder, self.limits, tokenizes=self.model is not None)
 
     async def warm(self, ready: EngineReady) -> None:
         """Start the processes that help, so that no request waits for them."""

@@ -18,7 +18,9 @@ import numpy as np
 
 from torchwright.errors import TorchwrightError
 from torchwright.hub.tensor_header import Stored, read_header
+from torchwright.json_file import LARGEST, decode_json
 from torchwright.paths import file_digest
+from torchwright.regular_file import read_regular
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
@@ -152,9 +154,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        return {
-            str(name): str(digest) for name, digest in json.loads(path.read_text(encoding="utf-8")).items()
-        }
+        return {str(name): str(digest) for name, digest in decode_json(read_regular(path, LARGEST)).items()}
     except (ValueError, AttributeError) as error:
         raise DataError(
             f"{path} cannot be read", found=str(error), next="remove it or make it again"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from torchwright.hub.folder import find_object
+from torchwright.hub.folder import read_config_file
 from torchwright.train.layout import Layout
 from torchwright.train.run.config import Positive, Rate, RunFile, Share
 from torchwright.train.run.data_section import RunError, Section
@@ -161,7 +161,8 @@ class SpeechRun(MediaRun):
 
 def media_kind(folder: Path) -> Literal["image-classification", "speech"] | None:
     """Which of the two kinds trains a folder's model, as its configuration names it."""
-    told = find_object(folder / "config.json")
+    path = folder / "config.json"
+    told = read_config_file(path) if path.is_file() else {}
     if told.get("model_type") == "whisper":
         return "speech"
     names: Any = told.get("architectures")

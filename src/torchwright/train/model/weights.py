@@ -19,7 +19,7 @@ from torchwright.decoder.families import BIASED, FAMILIES, Names, decoder_config
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
-from torchwright.hub.folder import model_files, read_object
+from torchwright.hub.folder import model_files, read_config
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.train.model.fill import fill, named_tensors, whole
@@ -104,7 +104,7 @@ def load_weights(model: Transformer, folder: Path) -> None:
 
     Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
     """
-    described = read_object(folder / "config.json")
+    described = read_config(folder)
     checkpoint = Checkpoint(folder, described)
     if checkpoint.quantized:
         raise ModelError(
@@ -263,7 +263,7 @@ def _copy_files(source: Path, folder: Path, dtype: torch.dtype, *, biased: bool)
     for name, file in model_files(source, weights=False).items():
         if name not in (INDEX, TRAINED):  # what the source was trained for is not said of other weights
             shutil.copyfile(file, folder / name)
-    config = read_object(source / "config.json")
+    config = read_config(source)
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")

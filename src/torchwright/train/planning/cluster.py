@@ -9,13 +9,13 @@ all-to-all overlap.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchwright.errors import TorchwrightError, unknown
+from torchwright.toml_file import load_toml
 from torchwright.train.planning.devices import DEVICES
 
 POSTING = 1 / 8
@@ -207,8 +207,8 @@ def read_device(name: str) -> Accelerator:
     if not path.is_file():
         raise unknown("device", name, [*DEVICES, "cpu"], next="give one of these or the path of a TOML file")
     try:
-        return _device(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return _device(path.stem, load_toml(path))
+    except (ValueError, OSError) as error:
         raise ClusterError(f"{path} is not TOML", found=str(error)) from error
 
 

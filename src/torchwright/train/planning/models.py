@@ -10,7 +10,7 @@ from torchwright.decoder.families import FAMILIES, read_decoder_config
 from torchwright.errors import unknown
 from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
-from torchwright.hub.folder import read_object
+from torchwright.hub.folder import read_config_file
 
 
 def _llama(
@@ -72,7 +72,7 @@ def read_model(name: str) -> DecoderConfig:
     if path.is_dir():
         return read_decoder_config(path)
     if path.is_file():
-        return _from_data(path, read_object(path))
+        return _from_data(path, read_config_file(path))
     raise unknown(
         "model",
         name,

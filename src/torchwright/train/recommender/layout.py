@@ -24,6 +24,7 @@ from torchwright.embeddings import (
     measure,
     plan,
 )
+from torchwright.json_file import read_json
 from torchwright.process.files import replacing
 from torchwright.train.recommender.config import Embeddings, RecommenderRun
 from torchwright.train.recommender.models import tables_of
@@ -70,7 +71,7 @@ def placement(run: RecommenderRun, batch: Batch, out: Path) -> ShardPlan:
     def made() -> ShardPlan:
         path = out / f"placement-{key}.json"
         if path.is_file():
-            return read_plan(json.loads(path.read_text("utf-8")))
+            return read_plan(read_json(path))
         costs = measure(tables, look_ups(run, batch), row_optimizer(run.embeddings))
         found = plan(tables, processes, costs)
         with replacing(path) as new:

@@ -30,7 +30,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from torchwright.errors import TorchwrightError
+from torchwright.json_file import LARGEST, decode_json
 from torchwright.paths import file_digest
+from torchwright.regular_file import read_regular
 from torchwright.train.run.patience import unlimited_group
 
 FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
@@ -185,7 +187,7 @@ def describe(folder: Path) -> Described:
     """What a checkpoint says that it is; raises `CheckpointError` where it cannot be read."""
     path = folder / DESCRIPTION
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decode_json(read_regular(path, LARGEST))
         if data.pop("format") != FORMAT:
             raise ValueError(f"format {data}")
         return Described(**data)

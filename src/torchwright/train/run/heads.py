@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.hub.folder import read_object
+from torchwright.hub.folder import read_config
 from torchwright.train.model import Transformer
 from torchwright.train.model.classifier import classifier
 from torchwright.train.model.vocabulary import IGNORE
@@ -135,7 +135,7 @@ def class_of_transformers(folder: Path) -> str:
     """The name of transformers' classifier for a folder's model; raises `RunError` where it has none."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-    kind = str(read_object(folder / "config.json").get("model_type"))
+    kind = str(read_config(folder).get("model_type"))
     name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(kind)
     if name is None:
         raise RunError(
@@ -146,7 +146,7 @@ def class_of_transformers(folder: Path) -> str:
 
 def write_head(how: Head, folder: Path) -> None:
     """Tell transformers, or sentence-transformers, what a written model is; its weights are in `folder` already."""
-    config = read_object(folder / "config.json")
+    config = read_config(folder)
     if how.labels is not None:
         ends = config.get("eos_token_id")
         end = ends[0] if isinstance(ends, list) else ends

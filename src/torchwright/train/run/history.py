@@ -96,7 +96,7 @@ class Tail:
         for text in whole.splitlines():
             try:
                 line = json.loads(text)
-            except ValueError:  # the last line of a process that was killed
+            except (ValueError, RecursionError):  # the last line of a process that was killed
                 continue
             if isinstance(line, dict):
                 self.history.add(line)

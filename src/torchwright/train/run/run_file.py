@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from torchwright.errors import TorchwrightError, unknown
+from torchwright.toml_file import load_toml
 from torchwright.train.run.config import AnyRun
 from torchwright.train.run.data_section import RunError
 
@@ -17,12 +17,12 @@ from torchwright.train.run.data_section import RunError
 def read_toml(path: Path) -> dict[str, Any]:
     """What a run file of any kind says; raises `RunError` where there is none."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return load_toml(path)
     except FileNotFoundError as error:
         raise RunError(
             f"there is no run file {path}", next="see docs/train.md for one to begin with"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise RunError(f"{path} is not a TOML file", found=str(error)) from error
 
 

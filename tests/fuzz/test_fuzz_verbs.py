@@ -1,0 +1,247 @@
+"""Strangers' files through every verb: it does its work, or says in a `TorchwrightError` what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "hub")]
+import torch
+import verbs
+import wrong_files
+from safetensors.torch import save_file
+from test_gguf import tiny_file
+
+import folders
+from torchwright.errors import TorchwrightError
+from torchwright.train.kinds import kind_of, verb
+
+SECONDS = 20
+"""Of processor time, for a mutant that hangs or grows; the usual one takes 0.1 s."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model's folder with all files that one may have."""
+    folder = folders.save(folders.causal("Llama"), tmp_path_factory.mktemp("good") / "model")
+    folders.write_json(folder / "tokenizer_config.json", {"bos_token": "<s>", "add_bos_token": True})
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    )
+    return folder
+
+
+def told(call: Callable[[], None], what: str) -> bool:
+    """Call a verb; return whether it refused, and fail for any other exception and for a call without an end."""
+    start = time.process_time()
+    try:
+        call()
+        refused = False
+    except TorchwrightError as error:
+        str(error).encode()
+        refused = True
+    except BaseException as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {str(error)[:300]!a}") from error
+    assert time.process_time() - start < SECONDS, what
+    return refused
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "head_dim of a string": {"head_dim": "8"},
+    "quantization_config of a number": {"quantization_config": 5},
+    "quantization_config of a list": {"quantization_config": {"quant_method": []}},
+    "model_type of a list": {"model_type": []},
+    "architectures of a number": {"architectures": 5},
+    "architectures of numbers": {"architectures": [5]},
+    "10**18 layers": {"num_hidden_layers": 10**18},
+    "10**18 heads": {"num_attention_heads": 10**18},
+    "a rope of NaN": {"rope_parameters": {"rope_type": "linear", "factor": float("nan"), "rope_theta": 1e4}},
+    "an infinite base": {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+    "a base of 0": {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+    "a factor of 0": {"rope_parameters": {"rope_type": "dynamic", "factor": 0, "rope_theta": 1e4}},
+    "yarn of infinity": {"rope_parameters": {"rope_type": "yarn", "factor": float("inf"), "rope_theta": 1e4}},
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_wrong_config_is_refused_by_every_verb(model: Path, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text()) | EXAMPLES[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    for verb_name in ("serve", "generate", "train", "plan-layout"):
+        assert told(lambda: verbs.OF_FOLDERS[verb_name](folder), f"{verb_name} {name}"), verb_name  # noqa: B023
+    for verb_name in ("optimize", "export"):  # transformers may read what the native decoder does not
+        told(lambda: verbs.OF_FOLDERS[verb_name](folder), f"{verb_name} {name}")  # noqa: B023
+
+
+def test_a_header_of_infinities_is_refused(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    header = b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 1e999]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for name in ("serve", "generate", "train"):
+        assert told(lambda: verbs.OF_FOLDERS[name](folder), name)  # noqa: B023
+
+
+@pytest.mark.parametrize("file", ["x" * 10_000, "a\0b", "\ud800", "../other", 5])
+def test_an_index_of_impossible_names_is_refused(model: Path, tmp_path: Path, file: Any) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    index = {"weight_map": {"model.embed_tokens.weight": file}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("generate", "train"):
+        assert told(lambda: verbs.OF_FOLDERS[name](folder), name)  # noqa: B023
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "folder"])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"]
+)
+def test_what_is_no_regular_file_is_not_read(model: Path, tmp_path: Path, kind: str, file: str) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    (folder / file).unlink()
+    if kind == "FIFO":
+        os.mkfifo(folder / file)
+    elif kind == "device":
+        (folder / file).symlink_to("/dev/zero")
+    else:
+        (folder / file).mkdir()
+    for name in ("serve", "generate"):
+        told(lambda: verbs.OF_FOLDERS[name](folder), name)  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "manifest.json"])
+def test_an_artifact_of_brackets_is_not_served(tmp_path: Path, name: str) -> None:
+    (tmp_path / "recipe.json").write_text('{"workload": {"kind": "language"}}')
+    (tmp_path / name).write_bytes(b"[" * 100_000)
+    assert told(lambda: verbs.serve(tmp_path), name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a = " + b"[" * 50_000,
+        b"a = " + b"9" * 5_000,
+        b"a" + b".a" * 50_000 + b" = 1",
+        b"\xff",
+        b"a = nan\n[model",
+    ],
+    ids=["brackets", "digits", "dots", "bytes", "cut"],
+)
+def test_a_run_file_of_nonsense_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(text)
+    assert told(lambda: read_run_file(path), "train")
+
+
+def read_run_file(path: Path) -> None:
+    verb(kind_of(path), "read")(path)
+
+
+def fuzz(
+    sources: dict[str, tuple[Path, dict[str, Callable[[Path], None]]]], count: int, seed: int, work: Path
+) -> None:
+    """Pass mutants of folders through all verbs of their kind; print how many each did or refused."""
+    chance, counts = random.Random(seed), Counter[tuple[str, str]]()
+    names = list(sources)
+    for index in range(count):
+        name = chance.choice(names)
+        source, calls = sources[name]
+        copy = Path(shutil.copytree(source, work / "copy", symlinks=True))
+        what = ascii(f"mutant {index} of seed {seed}, {name}: {wrong_files.break_one(copy, chance)}")
+        for verb_name, call in calls.items():
+            refused = told(lambda: call(copy), f"{verb_name}, {what}")  # noqa: B023
+            counts[verb_name, "refused" if refused else "done"] += 1
+        shutil.rmtree(copy)
+    lines = [f"{verb_name}: {how} {number}" for (verb_name, how), number in sorted(counts.items())]
+    print(f"\n{count} mutants of seed {seed}, {sum(counts.values())} calls: " + ", ".join(lines))
+
+
+@pytest.fixture(scope="module")
+def sources(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    adapter = tmp_path_factory.mktemp("adapter")
+    _write_adapter(adapter)
+    gguf = tmp_path_factory.mktemp("gguf")
+    tiny_file(gguf)
+    runs = tmp_path_factory.mktemp("run")
+    (runs / "run.toml").write_text(RUN)
+    return {
+        "model": (model, verbs.OF_FOLDERS),
+        "gguf": (
+            gguf,
+            {name: _on(verbs.OF_FOLDERS[name], "tiny.gguf") for name in ("generate", "serve", "train")},
+        ),
+        "adapter": (
+            adapter,
+            {"generate --adapter": lambda folder: verbs.generate(model, adapter=str(folder))},
+        ),
+        "run": (runs, {"train RUN.toml": _on(read_run_file, "run.toml")}),
+    }
+
+
+def _write_adapter(folder: Path) -> None:
+    """LoRA of rank 2 on the model's query projections, as peft writes it."""
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"]}
+    folders.write_json(folder / "adapter_config.json", settings)
+    tensors = {}
+    for layer in range(2):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors |= {f"{name}.lora_A.weight": torch.randn(2, 32), f"{name}.lora_B.weight": torch.randn(32, 2)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+RUN = """
+out = "out"
+tokens = 1_536
+batch_tokens = 256
+context = 32
+precision = "fp32"
+threads = 1
+
+[model]
+folder = "base"
+
+[data]
+train = ["a.npy", "b.npy"]
+
+[optimizer]
+lr = 3e-3
+betas = [0.9, 0.95]
+
+[lora]
+rank = 4
+alpha = 8.0
+
+[parallel]
+dp = 1
+"""
+
+
+def _on(call: Callable[[Path], None], file: str) -> Callable[[Path], None]:
+    return lambda folder: call(folder / file)
+
+
+def test_a_few_wrong_files(sources: dict[str, Any], tmp_path: Path) -> None:
+    fuzz(sources, 60, 0, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_thousands_of_wrong_files(sources: dict[str, Any], tmp_path: Path, seed: int) -> None:
+    fuzz(sources, 1000, seed, tmp_path)
