@@ -22,6 +22,9 @@ from torchwright.cli.printing import say, to_json
 from torchwright.errors import TorchwrightError
 from torchwright.process import interrupts
 
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""Faults of the system's that lie in a path and its permissions: a user can mend them."""
+
 
 def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
     """Run the command line; whatever it raises is said and becomes an exit code."""
@@ -47,11 +50,14 @@ def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
             say(str(interrupt), err=True)
         return _failed(words, "Interrupted", str(interrupt), interrupt.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            kind, fault = "DiskFull", _disk_full(error)
+        elif error.errno in REFUSED and error.filename is not None:
+            kind, fault = "Refused", _refused(error)
+        else:
             return _internal_fault(words, error)
-        full = _disk_full(error)
-        say(f"torchwright: {full}", err=True)
-        return _failed(words, "DiskFull", str(full), full.exit_code, full)
+        say(f"torchwright: {fault}", err=True)
+        return _failed(words, kind, str(fault), fault.exit_code, fault)
     except Exception as error:
         return _internal_fault(words, error)
 
@@ -96,6 +102,15 @@ def _disk_full(error: OSError) -> TorchwrightError:
         f"{'a file may not be so large' if error.errno == errno.EFBIG else 'the disk is full'}{where}",
         found=os.strerror(error.errno or 0),
         next="free some space, or choose another folder with `-o DIR`; nothing half-written was left behind",
+    )
+
+
+def _refused(error: OSError) -> TorchwrightError:
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else "a file"
+    return TorchwrightError(
+        f"the system does not let {name} be opened or changed",
+        found=os.strerror(error.errno or 0),
+        next="check its permissions, or choose another place",
     )
 
 

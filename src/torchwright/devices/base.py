@@ -116,7 +116,7 @@ class Device(ABC):
                 return kept
             if busy := self.disturbance():
                 return dataclasses.replace(kept or Ceilings(), disturbed=busy)
-            if kept is not None and time.time() - path.stat().st_mtime < DISTURBED_SECONDS:
+            if kept is not None and 0 <= time.time() - path.stat().st_mtime < DISTURBED_SECONDS:
                 return kept
         measured = self.measure()
         if measured.disturbed is None or kept is None or kept.disturbed:
