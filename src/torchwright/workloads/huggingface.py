@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import nn
 
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import read_config
+from torchwright.hub.tensor_header import read_header
 from torchwright.quiet import quiet_import
 
 
@@ -140,11 +140,16 @@ def register_recorded(model: nn.Module) -> None:
 
 
 def parameter_count(folder: Path, vocabulary: int = 0) -> int:
-    """Parameters in the folder's safetensors, from their headers alone, without tables of `vocabulary` rows."""
+    """Return the parameters in the folder's safetensors, by their headers, without tables of `vocabulary` rows.
+
+    Raises `ModelError`, naming the file, for a header that cannot be read.
+    """
     count = 0
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118
+        try:
+            shapes = [tensor.shape for tensor in read_header(path).values()]
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} is no safetensors file", found=str(error)) from error
         count += sum(math.prod(shape) for shape in shapes if not shape or shape[0] != vocabulary)
     return count
 
