@@ -20,7 +20,7 @@ import torch
 import verbs
 import wrong_files
 from safetensors.torch import save_file
-from test_gguf import tiny_file
+from test_gguf import tiny_file  # pyright: ignore[reportMissingImports]
 
 import folders
 from torchwright.errors import TorchwrightError

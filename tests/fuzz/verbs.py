@@ -70,7 +70,7 @@ def export(folder: Path) -> None:
     """Write GGUF, which is made of the folder's files without the model."""
     out = folder.parent / "gguf"
     out.mkdir(exist_ok=True)
-    exports.get("gguf").write(SimpleNamespace(folder=folder, name="a stranger's"), "q8_0", out)
+    exports.get("gguf").write(SimpleNamespace(folder=folder, name="a stranger's"), "q8_0", out)  # type: ignore[arg-type]
 
 
 def train(folder: Path) -> None:

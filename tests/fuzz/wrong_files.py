@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mutations import ODD, _change, _places
+from mutations import _change, _places
 
 NUMBERS = (
     *("NaN", "Infinity", "-Infinity", "1e999", "-1", "0", "1e-320", "true", "null", '"8"', "[8]", "{}"),
@@ -55,7 +55,10 @@ def _number(path: Path, chance: random.Random) -> str:
 def _value(path: Path, chance: random.Random) -> str:
     data = json.loads(path.read_text())
     places = list(_places(data))[:600]
-    done = [_change(*chance.choice(places), chance) for _ in range(chance.choice((1, 1, 2)) if places else 0)]
+    done = []
+    for _ in range(chance.choice((1, 1, 2)) if places else 0):
+        holder, key = chance.choice(places)
+        done.append(_change(holder, key, chance))
     path.write_text(json.dumps(data))
     return "; ".join(done)
 
@@ -98,8 +101,3 @@ def _another_kind(path: Path, chance: random.Random) -> str:
             return "a circle of links"
         case _:
             return "gone"
-
-
-def odd_values() -> tuple[Any, ...]:
-    """Values that a field of a JSON file may have in a stranger's folder."""
-    return ODD

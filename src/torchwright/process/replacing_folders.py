@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -60,7 +60,7 @@ def _number(place: Path | int) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def writing(path: Path, not_ours: NotOurs) -> Iterator[Path]:
+def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
     """Yield a temporary folder beside `path` that takes its place when the block ends well, and vanishes otherwise.
 
     A folder of the kind that `not_ours` knows is replaced; anything else that was there is left alone. What processes
@@ -169,7 +169,7 @@ def _save_beside(made: Path, path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _turn(parent: Path) -> Iterator[None]:
+def _turn(parent: Path) -> Generator[None, None, None]:
     """Hold the lock of a folder in which another is replaced; go on without where nobody lets go of it."""
     if not system.folders_lock():
         yield
