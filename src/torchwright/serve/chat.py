@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from torchwright.errors import TorchwrightError, WorkloadError
+from torchwright.escapes import escaped
 from torchwright.paths import cache_folder
 from torchwright.process.orphans import die_with_parent
 from torchwright.system import apart, kill_all
@@ -204,7 +205,8 @@ class Terminal:
         return line.rstrip("\r\n") if line else None
 
     def show(self, text: str, *, dim: bool = False) -> None:
-        """Show a piece of an answer at once."""
+        """Show a piece of an answer at once; a terminal acts on nothing that it holds."""
+        text = escaped(text) if self._out.isatty() else text
         text = f"{DIM}{text}{PLAIN}" if dim and self._colors else text
         encoding = self._out.encoding or "utf-8"
         self._out.write(text.encode(encoding, "replace").decode(encoding))
