@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.meta import find_undeclared_variables
 
 from torchwright.errors import ModelError
 from torchwright.hub.folder import find_object
-from torchwright.hub.template_sandbox import MARKS, template_environment, tree_of
+from torchwright.hub.template_sandbox import MARKS, template_environment, tree_of, variables_of
 from torchwright.hub.tokenizer import tokenizer_settings
 from torchwright.regular_file import read_regular
 
@@ -83,7 +82,7 @@ class ChatTemplate:
             environment = template_environment()
             try:
                 trees = {name: tree_of(environment, source) for name, source in self.sources.items()}
-                self._variables = frozenset().union(*map(find_undeclared_variables, trees.values()))
+                self._variables = frozenset().union(*map(variables_of, trees.values()))
                 self._parsed = {name: environment.from_string(tree) for name, tree in trees.items()}
             except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
                 line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""

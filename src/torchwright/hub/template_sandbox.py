@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes, pass_eval_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.nodes import CallBlock, ContextReference, Node
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -81,6 +82,17 @@ def tree_of(environment: Sandbox, source: str) -> nodes.Template:
     for found in tree.find_all(nodes.EvalContextModifier):
         raise jinja2.TemplateSyntaxError("autoescape has no place in a chat template", found.lineno)
     return tree
+
+
+def variables_of(tree: nodes.Template) -> set[str]:
+    """Return the names that a template takes from its context.
+
+    As `jinja2.meta.find_undeclared_variables`, which computes constants on its way.
+    """
+    tracking = TrackingCodeGenerator(tree.environment)
+    tracking.optimizer = None
+    tracking.visit(tree)
+    return tracking.undeclared_identifiers
 
 
 def template_environment() -> Sandbox:
