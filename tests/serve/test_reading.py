@@ -372,7 +372,7 @@ def test_the_log_probabilities_of_prompts_are_bounded(server: Running, http: htt
 
 
 def test_a_client_that_leaves_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(self: Workers, job: bytes, seconds: float) -> bytes:
+    async def never(self: Workers, job: bytes, seconds: float, nice: int) -> bytes:
         await asyncio.Event().wait()
         raise AssertionError
 
