@@ -40,7 +40,8 @@ def asked(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> list[An
         assert not reader.reads_here(ChatRequest, body, language.template)
         try:
             asking = [
-                reader.generating(ChatRequest, body, language, RequestRoom("m", 512, 512)) for _ in range(2)
+                reader.generating(ChatRequest, body, language, RequestRoom(("m",), 512, 512))
+                for _ in range(2)
             ]
             return await asyncio.gather(*asking, return_exceptions=True)
         finally:

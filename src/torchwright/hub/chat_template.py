@@ -82,7 +82,9 @@ class ChatTemplate:
             environment = template_environment()
             try:
                 trees = {name: tree_of(environment, source) for name, source in self.sources.items()}
-                self._variables = frozenset().union(*map(variables_of, trees.values()))
+                self._variables = frozenset().union(
+                    *(variables_of(environment, tree) for tree in trees.values())
+                )
                 self._parsed = {name: environment.from_string(tree) for name, tree in trees.items()}
             except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
                 line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""

@@ -84,12 +84,12 @@ def tree_of(environment: Sandbox, source: str) -> nodes.Template:
     return tree
 
 
-def variables_of(tree: nodes.Template) -> set[str]:
+def variables_of(environment: Sandbox, tree: nodes.Template) -> set[str]:
     """Return the names that a template takes from its context.
 
     As `jinja2.meta.find_undeclared_variables`, which computes constants on its way.
     """
-    tracking = TrackingCodeGenerator(tree.environment)
+    tracking = TrackingCodeGenerator(environment)
     tracking.optimizer = None
     tracking.visit(tree)
     return tracking.undeclared_identifiers

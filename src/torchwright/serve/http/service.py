@@ -73,7 +73,7 @@ class Service:
         """The model's config.json; a pipeline has an index of its components instead."""
         if (self.folder / INDEX).is_file():
             return {"architectures": [find_object(self.folder / INDEX).get("_class_name")]}
-        return read_config(self.folder)
+        return read_config(self.folder) if (self.folder / "config.json").is_file() else {}
 
     @cached_property
     def template(self) -> ChatTemplate:
