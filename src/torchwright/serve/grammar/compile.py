@@ -11,13 +11,12 @@ from typing import Literal
 import msgspec
 
 from torchwright.serve.api_error import invalid
+from torchwright.serve.grammar.schema.rules import WHITESPACE as WHITESPACE
 from torchwright.serve.limits import MIB, Limits
 from torchwright.serve.wire.messages import EngineReady, Grammar
 from torchwright.serve.workers.pool import Unfinished, Workers, WorkLimits
 
 REMEMBERED_BYTES = 64 * MIB
-WHITESPACE = 24
-"""Characters of white space between two parts of JSON at most, so that a weak model cannot write it for ever."""
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]
 
 

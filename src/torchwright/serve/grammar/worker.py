@@ -18,8 +18,11 @@ import msgspec
 import numpy as np
 import xgrammar
 
-from torchwright.serve.grammar.compile import WHITESPACE, Compiled, GrammarJob
+from torchwright.serve.grammar.compile import Compiled, GrammarJob
 from torchwright.serve.grammar.masks import tokenizer_info
+from torchwright.serve.grammar.schema.emit import schema_grammar
+from torchwright.serve.grammar.schema.parts import SchemaRefused
+from torchwright.serve.grammar.schema.rules import quote
 from torchwright.serve.workers import forks
 
 REHEARSALS, REHEARSED_TOKENS = 4, 24
@@ -71,6 +74,8 @@ def _compile(compiler: xgrammar.GrammarCompiler, job: GrammarJob, warnings: Warn
         with warnings:
             whole = _grammar(job)
             compiled = compiler.compile_grammar(whole)
+    except SchemaRefused as refused:
+        return Compiled(fault=str(refused))
     except (RuntimeError, ValueError, MemoryError) as error:
         return Compiled(fault=_reason(str(error)) or type(error).__name__)
     if warning := warnings.first():
@@ -78,7 +83,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, job: GrammarJob, warnings: Warn
     if fault := _rehearse(compiled):
         return Compiled(fault=fault)
     if job.prefix:  # after the rehearsal, which would not get past reasoning
-        prefix = xgrammar.Grammar.from_structural_tag(job.prefix)
+        prefix = _structural(job.prefix)
         compiled = compiler.compile_grammar(xgrammar.Grammar.concat(prefix, whole))
     return Compiled(json=compiled.serialize_json())
 
@@ -87,29 +92,47 @@ def _grammar(job: GrammarJob) -> xgrammar.Grammar:
     """Return the grammar of an answer without what comes before."""
     grammar = _form(job)
     if job.lead:
-        grammar = xgrammar.Grammar.concat(xgrammar.Grammar.from_structural_tag(job.lead), grammar)
+        grammar = xgrammar.Grammar.concat(_structural(job.lead), grammar)
     if job.calls:
-        grammar = xgrammar.Grammar.union(xgrammar.Grammar.from_structural_tag(job.calls), grammar)
+        grammar = xgrammar.Grammar.union(_structural(job.calls), grammar)
     return grammar
 
 
 def _form(job: GrammarJob) -> xgrammar.Grammar:
     if job.kind == "json":
-        return xgrammar.Grammar.from_json_schema(job.text, max_whitespace_cnt=WHITESPACE)
+        return xgrammar.Grammar.from_ebnf(schema_grammar(json.loads(job.text)))
     if job.kind == "regex":
         return xgrammar.Grammar.from_regex(job.text)
     if job.kind == "choice":
-        rules = " | ".join(_literal(text) for text in json.loads(job.text))
+        rules = " | ".join(map(quote, json.loads(job.text)))
         return xgrammar.Grammar.from_ebnf(f"root ::= {rules}")
     if job.kind == "tools":
-        return xgrammar.Grammar.from_structural_tag(job.text)
+        return _structural(job.text)
     return xgrammar.Grammar.from_ebnf(job.text)
 
 
-def _literal(text: str) -> str:
-    """A text as a string of EBNF; what is not plain is written as a code point."""
-    plain = [c.isascii() and c.isprintable() and c not in '"\\' for c in text]
-    return '"' + "".join(c if p else f"\\U{ord(c):08x}" for c, p in zip(text, plain, strict=True)) + '"'
+def _structural(tag: str) -> xgrammar.Grammar:
+    """Return the grammar of a structural tag, whose schemas are enforced. Raises `SchemaRefused`."""
+    return xgrammar.Grammar.from_structural_tag(json.dumps(_enforced(json.loads(tag))))
+
+
+def _enforced(form: Any, after: str = "") -> Any:
+    """Return a structural tag in which our own grammars stand for the JSON schemas.
+
+    Raises `SchemaRefused`, which names the text that stands before the schema.
+    """
+    if isinstance(form, list):
+        return [_enforced(item, after) for item in form]
+    if not isinstance(form, dict):
+        return form
+    if form.get("type") == "json_schema" and form.get("style", "json") == "json":
+        try:
+            return {"type": "grammar", "grammar": schema_grammar(form["json_schema"])}
+        except SchemaRefused as refused:
+            raise SchemaRefused(refused.path, f"{refused.reason} (after {after})") from None
+    begin = form.get("begin")
+    after = begin.strip() if isinstance(begin, str) else after
+    return {key: _enforced(item, after) for key, item in form.items()}
 
 
 def _rehearse(compiled: xgrammar.CompiledGrammar) -> str | None:

@@ -1,0 +1,1 @@
+"""JSON schemas turned into grammars that allow nothing which the schema forbids, or refused by keyword."""

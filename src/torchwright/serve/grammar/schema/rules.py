@@ -1,0 +1,168 @@
+"""Rules of a grammar in EBNF while they are made, and how texts and languages are written in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from torchwright.serve.grammar.schema.language import (
+    NOTHING,
+    Alt,
+    Automaton,
+    Cat,
+    Chars,
+    Node,
+    Ranges,
+    Repeat,
+    automaton,
+    is_plain,
+    nullable,
+    within,
+)
+
+WHITESPACE = 24
+"""Characters of white space between two parts of JSON at most, so that a weak model cannot write it for ever."""
+MOST_RULES = 5000
+"""Rules of a grammar at most: one of more takes longer to compile than a request may wait."""
+SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+UNESCAPED: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))
+"""Characters that stand for themselves in a JSON string."""
+ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+
+
+class Overgrown(Exception):
+    """A grammar of more than `MOST_RULES` rules."""
+
+
+class Rules:
+    """Rules by name, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, str | None] = {}
+        self._numbers = itertools.count()
+        self._languages: dict[tuple[Node, bool], str] = {}
+
+    def new(self) -> str:
+        """Return the name of a rule whose body comes later."""
+        if len(self._bodies) >= MOST_RULES:
+            raise Overgrown
+        name = f"r{next(self._numbers)}"
+        self._bodies[name] = None
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        """Give a new rule its body."""
+        self._bodies[name] = body
+
+    def drop(self, name: str) -> None:
+        """Forget a new rule that no other refers to."""
+        del self._bodies[name]
+
+    def text(self, root: str) -> str:
+        """Return the grammar."""
+        bodies = {"root": root, **self._bodies, **COMMON}
+        return "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
+
+    def string(self, node: Node) -> str | None:
+        """Return the rule of the JSON strings whose texts are in a language; None where there are none."""
+        inner = self.language(node, quoted=True)
+        return None if inner is None else f'"\\"" {inner} "\\""'
+
+    def language(self, node: Node, *, quoted: bool) -> str | None:
+        """Return an expression for a language's texts, or for their JSON strings without quotes; None for none.
+
+        Raises `TooLarge`.
+        """
+        if is_plain(node):
+            return None if node == NOTHING else _plain(node, _quoted if quoted else chars)
+        known = self._languages.get((node, quoted))
+        if known is None:
+            known = self._languages[node, quoted] = self._automaton(automaton(node), quoted)
+        return known or None
+
+    def _automaton(self, found: Automaton, quoted: bool) -> str:
+        """Return the first state's rule: each state is one, of a character and the next state."""
+        names = [self.new() for _ in found.steps]
+        write = _quoted if quoted else chars
+        for name, place, steps in zip(names, range(len(names)), found.steps, strict=True):
+            parts = ['""'] if place in found.accepting else []
+            self.define(name, " | ".join([*parts, *(f"{write(ranges)} {names[to]}" for ranges, to in steps)]))
+        return names[0] if names else ""
+
+
+def quote(text: str) -> str:
+    """Return a text as a string of EBNF; what is not plain is written as a code point."""
+    plain = [c.isascii() and c.isprintable() and c not in '"\\' for c in text]
+    return '"' + "".join(c if p else f"\\U{ord(c):08x}" for c, p in zip(text, plain, strict=True)) + '"'
+
+
+def value(data: Any) -> str:
+    """Return the expression of one JSON value."""
+    return quote(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+
+
+def chars(ranges: Ranges) -> str:
+    """Return a set of characters."""
+    return "[" + "".join(_range(low, high) for low, high in ranges) + "]"
+
+
+def _quoted(ranges: Ranges) -> str:
+    """Return a set of characters as they stand in a JSON string."""
+    plain = within(ranges, UNESCAPED)
+    parts = [chars(plain)] if plain else []
+    for low, high in within(ranges, ESCAPED):
+        for character in map(chr, range(low, high + 1)):
+            parts.append(quote(SHORT_ESCAPES.get(character, f"\\u{ord(character):04x}")))
+    return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
+
+
+def _range(low: int, high: int) -> str:
+    return _code(low) if low == high else f"{_code(low)}-{_code(high)}"
+
+
+def _code(code: int) -> str:
+    character = chr(code)
+    return character if character.isascii() and character.isalnum() else f"\\U{code:08x}"
+
+
+def _plain(node: Node, write: Callable[[Ranges], str]) -> str:
+    """Return a language that needs no automaton."""
+    match node:
+        case Chars():
+            return write(node.ranges)
+        case Cat():
+            return f"{_plain(node.first, write)} {_plain(node.rest, write)}"
+        case Repeat() if node.most == 0:
+            return '""'
+        case Repeat():
+            # A repetition of what may be empty has the same texts with a least count of 0.
+            least = 0 if nullable(node.node) else node.least
+            most = "" if node.most is None else str(node.most)
+            return f"({_plain(node.node, write)}){{{least},{most}}}"
+        case Alt():
+            return f"({' | '.join(sorted(_plain(one, write) for one in node.nodes))})"
+        case _:
+            raise AssertionError("an automaton is needed")
+
+
+COMMON = {
+    "ws": f"[ \\n\\t]{{0,{WHITESPACE}}}",
+    "comma": 'ws "," ws',
+    "colon": 'ws ":" ws',
+    "hex": "[0-9a-fA-F]",
+    # Half of a pair of UTF-16 is no character.
+    "unicode": '"u" ([0-9a-cA-CeEfF] hex hex hex | [dD] [0-7] hex hex '
+    '| [dD] [89abAB] hex hex "\\\\u" [dD] [c-fC-F] hex hex)',
+    "char": f'{chars(UNESCAPED)} | "\\\\" (["\\\\/bfnrt] | unicode)',
+    "string": '"\\"" char* "\\""',
+    # Without escapes, so that no two spellings are one name.
+    "name": f'"\\"" {chars(UNESCAPED)}* "\\""',
+    "value": 'object | array | string | number | "true" | "false" | "null"',
+    "object": '"{" ws (name colon value (comma name colon value)* ws)? "}"',
+    "array": '"[" ws (value (comma value)* ws)? "]"',
+    # Bounded, so that every number is finite, and none is written for ever.
+    "number": 'integer ("." [0-9]{1,40})? ([eE] [+-]? [0-9]{1,2})?',
+    "integer": '"0" | "-"? [1-9] [0-9]{0,39}',
+}
