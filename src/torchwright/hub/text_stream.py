@@ -18,21 +18,26 @@ class TokenDecoder(Protocol):
 
 
 class TextStream:
-    """Text of one sequence's tokens as they come; all pieces and the rest together are the text of all tokens.
+    """The text of one sequence's tokens as they come; all pieces and the rest together are the text of all tokens.
 
     A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece
     is what the text grows by when the new tokens are decoded together with those of the last piece, and is held back
     while it ends in an incomplete character.
+
+    `before` are tokens that the text goes on from, such as a prompt's last ones, and `before_text` is their text up to
+    the last whole character.
     """
 
-    def __init__(self, text: TokenDecoder) -> None:
+    def __init__(self, text: TokenDecoder, before: Sequence[int] = (), before_text: str = "") -> None:
         self._text = text
-        self._before: list[int] = []
-        self._before_text = ""
+        self._before = list(before)
+        self._before_text = before_text
         self._new: list[int] = []
+        self._first = True
+        """Whether no piece was shown: the first may begin with tokens of `before`."""
 
     def put(self, *tokens: int) -> str:
-        """What can be shown after more tokens, perhaps nothing."""
+        """Return what can be shown after more tokens, perhaps nothing."""
         return "".join(map(self._put, tokens))
 
     def _put(self, token: int) -> str:
@@ -40,12 +45,13 @@ class TextStream:
         grown = self._grown()
         if not grown or (grown.endswith(INCOMPLETE) and len(self._new) < HELD_TOKENS):
             return ""
-        self._before, self._new = self._new, []
+        self._before, self._new = [*self._before, *self._new] if self._first else self._new, []
+        self._first = False
         self._before_text = self._text.decode(self._before)
         return grown
 
     def rest(self) -> str:
-        """What was held back when no more tokens come."""
+        """Return what was held back when no more tokens come."""
         grown = self._grown() if self._new else ""
         self._before, self._before_text, self._new = [], "", []
         return grown

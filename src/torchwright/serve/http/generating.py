@@ -73,6 +73,7 @@ async def completions(service: Service, request: Request) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         form=form_of(body.structured_outputs, body.response_format),
+        continues=ready.answer is None,
     )
     id = new_id("cmpl")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)

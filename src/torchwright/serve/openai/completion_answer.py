@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torchwright.hub.text_stream import TextStream
 from torchwright.serve.openai.answers import Choice, Facts, finite
 from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.wire.messages import TokenLogprob
@@ -20,8 +21,14 @@ class CompletionAnswer:
         self._head = facts.head("text_completion")
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
         self._echo = {
-            choice: facts.tokenizer.decode(echo[choice // n]) for choice in range(len(self._choices)) if echo
+            choice: facts.tokenizer.whole(echo[choice // n]) for choice in range(len(self._choices)) if echo
         }
+        contexts = facts.generation.prepared.contexts
+        self._texts = [
+            TextStream(facts.tokenizer, *(([], "") if echo else contexts[choice // n]))
+            for choice in range(len(self._choices) if logprobs else 0)
+        ]
+        """Where each scored token begins in a choice's text."""
 
     def put(self, step: ChoiceUpdate) -> None:
         choice = self._choices[step.choice]
@@ -74,9 +81,9 @@ class CompletionAnswer:
         ids = prepared.submits[index // prepared.n].ids
         texts = [token(ids[0])[0] if score is None else token(score.token)[0] for score in scored]
         offsets = []
-        for text in texts:
+        for place, score in enumerate(scored):
             offsets.append(choice.offset)
-            choice.offset += len(text)
+            choice.offset += len(self._texts[index].put(ids[place] if score is None else score.token))
         return {
             "tokens": texts,
             "token_logprobs": [None if score is None else finite(score.logprob) for score in scored],

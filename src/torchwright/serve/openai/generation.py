@@ -90,7 +90,7 @@ class Generation:
         self._sequences = {
             (submit.id, index): _Sequence(
                 choice=place * prepared.n + index,
-                text=MarkedStream(TextStream(tokenizer), prepared.marks),
+                text=MarkedStream(TextStream(tokenizer, *prepared.contexts[place]), prepared.marks),
                 parser=prepared.parser(),
                 stops=StopStrings(prepared.stops),
                 last=self.begun,

@@ -56,6 +56,8 @@ class Wanted:
     stops: tuple[str, ...] = ()
     answer: AnswerForm | None = None
     """How the answer is written; None for plain text."""
+    continues: bool = False
+    """Whether answers go on from the prompt's own text, rather than being texts of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ class PreparedRequest:
     submits: list[Submit]
     grammar: Grammar | None
     """The one that all of them name."""
+    contexts: list[tuple[list[int], str]]
+    """For each prompt the tokens and the text that its answers go on from, as `TextStream` takes them."""
     n: int
     stops: tuple[str, ...]
     min_tokens: int
@@ -131,6 +135,7 @@ async def prepare(
     return PreparedRequest(
         submits=submits,
         grammar=grammar,
+        contexts=[model.tokenizer.context(ids) if wanted.continues else ([], "") for ids in rows],
         n=wanted.n,
         stops=(*body.stops, *wanted.stops),
         min_tokens=body.min_tokens,

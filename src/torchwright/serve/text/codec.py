@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ from torchwright.serve.api_error import invalid
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+CONTEXT = 48
+"""Last tokens of a prompt after which an answer's tokens are decoded: a word and its neighbours are fewer."""
+CHARACTER = 4
+"""Bytes of a character in UTF-8 at most."""
 
 
 class Tokenizer:
@@ -68,6 +73,32 @@ class Tokenizer:
     def added(self) -> frozenset[str]:
         """The texts of tokens that were added to the vocabulary, special ones and others."""
         return frozenset(token.content for token in self._fast.get_added_tokens_decoder().values())
+
+    def context(self, ids: Sequence[int]) -> tuple[list[int], str]:
+        """Return a prompt's last tokens, as many as the text that follows may depend on, and their whole characters.
+
+        Decoders drop the space before the first word of a text, so that the answer to a prompt is decoded after it.
+        """
+        start = max(0, len(ids) - CONTEXT)
+        while start and self._is_byte(ids[start]):  # bytes in a row are decoded together
+            start -= 1
+        if start and not self.decode(ids[start:]).strip():
+            start = 0
+        tail = list(ids[start:])
+        return tail, self.whole(tail)
+
+    def whole(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids without a character at its end that is not complete."""
+        last = b"".join(bytes(self.token(id)[1]) for id in ids[-CHARACTER:])
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(last)
+        pending = len(decoder.getstate()[0])
+        if not pending:
+            return self.decode(ids)
+        return self.decode(ids)[:-1] if self._bytes is not None else self.decode(ids[:-pending])
+
+    def _is_byte(self, token: int) -> bool:
+        return _BYTE_TOKEN.fullmatch(self._fast.id_to_token(token) or "") is not None
 
     def token(self, token: int) -> tuple[str, list[int]]:
         """One token as text and as the bytes that it stands for, which may be a part of a character."""
