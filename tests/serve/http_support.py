@@ -346,14 +346,17 @@ def serving(
     limits: Limits | None = None,
     template: str | None = None,
     tools: str = AUTO,
+    folder: Path | None = None,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
 
-    The bundled model may have a chat template and a format of tool calls.
+    The bundled model may have a chat template and a format of tool calls; `folder` has another tokenizer.
     """
     limits = limits or Limits()
     with contextlib.ExitStack() as stack:
         target = find(None)
+        if folder is not None:
+            target = replace(target, folder=folder)
         if template is not None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             shutil.copytree(target.folder, folder, dirs_exist_ok=True)

@@ -30,7 +30,7 @@ PIECES = [
     "\\\\",
     "😀",
 ]
-VOCABULARY: list[bytes | str] = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in PIECES]
+VOCABULARY = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in PIECES]
 END = len(VOCABULARY)
 LIKELY = frozenset(b'"}],0123456789abcx ')
 """Bytes that are drawn more often, so that walks come to an end."""
@@ -38,7 +38,7 @@ LIKELY = frozenset(b'"}],0123456789abcx ')
 
 @cache
 def compiler() -> xgrammar.GrammarCompiler:
-    info = xgrammar.TokenizerInfo([*VOCABULARY, "<end>"], stop_token_ids=[END])
+    info = xgrammar.TokenizerInfo([*VOCABULARY, b"<end>"], stop_token_ids=[END])
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
@@ -76,7 +76,5 @@ def walk(grammar: xgrammar.CompiledGrammar, choose: random.Random, most: int = 3
         if token == END:
             return text.decode()
         assert matcher.accept_token(token)
-        piece = VOCABULARY[token]
-        assert isinstance(piece, bytes)
-        text += piece
+        text += VOCABULARY[token]
     return None

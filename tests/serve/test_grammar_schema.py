@@ -371,7 +371,7 @@ def test_no_text_of_many_random_schemas_violates_them(schema: Any) -> None:
 @given(st.data())
 def test_instances_that_others_draw_of_closed_schemas_are_taken(data: st.DataObject) -> None:
     """Values of hypothesis-jsonschema: a grammar that allows nothing would pass the tests above."""
-    schema = data.draw(CLOSED)
+    schema: Any = data.draw(CLOSED)
     value = {"a": data.draw(from_schema(schema)), "b": data.draw(from_schema(schema))}
     whole = {"type": "object", "properties": {"a": schema, "b": schema}, "required": ["a", "b"]}
     assert takes(whole, value), (whole, value)

@@ -2,7 +2,8 @@
 
 A template is data of the model folder: it runs in jinja2's immutable sandbox and reads no files. It may be
 `chat_template.jinja` (or .jinja2), `chat_template.json`, or `chat_template` of tokenizer_config.json, one text or
-several by name, of which `tool_use` is taken when there are tools. A folder without any gets `PLAIN`.
+several by name; `additional_chat_templates/NAME.jinja` adds more. `tool_use` is taken when there are tools. A folder
+without any gets `PLAIN`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import jinja2
 
 from torchwright.errors import ModelError
+from torchwright.hub.content_form import ContentForm, content_form, fitted_message
 from torchwright.hub.folder import find_object
 from torchwright.hub.template_sandbox import MARKS, template_environment, tree_of, variables_of
 from torchwright.hub.tokenizer import tokenizer_settings
@@ -25,6 +27,8 @@ from torchwright.regular_file import read_regular
 FILES = ("chat_template.jinja", "chat_template.jinja2")
 TEMPLATES = (*FILES, "chat_template.json")
 """Files of a template, where it is not a part of tokenizer_config.json."""
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of templates that have a name."""
 TAGGED = re.compile(r"{%-?\s*generation\b")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", MARKS, *SPECIAL})
@@ -70,6 +74,7 @@ class ChatTemplate:
         self.stops: tuple[str, ...] = PLAIN_STOPS if self.plain else ()
         self.sources = found or {"default": PLAIN}
         self._special = {name: text for name in SPECIAL if (text := _text(settings.get(name))) is not None}
+        self._forms: dict[str, ContentForm] = {}
         self._folder = folder
         self._parsed: dict[str, jinja2.Template] | None = None
         self._variables: frozenset[str] = frozenset()
@@ -112,6 +117,11 @@ class ChatTemplate:
         """Whether a list of tools has a place in the prompt."""
         return any("tools" in source for source in self.sources.values())
 
+    @property
+    def knows_developers(self) -> bool:
+        """Whether the role of developers' messages has a name in a template."""
+        return any("developer" in source for source in self.sources.values())
+
     def mentions(self, name: str) -> bool:
         """Check whether any of the templates asks for a variable of this name; one that cannot be parsed does not."""
         with contextlib.suppress(ModelError):
@@ -136,23 +146,46 @@ class ChatTemplate:
 
         Raises `TemplateRefused` when the template does not take the messages.
         """
+        name = self._name(tools)
+        fitted = [fitted_message(message, self.form(name)) for message in messages]
+        return self._render(name, fitted, tools, add_generation_prompt, extra or {}, marks)
+
+    def _name(self, tools: object) -> str:
+        name = "tool_use" if tools and "tool_use" in self.sources else "default"
+        if name not in self.sources:
+            found = ", ".join(sorted(self.sources))
+            raise TemplateRefused(
+                f"the model has no default chat template, only {found}",
+                next="name one of them 'default' in tokenizer_config.json",
+            )
+        return name
+
+    def form(self, name: str) -> ContentForm:
+        """Return the form of messages that a template handles, found out once by rendering a few."""
+        if name not in self._forms:
+            self._forms[name] = content_form(
+                lambda messages: self._render(name, messages, None, True, {}, ("", "")), TemplateRefused
+            )
+        return self._forms[name]
+
+    def _render(
+        self,
+        name: str,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        extra: dict[str, Any],
+        marks: tuple[str, str],
+    ) -> str:
         try:
-            templates = self.parse()
+            template = self.parse()[name]
         except ModelError as error:
             raise TemplateRefused(f"the model's chat template cannot be parsed: {error.found}") from error
-        name = "tool_use" if tools and "tool_use" in templates else "default"
-        template = templates.get(name) or next(iter(templates.values()))
+        # As in transformers, `documents` is always there: templates ask whether it is none.
+        context = {**self._special, "documents": None, **extra, MARKS: marks}
         try:
             return template.render(
-                **self._special,
-                **{
-                    "documents": None,
-                    **(extra or {}),
-                    MARKS: marks,
-                },  # as transformers: templates ask whether it is none
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
+                **context, messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
             )
         except (RecursionError, MemoryError) as error:
             raise TemplateRefused(
@@ -167,7 +200,12 @@ class ChatTemplate:
 
 
 def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Name → template, empty where the folder has none."""
+    """Return the folder's templates by name, empty where it has none; files replace those of the settings."""
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    return _main(folder, settings) | {path.stem: _read(path) for path in more}
+
+
+def _main(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     for name in FILES:
         if (folder / name).is_file():
             return {"default": _read(folder / name)}

@@ -197,4 +197,6 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": service.engine().context,
         "permission": [permission],
+        # Ours: without one, conversations are written by a plain template that the model was not trained on.
+        "chat_template": service.chat_template,
     }

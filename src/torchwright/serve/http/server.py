@@ -86,6 +86,12 @@ def run(
         raise ModelError(client.detail)
 
 
+NO_TEMPLATE = (
+    "the model folder has no chat template: conversations are written as a line for each speaker, which models "
+    "trained on chats do not expect; put its chat_template.jinja into the folder"
+)
+
+
 def load_model(
     target: ServeTarget, limits: Limits, tool_call_format: str = AUTO, reasoning_format: str = AUTO
 ) -> ServedModel:
@@ -212,4 +218,5 @@ class Server(uvicorn.Server):
         lines = [
             f"serving '{self._service.name}' at {self._url} after {time.perf_counter() - self._begun:.1f} s: {facts}"
         ]
-        return "\n".join([*lines, *(f"notice: {notice}" for notice in ready.notices)])
+        notices = [*ready.notices, *([NO_TEMPLATE] if self._service.chat_template == [] else [])]
+        return "\n".join([*lines, *(f"notice: {notice}" for notice in notices)])

@@ -80,6 +80,15 @@ class Service:
         """The folder's chat template, which a reward model has; it is parsed and rendered by `reader` alone."""
         return ChatTemplate(self.folder, parse=False)
 
+    @property
+    def chat_template(self) -> list[str] | None:
+        """The names of the model's chat templates, none where it has none; None for a model of another kind."""
+        ready = self.client.ready
+        if self.model is None or (ready is not None and ready.answer is not None):
+            return None
+        template = self.model.template
+        return [] if template.plain else sorted(template.sources)
+
     @cached_property
     def reader(self) -> BodyReader:
         return BodyReader(self.folder, self.limits, tokenizes=self.model is not None)

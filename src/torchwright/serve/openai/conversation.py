@@ -87,7 +87,7 @@ def prompt_text(
     ]
     try:
         return template.render(
-            [_plain(message) for message in messages],
+            [_plain(message, template) for message in messages],
             tools=described or None,
             add_generation_prompt=add_generation_prompt,
             extra=extra,
@@ -116,14 +116,14 @@ def template_switches(
     return taken
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates know it: text, and arguments of calls as objects."""
-    parts = message.content
-    content = "\n".join(part.text for part in parts) if isinstance(parts, list) else parts
-    plain: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": content if content is not None else "",
-    }
+def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
+    """Return a message as templates know it: arguments of calls are objects, and thoughts have each of their names."""
+    content = message.content
+    if isinstance(content, list):
+        content = [part.model_dump(exclude_none=True) for part in content]
+    # Templates older than the role know the developer's messages as the system's.
+    developer = message.role == "developer" and not template.knows_developers
+    plain: dict[str, Any] = {"role": "system" if developer else message.role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
     if (thinking := message.reasoning_content or message.reasoning) is not None:
