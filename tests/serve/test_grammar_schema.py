@@ -14,6 +14,7 @@ from hypothesis_jsonschema import from_schema
 from jsonschema import Draft202012Validator
 from schema_support import accepts, compiled, takes, walk
 
+from torchwright.serve.grammar.schema.converted import check_converted
 from torchwright.serve.grammar.schema.emit import schema_grammar
 from torchwright.serve.grammar.schema.parts import SchemaRefused
 
@@ -244,6 +245,41 @@ def test_what_is_not_enforced_is_refused_with_its_path(path: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
         schema_grammar(REFUSED[path])
     assert str(refused.value).startswith(f"{path}: ")
+
+
+CONVERTED: dict[str, Any] = {
+    "#/properties/a/uniqueItems": {"properties": {"a": {"type": "array", "uniqueItems": True}}},
+    "#/properties/a/maximum": {"properties": {"a": {"enum": [1, 50], "maximum": 10}}},
+    "#/properties/a/type": {"properties": {"a": {"type": "integer", "anyOf": [{"minimum": 2}]}}},
+    "#/properties/a/pattern": {"properties": {"a": {"type": "string", "pattern": "^a", "maxLength": 2}}},
+    "#/$defs/s/not": {"properties": {"a": {"$ref": "#/$defs/s"}}, "$defs": {"s": {"not": {"type": "null"}}}},
+    "#/required": {"properties": {"a": {}}, "required": ["b"]},
+}
+
+
+@pytest.mark.parametrize("path", CONVERTED)
+def test_what_xgrammars_converter_ignores_is_refused_where_it_is_used(path: str) -> None:
+    with pytest.raises(SchemaRefused) as refused:
+        check_converted(CONVERTED[path])
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+def test_what_it_enforces_is_taken() -> None:
+    check_converted(
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "string", "enum": ["x"], "description": "one"},
+                "b": {
+                    "anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/c"}}],
+                    "default": None,
+                },
+            },
+            "required": ["a"],
+            "additionalProperties": False,
+            "$defs": {"c": {"type": "integer", "minimum": 1, "uniqueItems": False}},
+        }
+    )
 
 
 NAMES = st.sampled_from(["a", "b", "ab", 'q"', "é"])

@@ -20,6 +20,7 @@ import xgrammar
 
 from torchwright.serve.grammar.compile import Compiled, GrammarJob
 from torchwright.serve.grammar.masks import tokenizer_info
+from torchwright.serve.grammar.schema.converted import check_converted
 from torchwright.serve.grammar.schema.emit import schema_grammar
 from torchwright.serve.grammar.schema.parts import SchemaRefused
 from torchwright.serve.grammar.schema.rules import quote
@@ -117,19 +118,23 @@ def _structural(tag: str) -> xgrammar.Grammar:
 
 
 def _enforced(form: Any, after: str = "") -> Any:
-    """Return a structural tag in which our own grammars stand for the JSON schemas.
+    """Return a structural tag in which our own grammars stand for the schemas of JSON.
 
-    Raises `SchemaRefused`, which names the text that stands before the schema.
+    Raises `SchemaRefused`, which names the text that stands before the schema. Schemas of elements are left to
+    xgrammar, but for those that it would not enforce.
     """
     if isinstance(form, list):
         return [_enforced(item, after) for item in form]
     if not isinstance(form, dict):
         return form
-    if form.get("type") == "json_schema" and form.get("style", "json") == "json":
+    if form.get("type") == "json_schema":
         try:
-            return {"type": "grammar", "grammar": schema_grammar(form["json_schema"])}
+            if form.get("style", "json") == "json":
+                return {"type": "grammar", "grammar": schema_grammar(form["json_schema"])}
+            check_converted(form["json_schema"])
         except SchemaRefused as refused:
             raise SchemaRefused(refused.path, f"{refused.reason} (after {after})") from None
+        return form
     begin = form.get("begin")
     after = begin.strip() if isinstance(begin, str) else after
     return {key: _enforced(item, after) for key, item in form.items()}
