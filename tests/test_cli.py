@@ -507,8 +507,9 @@ def test_another_failure_of_the_system_is_a_fault(api, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_reader_that_left_ends_it_quietly():
-    code = "import sys; from torchwright.cli import main; sys.exit(main(['optimize', '--help']))"
+@pytest.mark.parametrize("words", [["optimize", "--help"], ["techniques"], ["workloads", "--json"]])
+def test_a_reader_that_left_ends_it_quietly(words: list[str]):
+    code = f"import sys; from torchwright.cli import main; sys.exit(main({words}))"
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -516,4 +517,13 @@ def test_a_reader_that_left_ends_it_quietly():
     )
     os.close(write)
     assert done.stderr == ""
-    assert done.returncode == 1
+    assert done.returncode == 141
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(None, 110), ("40", 40), ("none", 110)])
+def test_a_table_in_a_file_is_as_wide_as_asked_for(monkeypatch, capsys, columns: str | None, widest: int):
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["workloads"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= widest
+    assert "\x1b" not in text

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(interrupt, file=sys.stderr)
             return interrupt.exit_code
         code = exit_code(run, words)
-        leave_now()
+        leave_now(code)
         return code
 
 

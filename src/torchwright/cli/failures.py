@@ -1,7 +1,8 @@
 """Failures as exit codes.
 
 0 is success; 1 a regression, a technique asked for that failed, or an internal fault; 2 what a user can mend; 3 a
-verdict that noise does not allow; 130 Ctrl-C (128 and the signal's number for any other).
+verdict that noise does not allow; 130 Ctrl-C (128 and the signal's number for any other); 141 a reader that closed the
+pipe, as `| head -1` does and as shells say it of other programs.
 
 With `--json` an error is printed as JSON on standard output too, beside what was measured.
 """
@@ -24,6 +25,8 @@ from torchwright.process import interrupts
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """Faults of the system's that lie in a path and its permissions: a user can mend them."""
+CLOSED_PIPE = 141
+"""What a shell says of a program that SIGPIPE ended."""
 
 
 def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
@@ -32,11 +35,9 @@ def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
         code = run(words)
         sys.stdout.flush()
         return code
-    except (
-        BrokenPipeError
-    ):  # the reader left, as `| head` does; click returns 1 where it is the one to notice
+    except BrokenPipeError:
         _discard_stdout()
-        return 1
+        return CLOSED_PIPE
     except click.ClickException as error:
         error.show()
         return _failed(words, type(error).__name__, error.format_message(), error.exit_code)

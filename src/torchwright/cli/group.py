@@ -6,6 +6,9 @@ way of its C++, ends the process with a core dump.
 
 from __future__ import annotations
 
+import select
+import sys
+
 import click
 
 from torchwright.cli import (
@@ -121,9 +124,23 @@ for verb in VERBS:
 
 
 def run(words: list[str]) -> int:
-    """Click's own `main`, with its exit code returned and its translation of Ctrl-C undone."""
+    """Run click's own `main` and return its exit code; its translations of Ctrl-C and of a closed pipe are undone."""
     try:
         result = cli.main(words, prog_name="torchwright", standalone_mode=False)
     except click.Abort as abort:
         raise (abort.__cause__ or KeyboardInterrupt()) from None
+    except SystemExit as end:  # with 1: of rich, which knows the cause, or of click, which does not
+        if isinstance(end.__context__, BrokenPipeError) or _reader_left():
+            raise BrokenPipeError from None
+        raise
     return result if isinstance(result, int) else 0
+
+
+def _reader_left() -> bool:
+    """Check whether standard output is a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # Windows has no such call; a test's output is no file
+        return False

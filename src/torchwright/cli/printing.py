@@ -23,7 +23,8 @@ def console() -> Console:
     from torchwright.report.console import SafeConsole
 
     # Into a pipe or a file the text is as wide as the documentation, not the 80 columns of an unknown terminal.
-    return SafeConsole(width=None if sys.stdout.isatty() else 110, highlight=False)
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return SafeConsole(width=None if known else 110, highlight=False)
 
 
 def say(text: object = "", *, nl: bool = True, err: bool = False) -> None:

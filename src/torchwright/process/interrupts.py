@@ -174,15 +174,22 @@ def only_note() -> None:
         handler.told = True
 
 
-def leave_now() -> None:
-    """After an interrupt that was told, end the command without Python's own end: with torch that takes seconds."""
+def leave_now(code: int) -> None:
+    """End a command that a signal ended without Python's own end: with torch that takes seconds.
+
+    That is one whose interrupt was told, or whose exit `code` says so: a training run has a handler of its own.
+    """
     handler = _current()
-    if handler is None or not handler.told or handler.noted is None or not handler.is_command:
+    if handler is None or not handler.is_command:
+        return
+    number = handler.noted if handler.told else code - 128
+    if number is None or number not in SIGNALS:
         return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    ending.end(handler.noted, handler.leave)
+    handler.told = True
+    ending.end(number, handler.leave)
 
 
 def _current() -> Handler | None:
