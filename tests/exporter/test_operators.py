@@ -80,3 +80,25 @@ def test_a_graph_that_is_printed_after_the_reason_blames_nobody():
 def test_a_reason_without_an_operator_stays_as_it_is():
     error = refused_graph("it cannot", exported(Shift(), WHOLE), RuntimeError("error 0x1"))
     assert (error.found, error.next) == ("error 0x1", None)
+
+
+def test_an_operator_that_no_message_names_is_found_by_converting_each_alone():
+    class Inverse(nn.Module):
+        def forward(self, a: Tensor) -> Tensor:
+            return torch.linalg.inv(a.relu() + torch.eye(3)) * 2
+
+    asked: list[str] = []
+
+    def convert(program: torch.export.ExportedProgram) -> None:
+        (name,) = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+        asked.append(name)
+        if "linalg_inv" in name:
+            raise AttributeError("'WithEffects' object has no attribute '_schema'")
+
+    text = "'WithEffects' object has no attribute '_schema'"
+    error = refused_graph("it cannot", exported(Inverse(), torch.randn(3, 3)), AttributeError(text), convert)
+    assert error.found is not None
+    assert error.found.startswith("aten.linalg_inv")
+    assert f" in 1.0 ({HERE}, line " in error.found
+    assert error.found.endswith(text)
+    assert asked[0].startswith("aten.relu")

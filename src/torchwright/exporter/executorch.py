@@ -132,17 +132,10 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
     """Write the program, delegated as far as the delegate goes; `methods` give constants."""
     with ignore_library_warnings(), quiet_libraries(), _refusing(program):
         from executorch.devtools.backend_debug import get_delegation_info
-        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.exir import ExecutorchBackendConfig
 
         widen(program, past=1)  # of a largest of 16, memory is planned for 15
-        edge = to_edge_transform_and_lower(
-            program,
-            partitioner=lowering.partitioners(),
-            constant_methods=methods,
-            # Its checks take the first tensor of an operator that gives a list of them for the list, and freeze its
-            # number of rows by counting them (1.4.1: split_with_sizes, and so every GRU).
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
+        edge = _edge(program, methods, lowering)
         told = get_delegation_info(edge.exported_program().graph_module)
         seconds, untimed = fallen_back(edge.exported_program())
         widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
@@ -171,6 +164,20 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
             *missing,
             *(f"not delegated, and its time is not known: {name}" for name in untimed),
         ),
+    )
+
+
+def _edge(program: ExportedProgram, methods: dict[str, Any], lowering: Lowering) -> Any:
+    """The program in the edge dialect, delegated as far as the delegate goes."""
+    from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+    return to_edge_transform_and_lower(
+        program,
+        partitioner=lowering.partitioners(),
+        constant_methods=methods,
+        # Its checks take the first tensor of an operator that gives a list of them for the list, and freeze its
+        # number of rows by counting them (1.4.1: split_with_sizes, and so every GRU).
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
 
 
@@ -215,7 +222,8 @@ def _refusing(program: ExportedProgram) -> Iterator[None]:
     except (TorchwrightError, OSError):
         raise
     except Exception as error:
-        raise refused_graph("ExecuTorch cannot take this model", program, error) from error
+        convert = lambda alone: _edge(alone, {}, DELEGATES[FIRST]).to_executorch()
+        raise refused_graph("ExecuTorch cannot take this model", program, error, convert) from error
 
 
 def _minor(full: str) -> str:

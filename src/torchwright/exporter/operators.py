@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import torch
 from torch import fx
 from torch.export import ExportedProgram
 
@@ -21,24 +24,91 @@ NAME = re.compile(r"\b(\w+)(?:::|\.)(\w+)")
 NODE = re.compile(r"%(\w+)")
 MOST = 3
 """Operators, and places of each, that are named."""
+SECONDS = 20.0
+"""No operator is converted alone after this time: one takes a tenth of a second, and a message is worth no more."""
 LONGEST = 300
 """Characters of the other library's own words."""
 
 
-def refused_graph(summary: str, program: ExportedProgram, error: BaseException | str) -> RefusedTechnique:
-    """Return the refusal of a graph: the operators that `error` names, where the model calls each, and what to do."""
+def refused_graph(
+    summary: str,
+    program: ExportedProgram,
+    error: BaseException | str,
+    convert: Callable[[ExportedProgram], object] | None = None,
+) -> RefusedTechnique:
+    """Return the refusal of a graph: the operators that `error` names, where the model calls each, and what to do.
+
+    Where it names none and `convert` is given, each operator is converted alone: the first that fails is the one.
+    """
     texts = list(_texts(error))
     lines = [line for text in texts for line in text.splitlines()]
     for line in filter(COMPLAINTS.search, lines):
         if nodes := _named(program, line):
-            said = " ".join(line.strip(" -\t").split())[:LONGEST]
-            places = "; ".join(_places(name, found) for name, found in list(nodes.items())[:MOST])
-            return RefusedTechnique(
-                summary,
-                found=f"{places}: {said}",
-                next="compute it there with other operators, or export to pt2, which keeps PyTorch's own",
-            )
+            return _refusal(summary, nodes, line)
+    if convert is not None and (nodes := _refused_alone(program, convert)):
+        return _refusal(summary, nodes, first_line(texts[0]))
     return RefusedTechnique(summary, found=first_line(texts[0]))
+
+
+def _refusal(summary: str, nodes: dict[str, list[fx.Node]], line: str) -> RefusedTechnique:
+    said = " ".join(line.strip(" -\t").split())[:LONGEST]
+    places = "; ".join(_places(name, found) for name, found in list(nodes.items())[:MOST])
+    return RefusedTechnique(
+        summary,
+        found=f"{places}: {said}",
+        next="compute it there with other operators, or export to pt2, which keeps PyTorch's own",
+    )
+
+
+def _refused_alone(
+    program: ExportedProgram, convert: Callable[[ExportedProgram], object]
+) -> dict[str, list[fx.Node]]:
+    """The first operator that `convert` refuses by itself, with its nodes; empty where there is none in time."""
+    end = time.monotonic() + SECONDS
+    kinds: dict[str, list[fx.Node]] = {}
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            kinds.setdefault(operator_of(node), []).append(node)
+    for name, nodes in kinds.items():
+        if time.monotonic() > end:
+            break
+        try:
+            alone = _alone(nodes[0])
+        except (
+            Exception
+        ):  # of torch.export, at an operator that takes more than tensors of the example's sizes
+            continue
+        try:
+            convert(alone)
+        except Exception:
+            return {name: nodes}
+    return {}
+
+
+def _alone(node: fx.Node) -> ExportedProgram:
+    """A program of this one operator."""
+    graph = fx.Graph()
+    given: dict[fx.Node, fx.Node] = {}
+    inputs: list[torch.Tensor] = []
+
+    def argument(one: fx.Node) -> Any:
+        value = one.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            return _plain(value)
+        if one not in given:
+            given[one] = graph.placeholder(one.name)
+            inputs.append(torch.ones([_plain(size) for size in value.shape], dtype=value.dtype))
+        return given[one]
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
+    operator: Any = node.target
+    graph.output((graph.call_function(operator, args, kwargs),))
+    return torch.export.export(fx.GraphModule({}, graph), tuple(inputs), strict=False)
+
+
+def _plain(size: Any) -> Any:
+    """A free size's number in the example, without its being fixed to that."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _texts(error: BaseException | str) -> Iterator[str]:
