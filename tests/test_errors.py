@@ -113,6 +113,21 @@ def test_small_values_are_shown_whole_and_tensors_by_their_shape():
     assert abbreviated("short") == "short"
 
 
+def test_instances_are_shown_by_their_fields_and_short():
+    import torch
+
+    from torchwright.testing.instances import Batch, Hidden, Output, Pair
+
+    x = torch.zeros(3, 4)
+    assert shown(Hidden(x)) == "Hidden(values=Tensor float32[3, 4], name='hidden')"
+    assert shown(Pair(x, x)) == "Pair(low=Tensor float32[3, 4], high=Tensor float32[3, 4])"
+    assert shown(Output(logits=x)) == "Output(logits=Tensor float32[3, 4], states=None)"
+    deep = Batch(x, extras=[Batch(x, extras=[x] * 1_000_000)] * 1_000)
+    for most in (60, 500):
+        assert len(shown(deep, most)) <= most
+        assert len(shown(Hidden(x, "n" * 10_000), most)) <= most
+
+
 def test_a_value_whose_repr_fails_is_shown_all_the_same():
     class Broken:
         def __repr__(self) -> str:

@@ -117,6 +117,10 @@ class SlowerCall(UserWarning):
     """An optimized model was called in a way that nothing was compiled for, and answered by a slower one."""
 
 
+class StandIn(UserWarning):
+    """A result of a class that this process has not imported came as a stand-in with the same fields."""
+
+
 class _Short(reprlib.Repr):
     """`repr` of which no part is long; a tensor or an array is its type, dtype and shape."""
 
@@ -130,6 +134,17 @@ class _Short(reprlib.Repr):
         if isinstance(x, type) or dtype is None or shape is None:
             return super().repr1(x, level)
         return f"{type(x).__name__} {str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Write a dataclass instance or a named tuple by its fields, each as short as any value."""
+        cls: type[Any] = x.__class__
+        names = [str(name) for name in getattr(cls, "__dataclass_fields__", getattr(cls, "_fields", ()))]
+        if not names:
+            return super().repr_instance(x, level)
+        if level <= 0:
+            return f"{cls.__name__}(…)"
+        parts = [f"{name}={self.repr1(getattr(x, name, None), level - 1)}" for name in names[:ITEMS]]
+        return f"{cls.__name__}({', '.join(parts)}{', …' if len(names) > ITEMS else ''})"
 
 
 def shown(value: Any, most: int = MOST_OF_VALUE) -> str:

@@ -21,6 +21,7 @@ from torchwright.engines.module import OptimizedModule
 from torchwright.engines.program import FreeSizes
 from torchwright.engines.spec import Takes
 from torchwright.errors import TorchwrightError
+from torchwright.testing.instances import Batch, Pair, build, call
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 IN_PIECES = {"batched": (0,), "pieces": True}
@@ -325,3 +326,36 @@ def test_the_operator_answers_with_the_strides_that_it_promised():
 def test_takes_are_kept_of_its_own_signature():
     assert parameters_of(mlp().forward)[0].name == "input"
     assert Takes().parameters == ()
+
+
+@compiles
+def test_a_model_around_one_with_instances_compiles_with_a_break_and_says_why():
+    inner = OptimizedModule(door_of(build(), named=call()))
+
+    class Around(nn.Module):
+        def forward(self, batch: Batch, pair: Pair) -> Any:
+            answer = inner(Batch(batch.x_BE + 0, batch.scale, batch.mask_BF, batch.extras), pair=pair)
+            return answer.output.logits + answer.many[0], answer
+
+    given = call(seed=2)
+    total, answer = torch.compile(Around(), backend="aot_eager")(**given)
+    wanted = build()(**given)
+    torch.testing.assert_close(total, 2 * wanted.output.logits + 1, **CLOSE)
+    assert type(answer) is type(wanted)
+    assert (answer.hidden.name, answer.nothing, answer.count) == ("hidden", None, 3)
+    torch.testing.assert_close(answer.output["logits"], wanted.output.logits, **CLOSE)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="returns a dataclass instance or a named tuple"):
+        torch.compile(Around(), fullgraph=True, backend="aot_eager")(**given)
+
+
+@compiles
+def test_a_model_that_takes_a_dataclass_breaks_the_graph_around_it():
+    class Total(nn.Module):
+        def forward(self, batch: Batch) -> torch.Tensor:
+            return batch.x_BE.sum(1) * batch.scale
+
+    batch = call()["batch"]
+    inner = OptimizedModule(door_of(Total(), batch))
+    compiled = torch.compile(nn.Sequential(inner, nn.ReLU()), backend="aot_eager")
+    torch.testing.assert_close(compiled(batch), batch.x_BE.sum(1) * batch.scale)

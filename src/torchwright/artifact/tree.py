@@ -12,18 +12,19 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from torchwright import nested
 from torchwright.errors import ArtifactError
 from torchwright.json_file import read_json
 
 NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """That JSON has no numbers for."""
-KINDS = ("dict", "float", "list", "tensor", "tuple", "value")
+KINDS = ("dict", "float", "list", "record", "tensor", "tuple", "value")
 
 
 def write_tree(path: Path, value: Any) -> None:
-    """Keep tensors, numbers, strings, None and nested lists, tuples and dicts as `path`.json and `path`.safetensors.
+    """Write tensors, numbers, strings, None and nested lists, tuples, dicts, dataclass instances and named tuples.
 
-    Raises `TypeError` for anything else.
+    The files are `path`.json and `path`.safetensors. Raises `TypeError` for anything else.
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(value, tensors))
@@ -32,7 +33,7 @@ def write_tree(path: Path, value: Any) -> None:
 
 
 def read_tree(path: Path) -> Any:
-    """What `write_tree` kept; raises `ArtifactError` for damaged files."""
+    """Read what `write_tree` wrote, instances as records. Raises `ArtifactError` for damaged files."""
     try:
         tensors = load_file(path.with_suffix(".safetensors"))
         return _decode(read_json(path.with_suffix(".json")), tensors)
@@ -41,9 +42,10 @@ def read_tree(path: Path) -> Any:
 
 
 def read_self_test(path: Path) -> dict[str, Any]:
-    """What an artifact keeps of its first call: name, args, kwargs, fixed, seed, and output as a list of tensors.
+    """Read an artifact's first call: name, args, kwargs, fixed, seed, and output as a list of tensors.
 
-    Raises `ArtifactError` for anything else.
+    Instances in the arguments are of their own classes where these are imported, else records. Raises `ArtifactError`
+    for anything else.
     """
     kept = {"seed": 0, "fixed": None} | tree if isinstance(tree := read_tree(path), dict) else {}
     match kept:
@@ -56,7 +58,8 @@ def read_self_test(path: Path) -> dict[str, Any]:
             "output": list(output),
         }:
             if 0 <= seed < 2**63 and all(isinstance(tensor, torch.Tensor) for tensor in output):
-                return kept
+                known = nested.closed((kept["args"], kept["kwargs"]), stand_ins=False)
+                return kept | dict(zip(("args", "kwargs"), known, strict=True))
     raise ArtifactError(f"{path.name} in {path.parent} cannot be read", found="not one call and its output")
 
 
@@ -76,6 +79,9 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         tuple,
     ):  # of a class of its own, such as a packed sequence, it would come back as another
         return {type(value).__name__: [_encode(item, tensors) for item in value]}
+    if (record := nested.taken_apart(value)) is not None:
+        items = [_encode(item, tensors) for item in record.values]
+        return {"record": {"class": nested.to_json(record.type), "items": items}}
     raise TypeError(f"a {type(value).__name__} cannot be kept in a self-test")
 
 
@@ -84,6 +90,10 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         raise ValueError(f"{str(value)[:80]!r} is no part of a tree")
     ((kind, item),) = value.items()
     match kind, item:
+        case "record", {"class": str(cls), "items": list(items)}:
+            made = nested.from_json(cls)
+            if len(made.fields) == len(items):
+                return nested.Record(made, [_decode(entry, tensors) for entry in items])
         case "tensor", str() if item in tensors:
             return tensors[item]
         case "float", str() if item in NUMBERS:

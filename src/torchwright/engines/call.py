@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
 from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.spec import SIZE, TENSOR, UNKNOWN, CallSpec, Parameter, Structure, TensorSpec
 from torchwright.errors import ArtifactError
 
@@ -74,7 +75,19 @@ def spec_of(name: str, program: ExportedProgram) -> CallSpec:
         mutates=tuple(mutates),
         outputs=outputs,
         results=_results(program),
+        nesting=_classes(program),
     )
+
+
+def _classes(program: ExportedProgram) -> str:
+    """The nesting of the results where they have classes of the model's own, else nothing."""
+    out_spec = program.call_spec.out_spec
+    if out_spec is None or not nested.has_records(out_spec):
+        return ""
+    try:
+        return pytree.treespec_dumps(out_spec)
+    except NotImplementedError as error:  # of another class, registered without a name for files
+        raise NotPlain(str(error)) from error
 
 
 def written_by(node: Any) -> list[Any]:
@@ -189,6 +202,8 @@ def _structure(value: Any) -> Structure:
         return value.structure
     if value is None:  # an empty node of its own in newer versions of pytree, a leaf in older ones
         return {"constant": "None"}
+    if type(value) is nested.Record:
+        return {"class": value.type.label, "items": [_structure(item) for item in value.values]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_structure(item) for item in value]}
     if type(value) in _DICTS:
@@ -246,6 +261,10 @@ def seen(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
         key.append((kind, repr(value)))
     elif isinstance(value, torch.Tensor) or is_array(value):
         raise TypeError(f"a {kind.__name__}")
+    elif (items := nested.items_of(value)) is not None:
+        key.append((kind, *items))
+        for item in items.values():
+            seen(item, key, leaves)
     else:
         parts, name = _children(value)
         key.append((kind, name, len(parts)) if name else (kind, repr(value)))
@@ -269,6 +288,8 @@ def numbered(value: Any, counter: list[int]) -> Structure:
         return {"dict": {_key(key): numbered(item, counter) for key, item in value.items()}}
     if value is None or isinstance(value, bool | int | float | str):
         return {"constant": repr(value)}
+    if (record := nested.taken_apart(value)) is not None:
+        return {"class": record.type.label, "items": [numbered(item, counter) for item in record.values]}
     parts, name = _children(value)
     if not name:
         return {"constant": repr(value)}

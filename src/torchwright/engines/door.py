@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import torch
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.messages import say_slower, signature, text_of, untraceable
@@ -83,6 +83,8 @@ class Door:
         self._said: set[str] = set()
         self.mutates = any(call.spec.mutates for call in self._all_calls())
         """Whether a call changes one of its inputs in place."""
+        self.returns_instances = any(nested.has_classes(call.spec.nesting) for call in self._all_calls())
+        """Whether a result is of a class that pytree does not know: a dataclass, or a named tuple."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recent = self._recent
@@ -195,7 +197,7 @@ class Door:
     def result_of(self, args: Any, kwargs: Any) -> tuple[CompiledCall, list[Output]] | None:
         """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and of those
         that are tensors the form. None where only the original takes it."""
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = nested.tensors((args, kwargs))
         counter = [0]
         given = numbered(args, counter), numbered(kwargs, counter)
         for structure, calls in itertools.groupby(self._all_calls(), key=lambda call: call.spec.structure):
@@ -254,7 +256,7 @@ class Door:
 
     def _find(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Way | None:
         """The way for a call; None for the original. Raises `WorkloadError` where there is none."""
-        if any(isinstance(leaf, torch.fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
+        if any(isinstance(leaf, torch.fx.Proxy) for leaf in nested.leaves((args, kwargs))):
             raise untraceable("torch.fx")
         counter = [0]
         given_args, given_kwargs = numbered(args, counter), numbered(kwargs, counter)
@@ -306,7 +308,7 @@ class Door:
             for index in changed:
                 given[index].copy_(placed[index])
             if home != self._device:
-                result = pytree.tree_map_only(torch.Tensor, lambda t: t.to(home), result)
+                result = nested.map_tensors(lambda t: t.to(home), result)
             return result
 
         return way
@@ -329,10 +331,10 @@ class Door:
         types = [getattr(torch, name) for name in outputs]
 
         def way(given: list[torch.Tensor]) -> Any:
-            leaves, spec = pytree.tree_flatten(inner([t.to(d) for t, d in zip(given, targets, strict=True)]))
+            leaves, spec = nested.flatten(inner([t.to(d) for t, d in zip(given, targets, strict=True)]))
             remaining = iter(types)
             leaves = [t.to(next(remaining)) if isinstance(t, torch.Tensor) else t for t in leaves]
-            return pytree.tree_unflatten(leaves, spec)
+            return nested.unflatten(leaves, spec)
 
         return way
 
@@ -376,11 +378,11 @@ class Door:
 
     def _odd(self, args: Any, kwargs: Any) -> Any:
         """A call with something else than plain tensors and values in it."""
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = nested.leaves((args, kwargs))
         if torch.compiler.is_exporting():
             raise untraceable("torch.export")
         if self.takes.arrays and any(is_array(leaf) for leaf in leaves):
-            args, kwargs = pytree.tree_map(lambda v: _tensor_of(v) if is_array(v) else v, (args, kwargs))
+            args, kwargs = nested.map_leaves(lambda v: _tensor_of(v) if is_array(v) else v, (args, kwargs))
             return self(*args, **kwargs)
         if any(isinstance(leaf, torch.Tensor) and type(leaf).__name__ == "FakeTensor" for leaf in leaves):
             raise untraceable("a tracer")

@@ -25,6 +25,7 @@ from torch._export.serde import schema
 from torch._export.serde.union import _Union
 from typing_extensions import TypedDict  # that of typing serves pydantic from Python 3.12
 
+from torchwright import nested
 from torchwright.devices import devices
 from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard, node_bits
 from torchwright.engines.operators import PLAIN, is_allowed
@@ -302,7 +303,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def structure(text: str) -> str:
-    """The nesting of inputs or outputs, written afresh: leaves, lists, tuples and dicts."""
+    """Return the nesting of inputs or outputs, written afresh: leaves, lists, tuples, dicts and records."""
     data = parse_json(text.encode(), "the structure of inputs")
     if not (isinstance(data, list) and len(data) == 2 and data[0] == 1):
         raise ValueError("inputs of a structure that is none")
@@ -319,13 +320,16 @@ def _nesting(data: Any) -> dict[str, Any]:
         raise ValueError("a leaf with children")
     if kind in MAPPINGS or (kind is not None and kind.startswith(OUTPUTS)):
         _check_keys(context, len(children))
+    elif kind == nested.SERIALIZED:
+        if not isinstance(context, str) or len(nested.from_json(context).fields) != len(children):
+            raise ValueError("a record without its fields")
     elif kind in SEQUENCES:
         if context != "null":
             raise ValueError(f"a {kind} with a context")
     elif kind is not None:
         raise ValueError(f"inputs or outputs of the type {kind[:80]!r}")
-    nested = [_nesting(child) for child in children]
-    return {"type": kind, "context": context, "children_spec": nested}
+    below = [_nesting(child) for child in children]
+    return {"type": kind, "context": context, "children_spec": below}
 
 
 def _check_keys(context: Any, count: int) -> None:

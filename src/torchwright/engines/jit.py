@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
 from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.guards import holds_nan
@@ -60,14 +60,14 @@ class Jit(Engine):
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
             outputs = self._compiled(*case.args, **case.kwargs)
         if self.settings.mode == GRAPHS_RECORDED:
-            return pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
+            return nested.map_tensors(torch.clone, outputs)
         return outputs
 
     def _drops_nan(self, case: Case) -> bool:
         """Check for NaN in the inputs: with freezing, oneDNN computes layers with their ReLU, which drops it."""
         return bool(self.settings.inductor.get("freezing")) and any(
             isinstance(leaf, torch.Tensor) and leaf.is_cpu and leaf.is_floating_point() and holds_nan(leaf)
-            for leaf in pytree.tree_leaves((case.args, case.kwargs))
+            for leaf in nested.leaves((case.args, case.kwargs))
         )
 
     def check(self) -> None:

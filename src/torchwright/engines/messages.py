@@ -8,8 +8,8 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import SlowerCall, TorchwrightError, abbreviated, shown
 
@@ -44,9 +44,9 @@ def _outside() -> int:
 
 def signature(args: Any, kwargs: dict[str, Any]) -> str:
     """Return the types and shapes of a call's tensors, and its other values, as text."""
-    parts = [_leaf(value) for value in pytree.tree_leaves(args)]
+    parts = [_leaf(value) for value in nested.leaves(args)]
     for key, value in sorted(kwargs.items()):
-        parts.append(f"{key}=" + "+".join(_leaf(leaf) for leaf in pytree.tree_leaves(value)))
+        parts.append(f"{key}=" + "+".join(_leaf(leaf) for leaf in nested.leaves(value)))
     return abbreviated("(" + ", ".join(parts) + ")")
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.door import Door
 from torchwright.engines.messages import untraceable
 from torchwright.engines.spec import SIZE, TENSOR
@@ -36,9 +37,15 @@ def exporting() -> bool:
 
 
 def traced(door: Door) -> Callable[[Any, Any], Any]:
-    """What a tracer is given for `door(*args, **kwargs)`."""
-    if door.mutates:  # which an operator of any number of tensors cannot say of one of them
-        return _broken(door)
+    """What a tracer is given for `door(*args, **kwargs)`.
+
+    A graph breaks at what no operator can say: that it changes one of its tensors, and classes that pytree has not.
+    """
+    if door.mutates:
+        return _broken(door, "this optimized model changes its inputs")
+    if door.returns_instances:
+        return _broken(door, "this optimized model returns a dataclass instance or a named tuple")
+    apart = _broken(door, "this optimized model takes a dataclass instance")
     _operator()
     _doors[id(door)] = door
 
@@ -66,6 +73,8 @@ def traced(door: Door) -> Callable[[Any, Any], Any]:
         return (pytree.tree_map(_marked, result, is_leaf=_is_none), True) if odd else (result, False)
 
     def whole(args: Any, kwargs: Any) -> Any:
+        if nested.has_dataclasses((args, kwargs)):
+            return apart(args, kwargs)
         result, marked = call(args, kwargs)
         return pytree.tree_map(_unmarked, result, is_leaf=_is_mark) if marked else result
 
@@ -92,10 +101,10 @@ def _unmarked(value: Any) -> Any:
     return _odd[value[_MARK]] if _is_mark(value) else value
 
 
-def _broken(door: Door) -> Callable[[Any, Any], Any]:
+def _broken(door: Door, reason: str) -> Callable[[Any, Any], Any]:
     """A graph break, or with `fullgraph=True` the reason why there would be one."""
 
-    @torch._dynamo.disable(reason="this optimized model changes its inputs")
+    @torch._dynamo.disable(reason=reason)
     def call(args: Any, kwargs: Any) -> Any:
         return door(*args, **kwargs)
 

@@ -17,7 +17,7 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.engines.tables import keep_tables
@@ -67,10 +68,16 @@ def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram
 def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedProgram:
     """One call as a graph; its inputs are dense, so that compiled code reads them as callers mostly have them."""
     given = (case.args if case.example is None else case.example, case.kwargs)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _dense, given)
+    args, kwargs = nested.opened(nested.map_tensors(_dense, given))
     if isinstance(dynamic_shapes, FreeSizes):
         dynamic_shapes = dynamic_shapes.of(args, kwargs)
-    with torch.no_grad(), ignore_library_warnings(), named_arguments(model, kwargs), sizes_by_len(model):
+    with (
+        torch.no_grad(),
+        ignore_library_warnings(),
+        nested.takes_records(model),
+        named_arguments(model, kwargs),
+        sizes_by_len(model),
+    ):
         try:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as error:
@@ -116,7 +123,7 @@ class FreeSizes:
         """In torch.export's form."""
         shapes = torch.export.ShapesCollection()
         rows = torch.export.Dim("rows", min=self.least, max=self.most)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = nested.tensors((args, kwargs))
         for index, tensor in enumerate(tensors):
             if self.rows is None:
                 shapes[tensor] = dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO)
@@ -166,6 +173,7 @@ def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, An
     with (
         torch.no_grad(),
         ignore_library_warnings(),
+        _without_text(program),
         torch._inductor.config.patch({CHECK_LEAST: False} | inductor),
     ):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
@@ -229,6 +237,7 @@ def read_programs(
             if names is not None and name not in names:
                 continue
             _register_operators(entry["graph"])
+            texts = _without_text_results(entry["graph"]["graph_module"])
             with ignore_library_warnings():
                 programs[name] = serde.ExportedProgramDeserializer().deserialize(
                     serde._dict_to_dataclass(serde.ExportedProgram, entry["graph"]),
@@ -236,6 +245,7 @@ def read_programs(
                     {key: _tensor(tensors, value) for key, value in entry["constants"].items()},
                     None,
                 )
+                _put_constants(programs[name], texts)
                 programs[name]._example_inputs = _example_inputs(programs[name])
             _check_state(programs[name])
         return programs
@@ -251,6 +261,64 @@ def ignore_library_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _without_text_results(graph_module: dict[str, Any]) -> dict[int, str]:
+    """Replace text among a graph's results by None, in place: torch writes such results and cannot read them.
+
+    Return the texts by their place.
+    """
+    outputs, specs = graph_module["graph"]["outputs"], graph_module["signature"]["output_specs"]
+    texts = {index: each["as_string"] for index, each in enumerate(outputs) if "as_string" in each}
+    for index in texts:
+        outputs[index] = {"as_none": True}
+        specs[index] = {"user_output": {"arg": {"as_none": True}}}
+    return texts
+
+
+def drop_text_results(program: ExportedProgram) -> None:
+    """Replace text among the results by None, in place, for runtimes that have no text."""
+    _put_constants(program, dict.fromkeys(_texts(program)))
+
+
+def drop_constant_results(program: ExportedProgram) -> None:
+    """Leave the results out that are neither tensors nor sizes, in place: the rest is a flat tuple."""
+    node: Any = program.graph.output_node()
+    kept = [index for index, value in enumerate(node.args[0]) if isinstance(value, torch.fx.Node)]
+    if len(kept) == len(node.args[0]):
+        return
+    specs = program.graph_signature.output_specs
+    specs[:] = [specs[index] for index in kept]
+    node.args = (tuple(node.args[0][index] for index in kept),)
+    signature = program.module_call_graph[0].signature
+    assert signature is not None
+    signature.out_spec = pytree.tree_structure(tuple(range(len(kept))))
+    signature.outputs = [each.arg for each in specs]
+
+
+@contextlib.contextmanager
+def _without_text(program: ExportedProgram) -> Iterator[None]:
+    """Meanwhile None stands for text among the results: Inductor takes numbers and None, and no text."""
+    texts = _texts(program)
+    _put_constants(program, dict.fromkeys(texts))
+    try:
+        yield
+    finally:
+        _put_constants(program, texts)
+
+
+def _texts(program: ExportedProgram) -> dict[int, str]:
+    """The texts among a graph's results, by their place."""
+    node: Any = program.graph.output_node()
+    return {index: value for index, value in enumerate(node.args[0]) if isinstance(value, str)}
+
+
+def _put_constants(program: ExportedProgram, constants: Mapping[int, str | None]) -> None:
+    """Put constants in the place of a graph's results."""
+    node: Any = program.graph.output_node()
+    node.args = (tuple(constants.get(index, value) for index, value in enumerate(node.args[0])),)
+    for index, value in constants.items():
+        program.graph_signature.output_specs[index].arg = ConstantArgument(name="", value=value)
 
 
 def _check_state(program: ExportedProgram) -> None:
@@ -317,7 +385,9 @@ def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str
         elif isinstance(value, torch.SymInt):
             value = size(value)
         leaves.append(value)
-    args, kwargs = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
+    in_spec = program.call_spec.in_spec
+    assert in_spec is not None
+    args, kwargs = pytree.tree_unflatten(leaves, in_spec)
     return args, kwargs
 
 

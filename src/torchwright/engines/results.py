@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.spec import SIZE, TENSOR
 from torchwright.errors import ArtifactError
 
@@ -32,6 +33,7 @@ def result_builder(spec: str | pytree.TreeSpec) -> Builder:
     The usual forms (one tensor, a flat tuple, list or dict) take a fraction of a microsecond; pytree takes several.
     """
     tree = _tree(spec) if isinstance(spec, str) else spec
+    _import_homes(tree)
     if tree.is_leaf():
         return lambda outputs: outputs[0]
     flat = all(child.is_leaf() for child in tree.children())
@@ -42,7 +44,9 @@ def result_builder(spec: str | pytree.TreeSpec) -> Builder:
     if flat and tree.type is dict:
         names = list(tree.context)
         return lambda outputs: dict(zip(names, outputs, strict=True))
-    return lambda outputs: pytree.tree_unflatten(outputs, tree)
+    if flat and tree.type is nested.Record:
+        return lambda outputs: nested.rebuilt(tree.context, outputs)
+    return lambda outputs: nested.unflatten(outputs, tree)
 
 
 def _tree(text: str) -> pytree.TreeSpec:
@@ -58,6 +62,14 @@ def _tree(text: str) -> pytree.TreeSpec:
             found=name,
             next="import the module that defines it, then load the artifact",
         ) from error
+
+
+def _import_homes(tree: pytree.TreeSpec) -> None:
+    """Import the shared classes of results of a known library, where a record is of one."""
+    if tree.type is nested.Record:
+        _imported(HOMES.get(tree.context.module.partition(".")[0]))
+    for child in tree.children():
+        _import_homes(child)
 
 
 def _imported(module: str | None) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.apply import apply_steps
 from torchwright.facts import Ranked, Step
 from torchwright.techniques.base import Target, Technique, from_step
@@ -119,7 +119,7 @@ def parts_seconds(once: float) -> float:
 
 def _floats(outputs: Any) -> torch.Tensor:
     """All numbers of the outputs in one row."""
-    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    tensors = nested.tensors(outputs)
     return torch.cat([tensor.float().flatten() for tensor in tensors if tensor.is_floating_point()])
 
 

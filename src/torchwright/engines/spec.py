@@ -2,8 +2,8 @@
 """What compiled calls take, as plain data that an artifact keeps. No torch here.
 
 A structure is nested lists, tuples and dicts as JSON: `{"tensor": 0}`, `{"constant": "3"}`, `{"tuple": […]}`,
-`{"list": […]}`, `{"dict": {…}}`. Another container that pytree knows, such as a named tuple, is
-`{"class": "name", "items": […]}`; what pytree keeps of it besides, such as its keys, is part of the name.
+`{"list": […]}`, `{"dict": {…}}`. A dataclass instance or named tuple is `{"class": "Name(field, …)", "items": […]}`, as
+is another container that pytree knows; what pytree keeps of that besides, such as its keys, is part of the name.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.engines.call import parameters_of
 from torchwright.engines.spec import Substitute, Takes
 from torchwright.errors import WorkloadError
@@ -77,7 +77,7 @@ class _Original:
 
     def __init__(self, model: nn.Module, case: Case, end: float) -> None:
         self._model, self._end = model, end
-        self._leaves, self._spec = pytree.tree_flatten((case.args, case.kwargs))
+        self._leaves, self._spec = nested.flatten((case.args, case.kwargs))
 
     def __call__(self, tensors: Sequence[Any]) -> OriginalAnswer | None:
         if time.thread_time() > self._end:
@@ -86,12 +86,12 @@ class _Original:
         leaves = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         # A copy: a model may change what it is given.
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        args, kwargs = nested.unflatten(leaves, self._spec)
         try:
             with torch.inference_mode(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 given = self._model(*args, **kwargs)
-                leaves = pytree.tree_leaves(given)
+                leaves = nested.leaves(given)
                 types = [str(v.dtype).removeprefix("torch.") for v in leaves if isinstance(v, torch.Tensor)]
                 others = [str(v)[:1000] for v in leaves if not isinstance(v, torch.Tensor)]
                 return OriginalAnswer(flatten(given), tuple(types), others)
@@ -103,7 +103,7 @@ _Asked = Callable[[Sequence[Any]], OriginalAnswer | None]
 
 
 def tensors_of(case: Case) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves((case.args, case.kwargs)) if isinstance(leaf, torch.Tensor)]
+    return nested.tensors((case.args, case.kwargs))
 
 
 def with_rows(case: Case, batched: Sequence[int], rows: int) -> Case:
@@ -120,7 +120,7 @@ def with_rows(case: Case, batched: Sequence[int], rows: int) -> Case:
 def with_tensors(case: Case, tensors: Sequence[torch.Tensor]) -> Case:
     """The same call with these in place of its tensors, in their order."""
     remaining = iter(tensors)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), (case.args, case.kwargs))
+    args, kwargs = nested.map_tensors(lambda _: next(remaining), (case.args, case.kwargs))
     return replace(case, args=args, kwargs=kwargs)
 
 

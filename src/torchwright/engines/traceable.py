@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright import nested
+
 
 @contextlib.contextmanager
 def named_arguments(model: nn.Module, kwargs: dict[str, Any]) -> Generator[None]:
@@ -30,14 +32,8 @@ def named_arguments(model: nn.Module, kwargs: dict[str, Any]) -> Generator[None]
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in named]
     with_names.__signature__ = signature.replace(parameters=[*named.values(), *added])
-    before = vars(model).get("forward")
-    model.forward = with_names
-    try:
+    with nested.replaced_forward(model, with_names):
         yield
-    finally:
-        del model.forward
-        if before is not None:
-            model.forward = before
 
 
 @contextlib.contextmanager

@@ -126,7 +126,8 @@ def level_flags(level: str) -> dict[str, Any]:
 
 def _run(package: Package) -> Run:
     import torch
-    from torch.utils import _pytree as pytree
+
+    from torchwright import nested
 
     begun = False
 
@@ -136,7 +137,7 @@ def _run(package: Package) -> Run:
         with torch.no_grad(), contextlib.nullcontext() if begun else system.environment({CHECKS: "1"}):
             outputs = package.run([tensor.contiguous() for tensor in tensors])
         begun = True
-        return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        return nested.tensors(outputs)
 
     return run
 

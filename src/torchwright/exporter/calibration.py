@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchwright.engines.takes import tensors_of
@@ -14,13 +15,19 @@ if TYPE_CHECKING:
 
 
 def calibrating(target: Target, spec: CallSpec) -> list[Case]:
-    """The workload's calibration calls that have the sizes of the graph. Raises `RefusedTechnique` where none has."""
+    """Return the workload's calibration calls that have the sizes of the graph, with dicts and tuples for instances.
+
+    Raises `RefusedTechnique` where none has.
+    """
     import torch
 
+    from torchwright import nested
+
     calls = [
-        case
+        replace(case, args=args, kwargs=kwargs)
         for case in target.workload.calibration(torch.float32)
         if spec.bind([tensor.shape for tensor in tensors_of(case)]) is not None
+        for args, kwargs in [nested.plain(nested.opened((case.args, case.kwargs)))]
     ]
     if not calls:
         raise RefusedTechnique("no calibration input has the sizes of the call")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import RefusedTechnique, WorkloadError
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.locate import Parting
@@ -40,7 +40,7 @@ def quantized(
         cases = calibrating(target, spec)
         for case in cases:
             prepared(*case.args, **case.kwargs)
-        flat = pytree.tree_leaves((cases[0].args, cases[0].kwargs))
+        flat = nested.leaves((cases[0].args, cases[0].kwargs))
         exact = _by_name(node_values(prepared, flat))
         converted = convert_pt2e(prepared)
         if not any("quantize_per" in str(node.target) for node in converted.graph.nodes):
@@ -54,9 +54,9 @@ def quantized(
                 next="leave the precision out for float32",
             )
         parting = _first(exact, node_values(converted, flat), allowed)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
+        args, kwargs = nested.map_tensors(torch.clone, example)
         made = torch.export.export(
-            converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
+            converted, args, kwargs, dynamic_shapes=free_dims(spec, nested.leaves((args, kwargs)))
         )
     return made, parting
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright import nested
 from torchwright.answer import is_artifact
 from torchwright.artifact import folder as artifact
 from torchwright.errors import RefusedTechnique, RegressionFound, TrainingMode, WorkloadError
@@ -31,7 +32,7 @@ from torchwright.exporter.package import (
     writing_export,
 )
 from torchwright.exporter.reference import calls_of, without_rows, write_reference, write_settings
-from torchwright.exporter.subject import Subject, check_repeats, make_subject
+from torchwright.exporter.subject import Subject, check_repeats, make_plain, make_subject
 from torchwright.exporter.verify import elsewhere, verify
 from torchwright.facts import Event
 from torchwright.process import folders, interrupts
@@ -56,11 +57,18 @@ class Exported:
         """Numerics at every size, load, latency and memory beside eager, findings, verdict."""
         return self.export.report
 
-    def run(self, *inputs: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
-        """The package's answer in its own runtime, in this process; a list where there are several outputs."""
+    def run(self, *args: Any, **kwargs: Any) -> torch.Tensor | list[torch.Tensor]:
+        """Return the package's answer in its own runtime, in this process; a list where there are several outputs.
+
+        The arguments are those of the model, nested as it takes them, or their tensors alone.
+        """
         target = exports.get(self.export.target)
         _check_runs(self.path, self.export)
-        outputs = target.open(self.path / PACKAGE, self.export.call, self.export.threads)(inputs)
+        _, named = self.export.call.structure["tuple"]
+        order = [*named["dict"], *kwargs]  # the package has the tensors in the example's order
+        kwargs = {name: kwargs[name] for name in dict.fromkeys(order) if name in kwargs}
+        tensors = nested.tensors((args, kwargs))
+        outputs = target.open(self.path / PACKAGE, self.export.call, self.export.threads)(tensors)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -206,6 +214,7 @@ def _write(
     tell("the original's answers, at both ends of its sizes")
     calls = [*calls_of(subject), *without_rows(subject)]
     write_reference(folder / REFERENCE, graph.program, calls)
+    make_plain(graph.program)
     tell(f"converting it for {target.runtime}")
     written = target.write(subject, precision, folder / PACKAGE)
     write_settings(folder / REFERENCE, target.settings(folder / PACKAGE))

@@ -15,6 +15,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.artifact.tree import read_tree, write_tree
 from torchwright.engines.program import read_programs, write_programs
 from torchwright.engines.spec import CallSpec
@@ -191,7 +192,7 @@ def read_layers(folder: Path) -> Layers:
 def graph_values(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every operator's value in a call, by `keys` and in order."""
     args, kwargs = _arguments(program, tensors)
-    found = node_values(program.module(), pytree.tree_leaves((args, kwargs)))
+    found = node_values(program.module(), nested.leaves((args, kwargs)))
     names = keys((node, operator_of(node)) for node in found)
     return {names[node]: value for node, value in found.items()}
 
@@ -244,7 +245,7 @@ def line_of(node: fx.Node) -> str:
 
 
 def _arguments(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Any:
-    """The graph's own example call with these tensors."""
+    """The graph's own example call with these tensors, its instances as records."""
     example: Any = program.example_inputs
     remaining = iter(tensors)
     return pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), example)
@@ -261,9 +262,7 @@ def calling(model: Callable[..., Any], program: ExportedProgram) -> Run:
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = _arguments(program, tensors)
         with torch.no_grad():
-            return [
-                leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)
-            ]
+            return nested.tensors(model(*args, **kwargs))
 
     return run
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import written
 from torchwright.engines.converted import handed_over
 from torchwright.engines.packaging import changed
-from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.program import FreeSizes, drop_text_results, export_one
 from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
@@ -250,6 +250,15 @@ def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, 
     return program, handed_over(CALL, program)
 
 
+def make_plain(program: ExportedProgram) -> None:
+    """Make a program one that every runtime knows, in place: dicts and tuples for records, no text among results."""
+    signature = program.module_call_graph[0].signature
+    assert signature is not None
+    signature.in_spec, signature.out_spec = map(nested.plain_spec, (signature.in_spec, signature.out_spec))
+    program.example_inputs = nested.plain(program.example_inputs)
+    drop_text_results(program)
+
+
 def _check_numbers(subject: Subject) -> None:
     for index, tensor in enumerate(subject.answer(subject.case)):
         bad = int(tensor.isnan().sum()) if tensor.is_floating_point() else 0
@@ -299,4 +308,4 @@ def _first_nan(model: nn.Module, case: Case) -> str:
 
 
 def _has_nan(values: Any) -> bool:
-    return any(isinstance(t, torch.Tensor) and bool(t.isnan().any()) for t in pytree.tree_leaves(values))
+    return any(isinstance(t, torch.Tensor) and bool(t.isnan().any()) for t in nested.leaves(values))

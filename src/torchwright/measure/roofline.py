@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from torchwright import nested
 from torchwright.facts import DeviceFacts, RooflinePoint
 from torchwright.workloads.base import Case
 
@@ -40,7 +40,7 @@ def count_operations(model: nn.Module, case: Case) -> Counts:
         output = model(*case.args, **case.kwargs)
     moved = sum(
         leaf.nbytes
-        for leaf in pytree.tree_leaves((case.args, case.kwargs, output))
+        for leaf in nested.leaves((case.args, case.kwargs, output))
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     )
     kinds: dict[str, int] = {}

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import WorkloadError
 from torchwright.segment.everything import find
 from torchwright.segment.masks import Mask, Points, stability
@@ -75,7 +75,7 @@ class Segmenter(ABC):
                 found = self.ask(pixels=squares)
             for place, picture_HW3 in enumerate(batch):
                 height, width, _ = picture_HW3.shape
-                own = pytree.tree_map(lambda level, place=place: level[place : place + 1], found)
+                own = nested.map_leaves(lambda level, place=place: level[place : place + 1], found)
                 yield Encoded(height=height, width=width, embeddings=own)
 
     @torch.inference_mode()

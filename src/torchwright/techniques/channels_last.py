@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.facts import Coverage
 from torchwright.layer_types import overridden
 from torchwright.techniques.base import Phase, Target
@@ -37,7 +37,7 @@ class ChannelsLast(ForParts):
         if all(overridden(layer, CONVOLUTIONS) for layer in layers):
             return f"{', '.join(self.parts) or 'the model'} has no 2-D convolution of torch's own class"
         leaves = [
-            pytree.tree_leaves((case.args, case.kwargs))
+            nested.leaves((case.args, case.kwargs))
             for case in target.workload.cases(target.compute_dtype)
             if not self.parts or case.part in self.parts
         ]
@@ -74,7 +74,7 @@ class ChannelsLastInputs(nn.Module):
         self.inner = inner
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map(_channels_last, (args, kwargs))
+        args, kwargs = nested.map_leaves(_channels_last, (args, kwargs))
         return self.inner(*args, **kwargs)
 
 

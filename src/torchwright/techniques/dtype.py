@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.facts import Coverage
 from torchwright.layer_types import computes_as
 from torchwright.techniques.base import Phase, Target
@@ -141,7 +141,7 @@ class Autocast(nn.Module):
     def forward(self, *args, **kwargs):
         with torch.autocast(self.device, dtype=self.dtype):
             output = self.inner(*args, **kwargs)
-        return pytree.tree_map(
+        return nested.map_leaves(
             lambda leaf: (
                 leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == self.dtype else leaf
             ),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from torchwright import nested
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
@@ -74,12 +75,14 @@ def _check(unbroken: Unbroken, cases: Sequence[Case], before: list[Any]) -> None
     for case, expected in zip(cases, before[:: len(FORMS)], strict=True):
         with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             try:
-                program = torch.export.export(unbroken.model, case.args, case.kwargs, strict=False)
+                args, kwargs = nested.opened((case.args, case.kwargs))
+                with nested.takes_records(unbroken.model):
+                    program = torch.export.export(unbroken.model, args, kwargs, strict=False)
                 program = program.run_decompositions({})
             except Exception as error:
                 raise _refusal("; ".join(lines) or f"{type(error).__name__}: {first_line(error)}") from error
             real_pairs(program.graph_module)
-            reason = disagreement([expected], [program.module()(*case.args, **case.kwargs)])
+            reason = disagreement([expected], [nested.closed(program.module()(*args, **kwargs))])
         if reason:
             raise _refusal(f"as one graph {reason}")
 

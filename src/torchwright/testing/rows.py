@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from torchwright import nested
 
 DISTURBED = 1
 """The row that is changed."""
@@ -50,7 +51,7 @@ def check_rows(
 
 def _others(answer: Any, rows: int) -> list[torch.Tensor]:
     """The results that have the batch's rows, without the disturbed row."""
-    leaves = [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+    leaves = nested.tensors(answer)
     batched = [leaf for leaf in leaves if leaf.dim() and len(leaf) == rows]
     assert batched, "no result has the rows of the batch"
     return [torch.cat([leaf[:DISTURBED], leaf[DISTURBED + 1 :]]) for leaf in batched]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.artifact.tree import write_tree
@@ -133,7 +133,7 @@ def _write_graphs(ready: Ready, path: Path, *, compiled: bool) -> dict[str, Any]
 def _write_self_test(ready: Ready, path: Path) -> None:
     case = ready.workload.cases(ready.target.compute_dtype)[0]
     inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs, "fixed": case.fixed}
-    kept = pytree.tree_map_only(torch.Tensor, lambda t: t.clone(), inputs)
+    kept = nested.map_tensors(lambda t: t.clone(), inputs)
     torch.manual_seed(0)
     with torch.inference_mode():
         write_tree(path / "selftest", {**kept, "seed": 0, "output": flatten(ready.engine(case))})

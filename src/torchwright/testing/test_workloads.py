@@ -11,8 +11,8 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.facts import Quality
 from torchwright.testing.examples import example
 from torchwright.workloads.base import Run, Workload, workloads
@@ -53,7 +53,7 @@ def damaged(workload: Workload) -> nn.Module:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return nested.tensors(value)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -434,6 +434,7 @@ class Session:
         """Keep the first case's inputs and outputs; False where they are nothing that a file can keep."""
         import torch
 
+        from torchwright import nested
         from torchwright.artifact.tree import write_tree
         from torchwright.workloads.accuracy import flatten
 
@@ -441,7 +442,7 @@ class Session:
         try:
             with torch.inference_mode():
                 inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs, "fixed": case.fixed}
-                kept = torch.utils._pytree.tree_map(_clone, inputs)
+                kept = nested.map_tensors(torch.clone, inputs)
                 torch.manual_seed(self.seed)
                 write_tree(Path(path), {**kept, "seed": self.seed, "output": flatten(self.run(case))})
         except TypeError:
@@ -480,7 +481,3 @@ class Session:
         from torchwright.trial.timed import TimedCalls
 
         self.calls = TimedCalls(self.run, cases or self._cases(), self.device, original=self._is_original)
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if hasattr(value, "clone") else value

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import WorkloadError
 from torchwright.facts import RELATIVE_ERROR, Quality
 from torchwright.intervals import mean_bounds, rms_bounds, share_bounds
@@ -36,7 +36,7 @@ def flatten(output: Any) -> list[torch.Tensor]:
     """
     leaves = [
         leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
-        for leaf in pytree.tree_leaves(output)
+        for leaf in nested.leaves(output)
         if isinstance(leaf, torch.Tensor | int | float | bool)
     ]
     if not leaves:

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.facts import Quality
 from torchwright.registry import Registry
@@ -342,14 +342,14 @@ def batches_to_judge(wanted: float, there: int | None) -> int:
 
 def to_device(value: Any, device: str | torch.device) -> Any:
     """The same nested value with its tensors on `device`."""
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
+    return nested.map_tensors(lambda tensor: tensor.to(device), value)
 
 
 def own_tensors(value: Any) -> Any:
     """The same nested value with tensors of its own, laid out as they were; those that shared memory still do."""
     memo: dict[int, Any] = {}
     with torch.inference_mode(False):  # tensors of that mode are other inputs to who compiled for plain ones
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: copy.deepcopy(tensor, memo), value)
+        return nested.map_tensors(lambda tensor: copy.deepcopy(tensor, memo), value)
 
 
 def changed_tensors(before: Any, after: Any) -> dict[int, torch.Tensor]:
@@ -357,7 +357,7 @@ def changed_tensors(before: Any, after: Any) -> dict[int, torch.Tensor]:
 
     What is not dense cannot be compared and counts as unchanged.
     """
-    pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=False)
+    pairs = zip(nested.leaves(before), nested.leaves(after), strict=False)
     return {
         index: new
         for index, (old, new) in enumerate(pairs)
@@ -385,9 +385,7 @@ def from_anywhere(run: Run, device: str) -> Run:
         return run
 
     def call(case: Case) -> Any:
-        homes = [
-            t.device for t in pytree.tree_leaves((case.args, case.kwargs)) if isinstance(t, torch.Tensor)
-        ]
+        homes = [tensor.device for tensor in nested.tensors((case.args, case.kwargs))]
         if all(home.type == device for home in homes):
             return run(case)
         args, kwargs = to_device((case.args, case.kwargs), device)
@@ -474,7 +472,7 @@ def _bake(module: nn.Module) -> None:
 
 
 def _cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
-    return pytree.tree_map(
+    return nested.map_leaves(
         lambda leaf: leaf.to(target) if isinstance(leaf, torch.Tensor) and leaf.dtype == source else leaf,
         value,
     )

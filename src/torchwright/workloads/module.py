@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import ModelError, TorchwrightError, WorkloadError, shown
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
@@ -34,7 +34,8 @@ CALIBRATING = 4
 FACTORY_SEED = 0
 """Of torch's random numbers while a factory runs: any will do that is always the same."""
 Inputs = Any
-"""A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
+"""A tuple of positional arguments, a dict of keyword arguments, a single tensor or dataclass instance, or a list of
+any of these."""
 
 
 def _next_step(model: Any) -> str | None:
@@ -81,7 +82,7 @@ class ModuleWorkload(Workload):
         self.training_notice = training_notice(model)
         """What to report if the model is in training mode; the copy here is not."""
         self.model = fresh(model)
-        self.inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, normalise(inputs))
+        self.inputs = nested.map_tensors(torch.Tensor.detach, normalise(inputs))
         self._shape_of = _numbered([_layout(*call) for call in self.inputs])
         if dynamic is not None and self._shapes > 1:
             raise WorkloadError("dynamic= is for one shape of inputs", found=f"{self._shapes} shapes")
@@ -240,7 +241,9 @@ def normalise(inputs: Inputs) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """
     items = inputs if isinstance(inputs, list) else [inputs]
     if not items:
-        raise WorkloadError("there are no inputs", allowed="a tuple, a dict, a tensor, or a list of these")
+        raise WorkloadError(
+            "there are no inputs", allowed="a tuple, a dict, a tensor, a dataclass, or a list of these"
+        )
     calls = []
     for item in items:
         if isinstance(item, torch.Tensor):
@@ -249,6 +252,8 @@ def normalise(inputs: Inputs) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
             calls.append(((), dict(item)))
         elif isinstance(item, tuple):
             calls.append((item, {}))
+        elif nested.form_of(type(item)) is not None:
+            calls.append(((item,), {}))
         else:
             raise WorkloadError(
                 f"inputs of type {type(item).__name__} cannot be passed to a model",
@@ -317,7 +322,7 @@ def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             return leaf
         return leaf.dtype, leaf.shape, leaf.layout, leaf.stride() if leaf.layout is torch.strided else ()
 
-    leaves, structure = pytree.tree_flatten((args, kwargs))
+    leaves, structure = nested.flatten((args, kwargs))
     return repr(([layout(leaf) for leaf in leaves], structure))
 
 
@@ -333,7 +338,7 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
             return shown(value, 60)
         return [str(value.dtype).removeprefix("torch."), *value.shape]
 
-    leaves = pytree.tree_leaves
+    leaves = nested.leaves
     return {
         "args": [shape(leaf) for leaf in leaves(args)],
         "kwargs": {key: [shape(leaf) for leaf in leaves(value)] for key, value in kwargs.items()},

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.json_file import typed
 from torchwright.workloads.base import Case, Run, Workload, check_sizes
@@ -130,7 +130,7 @@ class Batcher:
         rows, width = shape
         outputs = [self._run(call) for call, _ in calls]
         order = [rows_N for _, rows_N in calls]
-        return pytree.tree_map(lambda *parts: self._joined(parts, order, rows, width), *outputs)
+        return nested.map_leaves(lambda *parts: self._joined(parts, order, rows, width), *outputs)
 
     def _joined(
         self, parts: Sequence[torch.Tensor], order: Sequence[torch.Tensor], rows: int, width: int
@@ -160,7 +160,7 @@ class Pieces:
             self._run([self._rows(t, start) if i in self._batched else t for i, t in enumerate(tensors)])
             for start in starts
         ]
-        return pytree.tree_map(lambda *parts: self._joined(parts, starts, rows), *outputs)
+        return nested.map_leaves(lambda *parts: self._joined(parts, starts, rows), *outputs)
 
     def _rows(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         taken = tensor[start : start + self._B]

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.layer_types import attached
 from torchwright.techniques.shared.rest_of_norm import NORMS, rest_of_norm
 from torchwright.techniques.shared.wrapping import named, replace_module
@@ -133,7 +133,7 @@ def trace_calls(model: nn.Module, case: Case) -> NormTrace:
     class Readers(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if not inside and getattr(func, "__name__", "") not in ("__get__", "dim", "size"):
-                trace.shared |= {maker(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}))}
+                trace.shared |= {maker(leaf) for leaf in nested.leaves((args, kwargs or {}))}
             result = func(*args, **(kwargs or {}))
             if func in PRODUCTS:
                 nonlocal product
@@ -173,7 +173,7 @@ def trace_calls(model: nn.Module, case: Case) -> NormTrace:
     finally:
         for handle in handles:
             handle.remove()
-    trace.shared |= {maker(leaf) for leaf in pytree.tree_leaves(result)}
+    trace.shared |= {maker(leaf) for leaf in nested.leaves(result)}
     return trace
 
 

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.techniques.shared.wrapping import AttentionBy, plain_name
 from torchwright.workloads.base import Case
 
@@ -195,7 +195,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = nested.tensors((args, kwargs))
         derived = any(self._is_derived(tensor) for tensor in tensors)
         if func is F.scaled_dot_product_attention:
             site = self.current()
@@ -251,7 +251,7 @@ class _Watch(TorchFunctionMode):
         return known is not None and known() is tensor
 
     def _derive(self, value: Any) -> None:
-        for leaf in pytree.tree_leaves(value):
+        for leaf in nested.leaves(value):
             if isinstance(leaf, torch.Tensor):
                 self.derived[id(leaf)] = weakref.ref(leaf)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from torchwright.errors import RefusedTechnique
+from torchwright import nested
+from torchwright.errors import RefusedTechnique, abbreviated
 from torchwright.workloads.base import Case
 
 TOLERANCE = 1e-4
@@ -41,7 +41,7 @@ def answers(model: nn.Module, cases: Sequence[Case]) -> list[Any]:
         for args, kwargs in _calls(cases):
             torch.manual_seed(SEED)
             try:
-                found.append(pytree.tree_map_only(torch.Tensor, torch.clone, model(*args, **kwargs)))
+                found.append(nested.map_tensors(torch.clone, model(*args, **kwargs)))
             except Exception as error:
                 found.append(error)
     return found
@@ -71,9 +71,9 @@ def disagreement(before: Sequence[Any], after: Sequence[Any]) -> str | None:
             continue
         if isinstance(found, Exception):
             return f"it raises {type(found).__name__}: {str(found).partition(chr(10))[0][:200]}"
-        (left, spec), (right, other) = pytree.tree_flatten(expected), pytree.tree_flatten(found)
+        (left, spec), (right, other) = nested.flatten(expected), nested.flatten(found)
         if spec != other:
-            return f"it returns {other} in place of {spec}"
+            return f"it returns {abbreviated(str(other), 200)} in place of {abbreviated(str(spec), 200)}"
         for a, b in zip(left, right, strict=True):
             reason = _unlike(a, b)
             if reason:
@@ -92,7 +92,7 @@ def _calls(cases: Sequence[Case]) -> Iterator[tuple[Any, Any]]:
                     return form(x.clone())
                 return x.flip(0) if index and x.dim() else x.clone()
 
-            yield pytree.tree_map_only(torch.Tensor, changed, (case.args, copy.copy(case.kwargs)))
+            yield nested.map_tensors(changed, (case.args, copy.copy(case.kwargs)))
 
 
 def _unlike(a: Any, b: Any) -> str | None:

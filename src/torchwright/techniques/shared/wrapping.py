@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from torchwright import nested
 from torchwright.errors import unknown
 from torchwright.workloads.base import Case
 
@@ -129,8 +129,8 @@ def outputs(model: nn.Module, cases: Sequence[Case]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     with torch.no_grad():
         for case in cases:
-            args, kwargs = pytree.tree_map(_copy, (case.args, case.kwargs))
-            leaves = pytree.tree_leaves(model(*args, **kwargs))
+            args, kwargs = nested.map_leaves(_copy, (case.args, case.kwargs))
+            leaves = nested.leaves(model(*args, **kwargs))
             found += [leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return found
 
