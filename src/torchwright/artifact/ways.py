@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from torchwright.devices.allocator import FROM_THE_START, apply_allocator, is_th
 from torchwright.engines.base import Ready, engines
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.eager import Eager
-from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.errors import ArtifactError, RefusedTechnique, SlowerCall
 from torchwright.facts import Recipe
 from torchwright.workloads.base import class_of, fresh
 
@@ -40,7 +41,7 @@ class Ways:
         strict: bool,
     ) -> None:
         self.path, self.recipe, self.manifest = path, recipe, manifest
-        self.engine = engines.get(manifest.engine).available(str(path), ArtifactError)
+        self.engine = engines.get(manifest.engine)
         self.threads, self.calls = manifest.threads, manifest.calls
         self.notices: list[str] = []
         here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)
@@ -66,6 +67,8 @@ class Ways:
     def best(self, model: nn.Module | None) -> Ready:
         """The fastest way that this machine and the caller's trust allow, or the recipe on the caller's `model`."""
         self._settle_process()
+        if reason := self.engine.unavailable():
+            return self._without_library(reason, model)
         if model is not None and not self.engine.whole:
             return self._replay(model)
         ready = self.engine.load(self)
@@ -83,6 +86,21 @@ class Ways:
                 next="pass your own: tw.load(DIR, model=fresh_module) replays the recipe on it",
             )
         return self._rebuild()
+
+    def _without_library(self, reason: str, model: nn.Module | None) -> Ready:
+        """Answer by the graphs that the artifact carries, in PyTorch's operators, where its engine cannot run.
+
+        Raises `ArtifactError` where the artifact carries none, or for a `model` of the caller's, whose weights the
+        graphs do not have.
+        """
+        ready = None if model is not None else self.engine.load_fallback(self)
+        if ready is None:
+            self.engine.available(str(self.path), ArtifactError)
+        assert ready is not None
+        notice = f"the graphs in PyTorch's own operators answer, not {self.engine.how}: {reason}"
+        self.say(notice)
+        warnings.warn(f"{self.path}: {notice}", SlowerCall, stacklevel=2)
+        return ready
 
     def say(self, notice: str) -> None:
         self.notices.append(notice)

@@ -185,6 +185,11 @@ class Engine:
         return None
 
     @classmethod
+    def load_fallback(cls, kept: Kept) -> Ready | None:
+        """Load what the artifact carries to answer where the engine is `unavailable`; None where that is nothing."""
+        return None
+
+    @classmethod
     def stand_in(cls) -> type[Engine]:
         """What runs its recipe on a model that is made anew, of whose calls no sizes are known; without a folder."""
         return cls

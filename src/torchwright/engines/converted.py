@@ -8,6 +8,7 @@ for others.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 import threading
@@ -28,10 +29,16 @@ from torchwright.engines.call import parameters_of, written
 from torchwright.engines.conversion import shared
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
-from torchwright.engines.graphs import GraphCall, graph_in
+from torchwright.engines.graphs import GraphCall, Later, graph_in
 from torchwright.engines.guards import Check, Fallback, guards_of
 from torchwright.engines.packaging import changed, described
-from torchwright.engines.program import FreeSizes, dynamic_shapes, export_one, write_programs
+from torchwright.engines.program import (
+    FreeSizes,
+    drop_constant_results,
+    dynamic_shapes,
+    export_one,
+    write_programs,
+)
 from torchwright.engines.real_constants import real_constants
 from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
@@ -81,6 +88,7 @@ class Converted(Engine):
     def write(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
         """`convert`, of the graph in forms that the library has, and computes as PyTorch does. `finish` comes next."""
         with torch.no_grad():
+            drop_constant_results(program)
             real_constants(program)
             remove_whole_slices(program)
             attention_as_in_pytorch(program)
@@ -206,10 +214,7 @@ class Converted(Engine):
     @classmethod
     def _opened(cls, folder: Path, calls: Sequence[CallSpec], *, at_once: bool = False) -> list[CompiledCall]:
         found: list[CompiledCall] = []
-        indices = {spec.name + OTHERS: index for index, spec in enumerate(calls)}
-        for index, spec in enumerate(calls):
-            # The only call's was called otherwise once.
-            place = indices.get(spec.name, 0) if spec.sizes else index
+        for spec, place in zip(calls, _places(calls), strict=True):
             file = _file(folder, place)
             start = _later(cls.reader, file, spec) if spec.sizes and not at_once else cls.reader(file, spec)
             found.append(ConvertedCall(spec, start, None if at_once else _graph_in(_fallback(folder, place))))
@@ -262,6 +267,22 @@ class Converted(Engine):
             )
         door = kept.door(cls._opened(kept.path / cls.name, kept.calls))
         return Ready(how=cls.how, run=door.run, door=door)
+
+    @classmethod
+    def load_fallback(cls, kept: Kept) -> Ready | None:
+        folder, places = kept.path / cls.name, _places(kept.calls)
+        graphs = [_fallback(folder, place) for place in places]
+        if not all(
+            graph.is_dir() for graph in graphs
+        ):  # no file could keep the graph, or an older version wrote it
+            return None
+        door = kept.door(
+            [
+                Later(spec, functools.partial(graph_in, graph, FORWARD, trust=kept.trusted))
+                for spec, graph in zip(kept.calls, graphs, strict=True)
+            ]
+        )
+        return Ready(how="graphs, uncompiled", run=door.run, door=door)
 
 
 class ConvertedCall:
@@ -317,6 +338,13 @@ class ConvertedCall:
             else:
                 leaves.append(next(remaining) if kind in (TENSOR, SIZE) else None)
         return leaves
+
+
+def _places(calls: Sequence[CallSpec]) -> list[int]:
+    """The number of each call's file: one with free sizes shares that of the call at the example's."""
+    indices = {spec.name + OTHERS: index for index, spec in enumerate(calls)}
+    # The only call's was called otherwise once.
+    return [indices.get(spec.name, 0) if spec.sizes else index for index, spec in enumerate(calls)]
 
 
 def _later(

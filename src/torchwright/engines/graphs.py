@@ -67,11 +67,13 @@ class Later:
         return self._call
 
 
-def graph_in(folder: Path, name: str, layouts: Sequence[tuple[int, ...] | None] = ()) -> GraphCall:
-    """A graph of a folder that this user trusts, run operator by operator."""
+def graph_in(
+    folder: Path, name: str, layouts: Sequence[tuple[int, ...] | None] = (), *, trust: bool = True
+) -> GraphCall:
+    """Read a graph, to be run operator by operator. Without `trust` it may call PyTorch's own operators alone."""
     from torchwright.engines.program import read_programs  # which imports the exporter
 
-    program = read_programs(folder, trust=True, names=(name,))[name]
+    program = read_programs(folder, trust=trust, names=(name,))[name]
     return GraphCall(program, spec_of(name, program), layouts)
 
 
