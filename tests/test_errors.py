@@ -1,4 +1,5 @@
 import pickle
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,8 @@ def test_instances_are_shown_by_their_fields_and_short():
     assert shown(Hidden(x)) == "Hidden(values=Tensor float32[3, 4], name='hidden')"
     assert shown(Pair(x, x)) == "Pair(low=Tensor float32[3, 4], high=Tensor float32[3, 4])"
     assert shown(Output(logits=x)) == "Output(logits=Tensor float32[3, 4], states=None)"
-    deep = Batch(x, extras=[Batch(x, extras=[x] * 1_000_000)] * 1_000)
+    inner: list[Any] = [Batch(x, extras=[x] * 1_000_000)] * 1_000
+    deep = Batch(x, extras=inner)
     for most in (60, 500):
         assert len(shown(deep, most)) <= most
         assert len(shown(Hidden(x, "n" * 10_000), most)) <= most

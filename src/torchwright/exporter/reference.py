@@ -72,7 +72,7 @@ def calls_of(subject: Subject) -> list[Call]:
             subject.case, [resized(t, s.shape, sizes) for t, s in zip(tensors, spec.tensors, strict=True)]
         )
         try:
-            outputs = subject.answer(case)
+            outputs = subject.answer(case, spec.results)
         except Exception:  # of the model, which takes no such size itself
             if name == EXAMPLE:
                 raise
@@ -93,7 +93,14 @@ def without_rows(subject: Subject) -> list[Call]:
         subject.case, [resized(t, s.shape, sizes) for t, s in zip(tensors, spec.tensors, strict=True)]
     )
     try:
-        return [Call(name=ZERO_ROWS, sizes=sizes, tensors=tensors_of(case), outputs=subject.answer(case))]
+        return [
+            Call(
+                name=ZERO_ROWS,
+                sizes=sizes,
+                tensors=tensors_of(case),
+                outputs=subject.answer(case, spec.results),
+            )
+        ]
     except Exception:  # of the model, which takes no such call itself
         return []
 

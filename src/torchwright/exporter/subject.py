@@ -22,7 +22,7 @@ from torchwright.engines.call import written
 from torchwright.engines.converted import handed_over
 from torchwright.engines.packaging import changed
 from torchwright.engines.program import FreeSizes, drop_text_results, export_one
-from torchwright.engines.spec import CallSpec
+from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
 from torchwright.exporter.formats import Format
@@ -105,10 +105,13 @@ class Subject:
         model = self.target.model
         return model.model if isinstance(model, PromptLogits) else None
 
-    def answer(self, tensors: Case) -> list[torch.Tensor]:
-        """The original's results, flat."""
+    def answer(self, tensors: Case, results: Sequence[str] = ()) -> list[torch.Tensor]:
+        """Return the original's results, flat; those that `results` of the call says are constants are left out."""
         with torch.no_grad():
-            return flatten(self.original(*tensors.args, **tensors.kwargs))
+            found = nested.leaves(self.original(*tensors.args, **tensors.kwargs))
+        if results:
+            found = [leaf for leaf, kind in zip(found, results, strict=True) if kind in (TENSOR, SIZE)]
+        return flatten(found)
 
 
 def make_subject(
