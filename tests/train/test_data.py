@@ -370,6 +370,13 @@ def test_long_text_is_tokenized_a_block_at_a_time_and_cut_at_lines(
     assert open_shard(shard).tolist() == once * lines
 
 
+def test_the_mark_at_the_start_of_a_text_is_not_read(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("Once upon a time", encoding="utf-8-sig")
+    (ids,) = tokenize(tmp_path / "a.txt", tokenizer, None)
+    assert tokenizer.decode(ids.tolist()) == "Once upon a time"
+
+
 def test_text_without_a_tokenizer_and_text_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00broken")
     with pytest.raises(DataError, match="no tokenizer"):

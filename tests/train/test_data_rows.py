@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import re
 import sys
@@ -143,6 +145,70 @@ def test_a_broken_row_is_told_with_its_line_and_left_out(tmp_path: Path, row: An
         read(tmp_path, good, row, good, template=CHATML, strict=True)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_half_of_a_character_is_a_broken_row(tmp_path: Path, name: str) -> None:
+    """An emoji's two escapes are one character; one alone is what a text that was cut ends with."""
+    whole, half = '{"text": "hi \\ud83d\\ude00"}', '{"text": "hi \\ud83d"}'
+    text = f"{whole}\n{half}\n" if name.endswith("l") else f"[{whole}, {half}]"
+    (tmp_path / name).write_text(text)
+    good, bad = read_rows(tmp_path / name)
+    assert good.values == {"text": "hi \U0001f600"}
+    assert re.search(r"lone surrogate U\+D83D", str(bad.fault))
+
+
+def test_rows_are_read_from_lists_tables_and_gzip(tmp_path: Path) -> None:
+    wanted = [{"instruction": f'say {number}, "please"', "output": "ein é\nzwei"} for number in range(300)]
+    (tmp_path / "list.json").write_text(json.dumps(wanted, indent=1))
+    (tmp_path / "held.json").write_text(json.dumps({"version": 1, "data": wanted}))
+    (tmp_path / "held2.json").write_text(json.dumps({"version": 1, "data": wanted}, indent=2))
+    text = "".join(json.dumps(row) + "\n" for row in wanted)
+    (tmp_path / "lines.json").write_text(text)
+    with gzip.open(tmp_path / "lines.jsonl.gz", "wt") as file:
+        file.write(text)
+    for name, mark in (("table.csv", ","), ("table.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, [*wanted[0]], delimiter=mark)
+            writer.writeheader()
+            writer.writerows(wanted)
+    for path in sorted(tmp_path.iterdir()):
+        assert [row.values for row in read_rows(path)] == wanted, path.name
+
+
+def test_a_list_is_read_a_piece_at_a_time_and_ends_where_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_rows, "PIECE", 16)
+    rows = [{"text": "x" * size} for size in (1, 40, 3, 100)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(rows))
+    assert [row.values for row in read_rows(path)] == rows
+    path.write_text(json.dumps(rows)[:-20])
+    found = list(read_rows(path))
+    assert [row.values for row in found[:3]] == rows[:3]
+    assert "nothing of it is read" in str(found[3].fault)
+    path.write_bytes(b'[{"text": "\xff"}, {"text": "b"}]')
+    bad, good = read_rows(path)
+    assert (bad.fault or "").startswith("no UTF-8")
+    assert good.values == {"text": "b"}
+
+
+def test_structs_of_tables_have_no_null_keys(tmp_path: Path) -> None:
+    """Parquet gives every struct the keys of all rows; the rows mean the same as in JSON lines."""
+    pyarrow = pytest.importorskip("pyarrow", reason="an extra: torchwright[data]")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="an extra: torchwright[data]")
+    rows = [{"messages": [{"role": "user", "content": "w?", "call": {"city": "Rome"}}], "note": None}]
+    rows += [{"messages": [{"role": "user", "content": "t?", "call": {"zone": 3}}], "note": "x"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert [row.values for row in read_rows(tmp_path / "a.parquet")] == rows
+
+
+def test_brackets_in_a_name_are_no_pattern(tmp_path: Path) -> None:
+    for name in ("part [1].jsonl", "b1.jsonl", "b2.jsonl"):
+        (tmp_path / name).write_text("")
+    assert expand(["part [1].jsonl"], tmp_path) == [tmp_path / "part [1].jsonl"]
+    assert [path.name for path in expand(["b[12].jsonl"], tmp_path)] == ["b1.jsonl", "b2.jsonl"]
+
+
 def test_no_utf8_is_a_broken_row(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
@@ -150,7 +216,7 @@ def test_no_utf8_is_a_broken_row(tmp_path: Path) -> None:
 
 
 def test_a_template_that_rewrites_turns_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no row to train on.*has no generation tags"):
+    with pytest.raises(DataError, match=r"holds no row to train on.*before message 3 otherwise"):
         read(tmp_path, {"messages": TALK}, template=FORGETFUL)
 
 

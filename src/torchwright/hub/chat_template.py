@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ PLAIN = """\
 PLAIN_STOPS = ("\nUser:",)
 
 
+def join_parts(texts: Iterable[str]) -> str:
+    """Join the text parts of a message's content into the one string that templates take."""
+    return "\n".join(texts)
+
+
+def call_arguments(text: str) -> Any:
+    """Return a tool call's arguments as an object, or unchanged where they are not JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 class TemplateRefused(ModelError):
     """Messages that a chat template does not take; the summary says why."""
 
@@ -75,6 +93,8 @@ class ChatTemplate:
         self.sources = found or {"default": PLAIN}
         self._special = {name: text for name in SPECIAL if (text := _text(settings.get(name))) is not None}
         self._forms: dict[str, ContentForm] = {}
+        self.begin = self._special.get("bos_token") if settings.get("add_bos_token") is True else None
+        """The begin token's text, where the library puts it before texts and tokenizer.json does not say so."""
         self._folder = folder
         self._parsed: dict[str, jinja2.Template] | None = None
         self._variables: frozenset[str] = frozenset()

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from torchwright.hub.chat_template import RESERVED, ChatTemplate, TemplateRefused
+from torchwright.hub.chat_template import (
+    RESERVED,
+    ChatTemplate,
+    TemplateRefused,
+    call_arguments,
+)
 from torchwright.serve.api_error import invalid
 from torchwright.serve.formats.base import Callable, ToolFormat, structural_tag
 from torchwright.serve.grammar.compile import GrammarJob
@@ -135,16 +138,11 @@ def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": call_arguments(call.function.arguments),
+                },
             }
             for call in message.tool_calls
         ]
     return plain
-
-
-def _arguments(text: str) -> Any:
-    """The object that a call's arguments are, or the text where the model wrote none that a prompt can hold."""
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return text

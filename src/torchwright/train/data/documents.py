@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchwright.hub.chat_template import ChatTemplate
-from torchwright.train.data.forms import Form, Marked, RowFault, covered, find_form, render
-from torchwright.train.data.rows import Row, read_rows
-from torchwright.train.data.shards import DataError
+from torchwright.train.data.forms import covered, render
+from torchwright.train.data.layouts import COLUMNS, Form, Layout, find_layout
+from torchwright.train.data.messages import RowFault
+from torchwright.train.data.rows import read_rows
+from torchwright.train.data.shards import DataError, read_metadata
+from torchwright.train.data.turns import Marked, Stops
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BROKEN_LISTED = 100
 """Broken rows of a file that are kept with their reasons; all are counted."""
-VERSION = 1
-"""Of how rows become tokens: another one makes the shards again."""
-COLUMNS = {name: name for name in ("text", "messages", "prompt", "completion", "chosen", "rejected")}
+VERSION = 2
+"""The version of how rows become tokens: another one makes the shards again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ class Report:
     """What became of a file's rows."""
 
     form: Form | None = None
+    layout: str | None = None
+    """The name of the layout that the rows were read as."""
     rows: int = 0
     documents: int = 0
     tokens: int = 0
@@ -75,6 +79,8 @@ class Report:
     broken: int = 0
     listed: list[tuple[int, str]] = field(default_factory=list)
     """(line or row, reason) of the first `BROKEN_LISTED` broken rows."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """Remark on how labels were found → the documents that it holds for."""
 
     def refuse(self, number: int, reason: str) -> None:
         self.broken += 1
@@ -86,11 +92,20 @@ class Encoder:
     """A tokenizer and the model's chat template."""
 
     def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate, end: int | None) -> None:
-        """`end` follows each text that no template wrote."""
+        """`end` follows each text that no template ended."""
         self.tokenizer, self.chat, self._end = tokenizer, chat, end
+        added = tokenizer.get_added_tokens_decoder()
+        special = [token.content for token in added.values() if token.special]
+        self.stops = Stops({*special, (tokenizer.id_to_token(end) or "") if end is not None else ""})
+        self.lead = _lead(tokenizer, chat.begin)
+        """The tokens that inference puts before a text which no template wrote."""
+
+    def digest(self) -> str:
+        """Digest what decides the tokens of rows, beside the tokenizer."""
+        return f"{self.chat.digest()} {self.lead}"
 
     def encode(self, texts: list[Marked]) -> list[Document]:
-        """Raises `RowFault`, as the answer of a text, where no label is left."""
+        """Return the tokens and labels of texts."""
         # A text that is read as a whole has the special tokens that it will have in use.
         special = any(text.closing is not None for text in texts)
         encoded = self.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=special)
@@ -103,8 +118,20 @@ class Encoder:
         trained = np.ones(len(ids), bool) if text.spans is None else covered(offsets_N2, text.spans)
         if text.ended and self._end is not None:
             ids, trained = np.append(ids, self._end), np.append(trained, True)
+        if text.begun and ids[: len(self.lead)].tolist() != self.lead:
+            ids = np.concatenate([np.array(self.lead, np.int64), ids])
+            trained = np.concatenate([np.zeros(len(self.lead), bool), trained])
         trained[:1] = False
         return Document(ids=ids, trained=trained)
+
+
+def _lead(tokenizer: Tokenizer, begin: str | None) -> list[int]:
+    """Return the special tokens that a tokenizer puts before a text, as `FolderTokenizer` does for inference."""
+    encoded = tokenizer.encode("a", add_special_tokens=True)
+    own = sum(1 for _ in itertools.takewhile(bool, encoded.special_tokens_mask))
+    lead = encoded.ids[:own]
+    first = None if begin is None else tokenizer.token_to_id(begin)
+    return lead if first is None or lead[:1] == [first] else [first, *lead]
 
 
 def _parts(encoding: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +146,7 @@ def read_documents(
     Raises `DataError` for a file that cannot be read, that holds nothing to train on, or, where `how` is strict, for
     its first broken row.
     """
-    rendered = _rendered(path, encoder.chat, how, report)
+    rendered = _rendered(path, encoder, how, report)
     while some := list(itertools.islice(rendered, at_once)):
         documents = iter(encoder.encode([text for _, texts in some for text in texts]))
         for number, texts in some:
@@ -130,6 +157,8 @@ def read_documents(
             report.documents += len(found)
             report.tokens += sum(len(document.ids) for document in found)
             report.trained += sum(int(document.trained.sum()) for document in found)
+            for text in texts:
+                report.notes |= {note: report.notes.get(note, 0) + 1 for note in text.notes}
             yield number, found
     if not report.documents:
         reasons = "; ".join(f"{number}: {reason}" for number, reason in report.listed[:3])
@@ -152,13 +181,19 @@ def _fault(found: list[Document], longest: int | None) -> str | None:
 
 
 def _rendered(
-    path: Path, chat: ChatTemplate, how: RowsAs, report: Report
+    path: Path, encoder: Encoder, how: RowsAs, report: Report
 ) -> Iterator[tuple[int, list[Marked]]]:
     """(row, its texts) of the rows that have any."""
+    layout: Layout | None = None
     for row in read_rows(path):
         report.rows += 1
         try:
-            texts = _texts(path, row, chat, how, report)
+            if row.fault:
+                raise RowFault(row.fault)
+            if layout is None:  # the first whole row says what all are
+                layout = find_layout(row.values, how.columns, how.form, str(path))
+                report.form, report.layout = layout.form, layout.name
+            texts = render(layout, row.values, how.columns, encoder.chat, encoder.stops, how.labels)
         except RowFault as fault:
             _refuse(path, row.number, str(fault), how, report)
             continue
@@ -166,14 +201,6 @@ def _rendered(
             yield row.number, texts
         else:
             report.empty += 1
-
-
-def _texts(path: Path, row: Row, chat: ChatTemplate, how: RowsAs, report: Report) -> list[Marked]:
-    if row.fault:
-        raise RowFault(row.fault)
-    if report.form is None:  # the first whole row says what all are
-        report.form = find_form(row.values, how.columns, how.form, str(path))
-    return render(report.form, row.values, how.columns, chat, how.labels)
 
 
 def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: Report) -> None:
@@ -235,20 +262,12 @@ def _join(path: Path, kind: np.dtype, count: int, starts: bytes, parts: list[Pat
 
 
 def read_report(shard: Path) -> Report:
-    """The report that was written with a shard of documents."""
-    from safetensors import safe_open
-
-    with safe_open(shard, "np") as file:
-        told = json.loads(file.metadata()["report"])
+    """Return the report that was written with a shard of documents."""
+    told = json.loads(read_metadata(shard)["report"])
     return Report(**{**told, "listed": [(number, reason) for number, reason in told["listed"]]})
 
 
 def form_of(shard: Path) -> Form | None:
-    """What the rows were that a shard was made of; None where it does not say."""
-    from safetensors import safe_open
-
-    if shard.suffix != ".safetensors":
-        return None
-    with safe_open(shard, "np") as file:
-        told = (file.metadata() or {}).get("report")
+    """Return the form of the rows that a shard was made of; None where it does not say."""
+    told = read_metadata(shard).get("report")
     return None if told is None else json.loads(told)["form"]

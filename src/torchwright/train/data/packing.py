@@ -166,19 +166,18 @@ class PackedHeldOut:
 def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
     """The documents of all shards, none longer than a window.
 
-    One that is longer becomes several where all of it is trained on; else what follows the window is left out, since
-    it would be answers to what is not seen.
+    A longer text becomes several; the end of a longer answer is left out, since it would follow what is not seen.
     """
     found: list[tuple[int, int, int]] = []
     cut = dropped = 0
     for shard, size in enumerate(shards.sizes):
-        starts = document_starts(shards, shard, end)
+        starts, whole = document_starts(shards, shard, end), shards.answers(shard)
         lengths = np.diff(starts, append=size) - 1
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             if 0 < length <= context:
                 found.append((shard, start, length))
                 continue
-            if length > 0 and shards.trained(shard, start + 1, length).all():
+            if length > 0 and not whole and shards.trained(shard, start + 1, length).all():
                 found.extend(
                     (shard, start + place, min(context, length - place))
                     for place in range(0, length, context)

@@ -1,15 +1,20 @@
-"""Rows of the files that hold rows: JSON lines, Parquet, Arrow, and folders that `datasets` saved.
+"""Read rows from JSON lines, JSON lists, CSV, Parquet, Arrow, and folders that `datasets` saved.
 
-Each is read front to back, a piece at a time. What is no row is told by its number and left to the caller.
+Each file is read front to back, a piece at a time. What is not a row is reported by its number and left to the caller.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 
 from torchwright.train.data.shards import DataError
 
@@ -19,6 +24,15 @@ ROWS_AT_ONCE = 256
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """What `datasets` writes into the folder of a data set, and of several splits of one."""
 INSTALL = "pip install 'torchwright[data]'"
+COMPRESSED = ".gz"
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+PIECE = 1 << 20
+"""Characters of a JSON list that are read at a time."""
+BETWEEN = re.compile(r"[\s,]*")
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape that may be half of a surrogate pair."""
+HOLDERS = ("data", "rows", "train", "examples", "instances")
+"""Names under which one object holds the list of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +49,19 @@ def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file or folder. Raises `DataError` for one that cannot be read at all, or not without pyarrow."""
     try:
         yield from _reader(path)(path)
-    except (OSError, ValueError) as error:  # pyarrow's are children of these
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # pyarrow's are children of the first two
         raise DataError(f"{path} cannot be read", found=str(error), next="make or fetch it again") from error
 
 
 def is_rows(path: Path) -> bool:
     """Whether a file or folder holds rows, by its name or by what lies in it."""
-    return path.suffix in READERS or is_dataset(path)
+    return rows_suffix(path) in READERS or is_dataset(path)
+
+
+def rows_suffix(path: Path) -> str:
+    """Return the end of a file's name that says how its rows are read, without that of gzip."""
+    name = path.name.lower()
+    return Path(name.removesuffix(COMPRESSED)).suffix
 
 
 def is_dataset(path: Path) -> bool:
@@ -70,11 +90,20 @@ def dataset_files(folder: Path) -> list[Path]:
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
-    return _read_dataset if path.is_dir() else READERS[path.suffix]
+    return _read_dataset if path.is_dir() else READERS[rows_suffix(path)]
+
+
+def _opened(path: Path) -> io.BufferedIOBase:
+    return gzip.GzipFile(path) if path.name.lower().endswith(COMPRESSED) else path.open("rb")
+
+
+def _text(path: Path) -> TextIO:
+    """Open a text; bytes that are not UTF-8 become lone surrogates, which `_damaged` finds."""
+    return io.TextIOWrapper(_opened(path), "utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _read_lines(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -85,24 +114,132 @@ def _read_lines(path: Path) -> Iterator[Row]:
                 yield _parsed(number, line)
 
 
-def _pass_over(file: BinaryIO) -> None:
-    """The rest of a line, of which little is in memory at a time."""
+def _pass_over(file: io.BufferedIOBase) -> None:
+    """Read the rest of a line, of which little is in memory at a time."""
     while (piece := file.readline(1 << 20)) and not piece.endswith(b"\n"):
         pass
 
 
 def _parsed(number: int, line: bytes) -> Row:
     try:
-        values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        values = json.loads(text)
     except UnicodeDecodeError as error:
         return Row(number=number, fault=f"no UTF-8: {error.reason} at byte {error.start:,}")
     except json.JSONDecodeError as error:
         return Row(number=number, fault=f"no JSON: {error.msg} at character {error.pos + 1:,}")
     except (RecursionError, ValueError) as error:  # a number of too many digits
         return Row(number=number, fault=f"JSON that cannot be read: {error}")
+    return _row(number, values, text)
+
+
+def _row(number: int, values: Any, text: str) -> Row:
+    """Return the row of a JSON value that was written as `text`."""
     if not isinstance(values, dict):
         return Row(number=number, fault=f"no object, but {type(values).__name__}")
-    return Row(number=number, values=values)
+    fault = _damaged(text)
+    if fault is None and HALF_CHARACTER.search(text):
+        fault = _damaged(json.dumps(values, ensure_ascii=False))
+    return Row(number=number, fault=fault) if fault else Row(number=number, values=values)
+
+
+def _damaged(text: str) -> str | None:
+    """Return why a text cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        if 0xDC80 <= half <= 0xDCFF:  # what `surrogateescape` made of a byte
+            return f"no UTF-8: byte {half - 0xDC00:#x} at character {error.start + 1:,}"
+        return f"half of a character: the lone surrogate U+{half:04X}, as in a text that was cut"
+    return None
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    """Rows of a list of objects, of lines, or of an object that holds the list."""
+    with _text(path) as file:
+        head = file.read(PIECE).lstrip()
+    if head.startswith("["):
+        with _text(path) as file:
+            yield from _read_list(file)
+        return
+    first, _, rest = head.partition("\n")
+    try:
+        values = json.loads(first)
+    except (ValueError, RecursionError):  # an object over several lines, or a line without end
+        with _text(path) as file:
+            values, rest = json.load(file), ""
+        if _holder(values) is None:
+            yield _row(1, values, json.dumps(values, ensure_ascii=False))
+            return
+    if _holder(values) is None or rest.strip():
+        yield from _read_lines(path)
+        return
+    for number, row in enumerate(values[_holder(values)], 1):
+        yield _row(number, row, json.dumps(row, ensure_ascii=False))
+
+
+def _read_list(file: TextIO) -> Iterator[Row]:
+    """Rows of a list of objects, of which a piece is in memory at a time."""
+    decoder, buffer, place, number = json.JSONDecoder(), file.read(PIECE), 0, 0
+    place = buffer.index("[") + 1
+    while True:
+        between = BETWEEN.match(buffer, place)
+        place = between.end() if between else place
+        try:
+            if buffer.startswith("]", place):
+                return
+            values, end = decoder.raw_decode(buffer, place)
+        except (ValueError, RecursionError) as error:
+            # As much again, so that an object of any length is scanned a few times only.
+            more = file.read(max(PIECE, len(buffer) - place)) if len(buffer) - place < LONGEST_LINE else ""
+            if not more:
+                yield Row(
+                    number=number + 1, fault=f"no JSON from here on, nothing of it is read: {error}"[:300]
+                )
+                return
+            buffer, place = buffer[place:] + more, 0
+            continue
+        number += 1
+        yield _row(number, values, buffer[place:end])
+        place = end
+
+
+def _holder(values: Any) -> str | None:
+    """Return the name under which an object holds a list of rows."""
+    if not isinstance(values, dict):
+        return None
+    for name in HOLDERS:
+        rows = values.get(name)
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            return name
+    return None
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    """Rows of a table whose first row names its columns; quoted fields may run over lines."""
+    csv.field_size_limit(LONGEST_LINE)  # the library's own limit is shorter than many documents
+    with _text(path) as file:
+        lines = iter(lambda: file.readline(LONGEST_LINE), "")
+        reader = csv.reader(lines, delimiter=SEPARATORS[rows_suffix(path)], strict=True)
+        names = next(reader, [])
+        while True:
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                yield Row(number=reader.line_num, fault=f"no CSV: {error}")
+                continue
+            if fields is None:
+                return
+            if not fields:  # a blank line
+                continue
+            fault = _damaged("".join(fields))
+            if len(fields) != len(names):
+                fault = f"{len(fields)} fields in place of {len(names)}"
+            if fault:
+                yield Row(number=reader.line_num, fault=fault)
+            else:
+                yield Row(number=reader.line_num, values=dict(zip(names, fields, strict=True)))
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -135,7 +272,18 @@ def _of_batches(batches: Iterator[Any]) -> Iterator[Row]:
         for first in range(0, batch.num_rows, ROWS_AT_ONCE):
             for values in batch.slice(first, ROWS_AT_ONCE).to_pylist():
                 number += 1
-                yield Row(number=number, values=values)
+                yield Row(
+                    number=number, values={name: _without_nulls(value) for name, value in values.items()}
+                )
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a nested value without keys that are null: a struct of Arrow has every key of every row."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    if isinstance(value, list) and any(isinstance(part, dict | list) for part in value[:1]):
+        return [_without_nulls(part) for part in value]
+    return value
 
 
 def _arrow(part: str, path: Path) -> Any:
@@ -151,6 +299,9 @@ def _arrow(part: str, path: Path) -> Any:
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_lines,
     ".ndjson": _read_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
 }

@@ -93,13 +93,18 @@ class Shards:
             told.update(b"" if starts is None else starts.tobytes())
         return told.hexdigest()[:16]
 
-    def partly_trained(self) -> bool:
-        """Whether any shard has tokens that are no labels, beside the first of each document."""
-        for shard, size in enumerate(self.sizes):
-            starts = self.starts(shard)
-            if starts is not None and int(self.trained(shard, 0, size).sum()) < size - len(starts):
-                return True
-        return False
+    def answers(self, shard: int) -> bool:
+        """Check whether a shard's documents are prompts with answers, which stay whole and apart.
+
+        The rows that it was made of say so by their form: an answer behind a prompt of one token leaves no other trace.
+        """
+        starts, size = self.starts(shard), self.sizes[shard]
+        if starts is None:
+            return False
+        told = read_metadata(self.paths[shard]).get("report")
+        if told is not None and json.loads(told)["form"] not in (None, "text"):
+            return True
+        return int(self.trained(shard, 0, size).sum()) < size - len(starts)
 
 
 def open_shard(path: Path, bare: str | None = None) -> np.ndarray:
@@ -129,6 +134,16 @@ def open_part(path: Path, name: str) -> np.ndarray | None:
     if path.suffix != ".safetensors" or {*read_header(path, LONGEST_HEADER)} != {*DOCUMENTS}:
         return None
     return _map_tensor(path, read_header(path, LONGEST_HEADER)[name], TYPE_OF_PART[name])
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what the header of a shard in safetensors says beside its tensors; nothing for other files."""
+    if path.suffix != ".safetensors":
+        return {}
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        return file.metadata() or {}
 
 
 def verify_shards(paths: Sequence[Path]) -> int:

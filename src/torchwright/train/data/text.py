@@ -49,7 +49,9 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
     for pattern in patterns:
         base = Path(pattern) if Path(pattern).is_absolute() else folder / pattern
         root = Path(base.anchor) if base.is_absolute() else Path()
-        matches = sorted(root.glob(str(base.relative_to(root)))) if _is_glob(pattern) else [base]
+        # Browsers name files `part [1].jsonl`: what is there under this very name is no pattern.
+        glob = _is_glob(pattern) and not base.exists()
+        matches = sorted(root.glob(str(base.relative_to(root)))) if glob else [base]
         matches = [
             path for path in matches if path.name != CHECKSUMS and (is_dataset(path) or not path.is_dir())
         ]
@@ -148,7 +150,7 @@ class Maker:
 
     def digest(self) -> str:
         """Of what rows become tokens by, beside the tokenizer."""
-        return f"{self.how.digest()} {self.encoder.chat.digest()}"
+        return f"{self.how.digest()} {self.encoder.digest()}"
 
     def make(self, path: Path, shard: Path) -> str:
         """Write a file's shard beside its place, and rename it; its SHA-256."""
@@ -189,7 +191,7 @@ def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.n
     Raises `DataError` unless it is UTF-8.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # Windows editors begin files with a mark
             # Up to the end of a line, so that few words are cut.
             blocks = iter(lambda: file.read(BLOCK_CHARACTERS) + file.readline(BLOCK_CHARACTERS), "")
             while some := list(itertools.islice(blocks, os.cpu_count())):

@@ -5,7 +5,6 @@ What a table names lies below the table's own folder; a row that names anything 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.train.data.documents import Report
-from torchwright.train.data.rows import READERS, Row, is_dataset, read_rows
+from torchwright.train.data.rows import READERS, Row, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
 from torchwright.train.media.config import ImageData, SpeechData
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-CSV = {".csv": ",", ".tsv": "\t"}
-LONGEST_LINE = 1 << 20
-"""Bytes of a line of CSV."""
-TABLES = (*READERS, *CSV)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,34 +169,8 @@ def _fault(values: dict[str, Any], column: str, types: tuple[type, ...]) -> str 
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if path.suffix in CSV:
-        return _csv(path)
-    if path.suffix in READERS or is_dataset(path):
+    if is_rows(path):
         return read_rows(path)
     raise DataError(
-        f"{path} is neither a folder nor a table", allowed=", ".join(f"*{form}" for form in TABLES)
+        f"{path} is neither a folder nor a table", allowed=", ".join(f"*{form}" for form in READERS)
     )
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    """A table whose first row names its columns; quoted fields may run over lines."""
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            lines = iter(lambda: file.readline(LONGEST_LINE), "")
-            reader = csv.reader(lines, delimiter=CSV[path.suffix], strict=True)
-            names = next(reader, [])
-            while True:
-                try:
-                    fields = next(reader, None)
-                except csv.Error as error:
-                    yield Row(number=reader.line_num, fault=f"no CSV: {error}")
-                    continue
-                if fields is None:
-                    return
-                if len(fields) != len(names):
-                    fault = f"{len(fields)} fields in place of {len(names)}"
-                    yield Row(number=reader.line_num, fault=fault)
-                else:
-                    yield Row(number=reader.line_num, values=dict(zip(names, fields, strict=True)))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read", found=str(error)) from error

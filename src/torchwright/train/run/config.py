@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from torchwright.train.data.documents import RowsAs
-from torchwright.train.data.forms import Form
+from torchwright.train.data.layouts import Form
 from torchwright.train.layout import Layout
 from torchwright.train.run.data_section import Data, Section
 from torchwright.train.run.objective_section import Head, Preference

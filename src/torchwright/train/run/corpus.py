@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.train.data.documents import Report, form_of, read_report
-from torchwright.train.data.forms import SAID, Form
+from torchwright.train.data.layouts import SAID, Form
 from torchwright.train.data.mixture import Mixture, Walk
 from torchwright.train.data.packing import Packed, PackedHeldOut
 from torchwright.train.data.rows import is_rows
@@ -148,7 +148,7 @@ def _packed(run: Run, opened: Sequence[Shards]) -> bool:
     """Whether windows hold whole documents: as the run says, else where a part of the tokens is not trained on."""
     if run.needs is not None:
         return True
-    partly = any(shards.partly_trained() for shards in opened)
+    partly = any(shards.answers(shard) for shards in opened for shard in range(len(shards.paths)))
     if partly and run.data.packing == "stream":
         raise RunError(
             "a part of the data's tokens is not trained on, and data.packing is 'stream'",

@@ -7,8 +7,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from torchwright.errors import TorchwrightError
-from torchwright.train.data.documents import COLUMNS, RowsAs
-from torchwright.train.data.forms import Form
+from torchwright.train.data.documents import RowsAs
+from torchwright.train.data.layouts import COLUMNS, Form
 
 
 class RunError(TorchwrightError):

@@ -1,0 +1,148 @@
+"""Normalize the messages and tools of a row to what the server hands the same chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchwright.hub.chat_template import call_arguments, join_parts
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT = "assistant"
+RENAMED = {"developer": "system", "function": "tool"}
+"""Roles that templates know by another name; `function` is OpenAI's older name of `tool`."""
+SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+}
+"""Names in ShareGPT's `from` beside the roles themselves."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class RowFault(Exception):
+    """A row that cannot be trained on; the text says why."""
+
+
+def plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return messages as templates take them: string contents, tool calls with objects as arguments.
+
+    Raises `RowFault` for what is not a list of messages, or has content that is not text.
+    """
+    messages = from_json(messages)
+    if not isinstance(messages, list) or not messages:
+        raise RowFault("the messages are no list of objects with 'role' and 'content'")
+    return [_message(place, message) for place, message in enumerate(messages, 1)]
+
+
+def _message(place: int, message: Any) -> dict[str, Any]:
+    message = _from_sharegpt(message)
+    if not isinstance(message, dict) or "role" not in message:
+        raise RowFault(f"message {place} is no object with 'role' and 'content'")
+    role = RENAMED.get(message["role"], message["role"]) if isinstance(message["role"], str) else None
+    if role not in ROLES:
+        raise RowFault(
+            f"message {place} has the unknown role {str(message['role'])[:40]!r} (known: {', '.join(ROLES)})"
+        )
+    calls = _calls(place, message)
+    # A null stands for a missing key: columnar files have every key in every row.
+    plain = {name: value for name, value in message.items() if value is not None}
+    plain.pop("function_call", None)
+    plain |= {"role": role, "content": _content(place, message.get("content"), empty=bool(calls))}
+    if calls:
+        plain["tool_calls"] = calls
+    if (thinking := plain.get("reasoning")) is not None:
+        plain.setdefault("reasoning_content", thinking)
+    return plain
+
+
+def _from_sharegpt(message: Any) -> Any:
+    """Return a message of ShareGPT's (`from`, `value`) as one with `role` and `content`; others unchanged."""
+    if not isinstance(message, dict) or message.get("role") is not None or "from" not in message:
+        return message
+    rest = {name: value for name, value in message.items() if name not in ("from", "value", "role")}
+    speaker, value = message["from"], message.get("value")
+    if speaker == "function_call":  # LLaMA-Factory: the value is JSON text of a call, or of several
+        calls = from_json(value)
+        return {**rest, "role": ASSISTANT, "tool_calls": calls if isinstance(calls, list) else [calls]}
+    role = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    return {**rest, "role": role, "content": value}
+
+
+def _content(place: int, content: Any, *, empty: bool) -> str:
+    if content is None and empty:
+        return ""
+    if isinstance(content, list) and all(isinstance(part, str | dict) for part in content):
+        return join_parts(_part(place, part) for part in content)
+    if not isinstance(content, str):
+        raise RowFault(f"message {place} has no text as 'content', but {type(content).__name__}")
+    return content
+
+
+def _part(place: int, part: str | dict[str, Any]) -> str:
+    """Return the text of one part of a message's content."""
+    if isinstance(part, str):
+        return part
+    kind, text = part.get("type", "text"), part.get("text")
+    if kind not in TEXT_PARTS or not isinstance(text, str):
+        raise RowFault(f"message {place} has a content part that is not text: {str(kind)[:40]!r}")
+    return text
+
+
+def _calls(place: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a message's tool calls in OpenAI's shape; a single `function_call` is its older form."""
+    calls = from_json(message.get("tool_calls"))
+    if not calls and isinstance(message.get("function_call"), dict):
+        calls = [message["function_call"]]
+    if not calls:
+        return []
+    if isinstance(calls, list):
+        calls = [from_json(call) for call in calls]
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise RowFault(f"message {place} has 'tool_calls' that are no list of objects")
+    return [_call(call) for call in calls]
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"]) if isinstance(call.get("function"), dict) else dict(call)
+    around = {name: value for name, value in call.items() if value is not None} if "function" in call else {}
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = call_arguments(function["arguments"])
+    return {**around, "type": "function", "function": function}
+
+
+def plain_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Return tools in OpenAI's shape, or None without any. Raises `RowFault`.
+
+    Public data sets keep the list, or each tool of it, as JSON text, because their tables need one type per column.
+    """
+    tools = from_json(tools)
+    if not tools:
+        return None
+    described = [from_json(tool) for tool in tools] if isinstance(tools, list) else [None]
+    if not all(isinstance(tool, dict) for tool in described):
+        raise RowFault("'tools' is no list of functions, nor JSON text of one")
+    return [
+        tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
+        for tool in described
+    ]
+
+
+def from_json(value: Any) -> Any:
+    """Return what JSON text of a list or an object stands for; anything else unchanged."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def weights(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Return for each message whether it may be trained on: OpenAI's `weight` of 0 leaves an answer out."""
+    return [message.get("weight", 1) != 0 for message in messages]
