@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -484,6 +485,19 @@ def waits_for_a_collective_that_nobody_else_calls() -> None:
 def test_a_failing_process_is_named() -> None:
     with pytest.raises(ProveError, match=r"process 1 of 2 failed.*ValueError: on purpose"):
         on_processes(2, fails, 1)
+
+
+def aborts(place: int) -> None:
+    if dist.get_rank() == place:
+        os.write(2, b"terminate called: sizes differ\n")
+        os.abort()
+    dist.barrier()
+
+
+def test_a_process_that_dies_is_named_with_its_last_output() -> None:
+    """As where native code aborts; the others fail because it is gone, and are not the reason."""
+    with pytest.raises(ProveError, match=r"process 1 of 2 failed.*SIGABRT.*terminate called: sizes differ"):
+        on_processes(2, aborts, 1)
 
 
 def test_processes_that_hang_are_given_up() -> None:

@@ -16,10 +16,12 @@ from tiny import COMMON, MODELS
 from torchwright.cli import main
 from torchwright.cli.printing import console
 from torchwright.decoder import read_decoder_config
+from torchwright.decoder.families import decoder_config
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.prove import Divergence, Part, Proof, proof, prove, prove_layout, render
 from torchwright.train.prove.proof import choose, read_model, used
 from torchwright.train.prove.shrink import shrink
+from torchwright.train.run.check import check_run
 from torchwright.train.run.config import Run
 from torchwright.train.run.read import parse_run, read_run
 
@@ -196,6 +198,50 @@ def test_the_small_model_keeps_what_the_layout_divides(tmp_path: Path) -> None:
     assert set(small.sparse) == {True, False}
     assert small.experts
     assert small.experts.count % 2 == 0
+
+
+SMOL = CONFIG | {
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 72,
+    "intermediate_size": 96,
+}
+"""Heads as in SmolLM2-135M, which only odd degrees of tp divide."""
+
+
+@pytest.mark.parametrize("degree", range(2, 9))
+def test_a_small_row_divides_over_every_degree(degree: int) -> None:
+    config = decoder_config(SMOL, "the test")
+    for axis in ("dp_replicate", "dp_shard", "cp", "tp"):
+        layout = Layout.from_degrees({axis: degree})
+        small = shrink(in_layout(layout), config, layout)
+        assert small.run.context % (2 * layout.cp * layout.tp) == 0
+        assert small.run.batch_tokens % (small.run.context * layout.batch_ways) == 0
+        assert small.config.heads % layout.tp == small.config.kv_heads % layout.tp == 0
+        check_run(small.run)
+
+
+ODD = [
+    "cp=3",
+    "tp=3",
+    "cp=5",
+    "cp=6",
+    "cp=7",
+    "dp_shard=3",
+    "dp_shard=5",
+    "dp_replicate=3",
+    "dp_shard=3,cp=2",
+]
+
+
+@pytest.mark.parametrize(
+    "text", [text if text in ODD[:2] else pytest.param(text, marks=pytest.mark.slow) for text in ODD]
+)
+def test_odd_degrees_are_proved(text: str) -> None:
+    layout = Layout.parse(text)
+    result = prove("odd", [in_layout(layout)], decoder_config(SMOL, "the test"))
+    assert result.passed, result.divergence
+    assert result.parts[0].layout == layout
 
 
 def test_nothing_to_prove_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -19,6 +20,9 @@ from torchwright.process import folders
 
 LIMIT = 600.0
 """Seconds after which processes are given up."""
+DYING_S = 10.0
+"""A process whose answer is closed has ended by then, its core dump included."""
+LAST_LINES = 4
 PRELOADED = ["torchwright.train.prove.steps", "torchwright.train.prove.compare", "torch._dynamo"]
 
 Answer = TypeVar("Answer")
@@ -33,10 +37,11 @@ class ProveError(TorchwrightError):
 def on_processes(
     count: int, function: Callable[..., Answer], *arguments: Any, limit: float = LIMIT
 ) -> list[Answer]:
-    """`function(*arguments)` on `count` new processes of one gloo group; their answers by rank.
+    """Run `function(*arguments)` on `count` new processes of one gloo group; return their answers by rank.
 
     The function, found by name in its module, and arguments and answers travel by pickle between our own processes.
-    Raises `ProveError` with the process's own words where one fails, and where they take longer than `limit` seconds.
+    Raises `ProveError` with the process's own error or its last output where one fails, and where they take longer
+    than `limit` seconds.
     """
     # Processes are forked from one that has imported torch and done nothing else: a fork takes milliseconds, the import
     # seconds.
@@ -51,14 +56,14 @@ def on_processes(
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_process,
-                    args=(theirs, str(Path(folder) / "store"), rank, count, function, arguments),
+                    args=(theirs, folder, rank, count, function, arguments),
                     daemon=True,
                 )
                 process.start()
                 theirs.close()
                 processes.append(process)
                 ends.append(ours)
-            return _collect(ends, time.monotonic() + limit)
+            return _collect(ends, time.monotonic() + limit, processes, folder)
         finally:
             for process in processes:
                 process.kill()
@@ -77,8 +82,25 @@ def _start_forkserver() -> None:
     forkserver.ensure_running()
 
 
-def _collect(ends: Sequence[Connection], deadline: float) -> list[Any]:
-    """Each process's answer, or the first failure."""
+def _death(process: Any, folder: str, rank: int) -> str:
+    """Return how a process ended that gave no answer, and the last lines that it wrote."""
+    process.join(DYING_S)
+    code = process.exitcode
+    how = "it closed its answer" if code is None else f"it ended with code {code}"
+    if code is not None and code < 0:
+        how = f"it was ended by {signal.Signals(-code).name}"
+    written = _output(folder, rank).read_text(encoding="utf-8", errors="replace")
+    last = [line for line in written.splitlines() if line.strip()][-LAST_LINES:]
+    return f"{how}; its last output: {' | '.join(last)}" if last else f"{how}, and wrote nothing"
+
+
+def _output(folder: str, rank: int) -> Path:
+    """The file that holds what a process writes to its standard output and error."""
+    return Path(folder) / f"output-{rank}"
+
+
+def _collect(ends: Sequence[Connection], deadline: float, processes: Sequence[Any], folder: str) -> list[Any]:
+    """Return each process's answer. Raises `ProveError` for the first failure."""
     answers: dict[int, Any] = {}
     while len(answers) < len(ends):
         missing = [place for place in range(len(ends)) if place not in answers]
@@ -95,15 +117,23 @@ def _collect(ends: Sequence[Connection], deadline: float) -> list[Any]:
             try:
                 failure, answers[place] = ends[place].recv()
             except EOFError:
-                failure = "it ended without a word"
+                failure = _death(processes[place], folder, place)
             if failure:
-                raise ProveError(f"process {place} of {len(ends)} failed", found=failure)
+                raise _failed(place, failure, processes, folder)
     return [answers[place] for place in range(len(ends))]
+
+
+def _failed(place: int, failure: str, processes: Sequence[Any], folder: str) -> ProveError:
+    """Return the error of a process that failed, or of one that died: the others then fail because it is gone."""
+    died = next((rank for rank, process in enumerate(processes) if process.exitcode not in (None, 0)), None)
+    if died is not None and died != place:
+        place, failure = died, _death(processes[died], folder, died)
+    return ProveError(f"process {place} of {len(processes)} failed", found=failure)
 
 
 def _process(
     end: Connection,
-    store: str,
+    folder: str,
     rank: int,
     count: int,
     function: Callable[..., Any],
@@ -112,9 +142,13 @@ def _process(
     import torch
     import torch.distributed as dist
 
+    # Native code that aborts says why on its standard error alone.
+    with _output(folder, rank).open("wb") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
     torch.set_num_threads(1)
     try:
-        file = dist.FileStore(store, count)  # pyright: ignore[reportPrivateImportUsage]
+        file = dist.FileStore(str(Path(folder) / "store"), count)  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group("gloo", store=file, rank=rank, world_size=count)
         answer = function(*arguments)
         # Nobody leaves while others still talk to it.

@@ -42,7 +42,7 @@ def shrink(run: runs.Run, full: DecoderConfig, layout: Layout) -> Small:
     Compilation, recomputation, micro-batches, precision, clipping and the kind of optimizer stay; learning rate and eps
     become such that every gradient is seen in the weights, and the rate falls from step to step.
     """
-    tokens = max(TOKENS, 4 * layout.cp * layout.tp)
+    tokens = _tokens(layout)
     unit = layout.batch_ways * run.micro_batches
     rows = unit * -(-ROWS // unit)
     chosen = run.optimizer
@@ -62,6 +62,12 @@ def shrink(run: runs.Run, full: DecoderConfig, layout: Layout) -> Small:
         }
     )
     return Small(run=small, config=_shrink_config(full, run, layout, tokens))
+
+
+def _tokens(layout: Layout) -> int:
+    """Return the least length of a row whose parts over cp and tp are whole, those of cp in two equal pieces."""
+    unit = 2 * layout.cp * layout.tp
+    return unit * -(-max(TOKENS, 2 * unit) // unit)
 
 
 def rounds(run: runs.Run) -> bool:
@@ -109,7 +115,7 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
             chosen=count if rounds(run) else min(experts.chosen, 2),
             feed_forward=math.lcm(block if blocks else EXPERT, layout.tp),
         )
-    vocabulary = BLOCK_VOCABULARY if blocks else math.lcm(VOCABULARY, layout.tp)
+    vocabulary = math.lcm(BLOCK_VOCABULARY if blocks else VOCABULARY, layout.tp)
     return replace(
         full,
         vocabulary=vocabulary if full.vocabulary % run.parallel.tp == 0 else vocabulary + 1,
