@@ -23,6 +23,16 @@ def seconds(text: str | float) -> float:
     return found
 
 
+def written(count: float) -> str:
+    """Return a time as people write it: 45s, 3m20s, 1h02m."""
+    whole = round(count)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
 def _parsed(text: str) -> float | None:
     try:
         return float(text)

@@ -155,11 +155,13 @@ def test_wsd_stays_and_falls_in_a_straight_line_to_final() -> None:
 
 @pytest.mark.parametrize("name", ["cosine", "wsd"])
 def test_the_first_step_of_the_shortest_runs_moves(name: str) -> None:
-    """Whether nothing is warmed up, or more than the run has."""
+    """Without a warm-up; one that is longer than the run is refused, and would move it as well."""
     for tokens in (1, 2):
         assert rate(make(tokens=tokens * 1024, schedule={"name": name}), 0) == 1
-        warming = make(tokens=tokens * 1024, schedule={"name": name, "warmup_tokens": 4096})
-        assert rate(warming, 0) == pytest.approx(0.25)
+        warming = {"tokens": tokens * 1024, "schedule": {"name": name, "warmup_tokens": 4096}}
+        assert rate(parse_run({**BASE, **warming}), 0) == pytest.approx(0.25)
+        with pytest.raises(RunError, match="warm-up is longer than the run"):
+            make(**warming)
 
 
 def test_steps_read_consecutive_windows_and_start_anew_with_longer_ones() -> None:

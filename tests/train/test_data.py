@@ -386,7 +386,7 @@ def test_text_without_a_tokenizer_and_text_that_is_no_text(tmp_path: Path) -> No
     assert not list((tmp_path / "cache").iterdir())
 
 
-@pytest.mark.parametrize("name", ["a.JSON", "a.csv", "a.txt.gz", "README"])
+@pytest.mark.parametrize("name", ["a.XML", "a.yaml", "a.txt.gz", "README"])
 def test_what_is_neither_text_nor_rows_nor_shard_is_refused_unless_it_is_said_to_be_text(
     tmp_path: Path, name: str
 ) -> None:

@@ -74,6 +74,12 @@ CASES: list[Case] = [
         [FOUR],
     ),
     ("LIMA", {"conversations": ["2+2?", "4"], "source": "x"}, "ShareGPT", [FOUR]),
+    (
+        "ShareGPT with the keys of messages",
+        {"conversations": [{"role": "human", "content": "2+2?"}, {"role": "gpt", "content": "4"}]},
+        "ShareGPT",
+        [FOUR],
+    ),
     ("conversations of messages", {"conversations": [USER, ANSWER]}, "ShareGPT", [FOUR]),
     ("Capybara", {"source": "x", "conversation": [{"input": "2+2?", "output": "4"}]}, "Capybara", [FOUR]),
     ("ultrachat", {"id": "0", "data": ["2+2?", "4"]}, "UltraChat", [FOUR]),
@@ -202,7 +208,7 @@ def test_a_renamed_column_says_the_form(tmp_path: Path) -> None:
         find_layout(row, {**COLUMNS, "prompt": "instruction", "completion": "output"}, None, "x").form
         == "completion"
     )
-    with pytest.raises(DataError, match="several ways: Alpaca, OpenOrca"):
-        find_layout({**row, "question": "2+2?", "response": "4"}, COLUMNS, None, "x")
+    with pytest.raises(DataError, match="several ways: Alpaca, Dolly"):
+        find_layout({**row, "response": "4"}, COLUMNS, None, "x")
     with pytest.raises(DataError, match=r"columns: a, b.*the columns of Alpaca, Dolly"):
         find_layout({"a": 1, "b": 2}, COLUMNS, None, "x")

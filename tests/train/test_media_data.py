@@ -143,6 +143,31 @@ def test_tables_name_pictures(tmp_path: Path, form: str) -> None:
     assert sum("outside" in reason for _, reason in report.listed) == 2
 
 
+def test_tables_hold_pictures_as_datasets_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    make_pictures(tmp_path / "p", 1)
+    wanted = (tmp_path / "p" / "disc" / "000.png").read_bytes()
+    rows = [
+        {"image": {"bytes": wanted, "path": "000.png"}, "label": 1.0},
+        {"image": {"bytes": None, "path": "p/disc/000.png"}, "label": 0.0},
+        {"image": {"bytes": None, "path": None}, "label": 0.0},
+        {"image": {"bytes": wanted, "path": None}, "label": 0.5},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    listing = list_images(["rows.parquet"], ImageData(train=["x"]), tmp_path)
+    assert [(item.path.read_bytes() == wanted, item.target) for item in listing.items] == [
+        (True, 1),
+        (True, 0),
+    ]
+    assert listing.items[0].path.suffix == ".png"
+    (report,) = listing.reports.values()
+    assert report.broken == 2
+    assert "'label' is float" in report.listed[1][1]
+
+
 def test_numbers_are_places_among_classes_that_are_named(tmp_path: Path) -> None:
     run = make_images(tmp_path, samples=8, data={"train": ["rows.jsonl"], "labels": ["a", "b", "c"]})
     rows = [
@@ -308,4 +333,4 @@ def test_the_command_line_of_speech(tmp_path: Path) -> None:
         train_command, ["--model", base, "--data", manifest, "-o", str(tmp_path / "out"), "--quiet"]
     )
     assert made.exit_code == 0, made.output
-    assert read_speech(tmp_path / "out" / "run.toml").samples == 9
+    assert read_speech(tmp_path / "out" / "run.toml").samples == 30, "so few are read ten times"

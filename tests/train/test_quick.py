@@ -10,10 +10,13 @@ import pytest
 from runs import BUNDLED, make_run
 
 from torchwright.cli import main
+from torchwright.train.data.shards import DataError
+from torchwright.train.model.foreign import read_model_config
 from torchwright.train.run.config import Lora
+from torchwright.train.run.corpus import epochs, make_shards, open_shards, walk_of
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
-from torchwright.train.run.quick import quick_run, read_fields, to_toml
+from torchwright.train.run.quick import QuickRun, quick_run, read_fields
 from torchwright.train.run.read import check_run, parse_run, read_run
 
 WORDS = ["--lora", "r=2,targets=q_proj+v_proj", "--quiet", "--json"]
@@ -57,17 +60,16 @@ def test_sizes_follow_from_the_data(tmp_path: Path, world: int) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     shutil.copy(BUNDLED / "calibration.txt", texts / "small.txt")
-    small = parse_run(quick_run(str(BUNDLED), [str(texts)], world=world))
+    small = parse_run(quick_run(str(BUNDLED), [str(texts)], world=world).values)
     check_run(small)
     for number in range(40):
         shutil.copy(BUNDLED / "eval.txt", texts / f"{number}.txt")
-    large = parse_run(quick_run(str(BUNDLED), [str(texts)], world=world, lora=""))
+    large = parse_run(quick_run(str(BUNDLED), [str(texts)], world=world, lora="").values)
     check_run(large)
     assert small.context < large.context == 1024
     assert small.batch_tokens < large.batch_tokens
     assert large.batch_tokens % (world * large.context) == 0
     assert small.optimizer.lr < large.optimizer.lr
-    # The same three times, within what the first megabyte says of the rest.
     count = len(json.loads((BUNDLED / "tokenizer.json").read_text())["model"]["vocab"])
     assert count < small.tokens < large.tokens < 3 * 40 * 200_057
 
@@ -89,8 +91,97 @@ def test_words_that_say_nothing_are_refused(tmp_path: Path) -> None:
 
 
 def test_values_are_toml(tmp_path: Path) -> None:
-    values = quick_run(
-        str(BUNDLED), [str(BUNDLED / "eval.txt")], lora="dora=true,base=nf4,alpha=8", merge=True
+    made = quick_run(str(BUNDLED), [str(BUNDLED / "eval.txt")], lora="dora=true,base=nf4,alpha=8", merge=True)
+    (tmp_path / "run.toml").write_text(made.written())
+    assert read_run(tmp_path / "run.toml") == parse_run(made.values)
+    for name in ("tokens", "context", "optimizer.lr", "data.hold_out"):
+        assert made.reasons[name] in made.written()
+
+
+def chats(path: Path, count: int, *, words: int = 12) -> Path:
+    """Rows of a short conversation beside columns that nobody reads."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say {number}."},
+                {"role": "assistant", "content": " ".join(["word"] * (1 + number % words))},
+            ],
+            "id": number,
+            "embedding": [number / 7] * 40,
+        }
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def epochs_of(made: QuickRun, folder: Path) -> float:
+    """How often a run reads its data, counted by the windows that it packs."""
+    run = parse_run(made.values)
+    config = read_model_config(BUNDLED)
+    corpus = open_shards(run, config, make_shards(run, config, folder, BUNDLED, folder / "tokens"))
+    walk = walk_of(run, corpus, run.context, None, 0)
+    return epochs(walk, run.tokens // run.context) or 0.0
+
+
+def test_rows_are_read_three_times_whatever_else_they_hold(tmp_path: Path) -> None:
+    """Tokens are counted, not guessed from bytes: of other columns, or of a compressed table."""
+    pyarrow = pytest.importorskip("pyarrow", reason="an extra: torchwright[data]")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="an extra: torchwright[data]")
+    lines = chats(tmp_path / "a.jsonl", 200)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet", compression="zstd")
+    by_lines, by_table = (
+        quick_run(str(BUNDLED), [str(tmp_path / name)]) for name in ("a.jsonl", "a.parquet")
     )
-    (tmp_path / "run.toml").write_text(to_toml(values))
-    assert read_run(tmp_path / "run.toml") == parse_run(values)
+    assert by_lines.values["tokens"] == by_table.values["tokens"]
+    assert epochs_of(by_lines, tmp_path) == pytest.approx(3, rel=0.1)
+    once = quick_run(str(BUNDLED), [str(lines)], epochs=1)
+    assert epochs_of(once, tmp_path) == pytest.approx(1, rel=0.1)
+
+
+def test_windows_hold_the_longest_document_and_steps_several(tmp_path: Path) -> None:
+    run = parse_run(quick_run(str(BUNDLED), [str(chats(tmp_path / "a.jsonl", 200, words=60))]).values)
+    assert run.context == 256
+    assert run.batch_tokens // run.context >= 2, "a window holds fewer than eight of them"
+    long = parse_run(quick_run(str(BUNDLED), [str(chats(tmp_path / "b.jsonl", 320, words=400))]).values)
+    assert long.context == 512
+
+
+def test_settings_win_and_are_what_the_rest_follows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "Once upon a time there was a bird.", "title": "x"}\n' * 50)
+    with pytest.raises(DataError, match=r"body, title.*text_column"):
+        quick_run(str(BUNDLED), [str(path)])
+    asked = {"data.text_column": "body", "optimizer.lr": 1e-3, "context": 64}
+    run = parse_run(quick_run(str(BUNDLED), [str(path)], settings=asked).values)
+    assert (run.data.text_column, run.optimizer.lr, run.context) == ("body", 1e-3, 64)
+    assert run.batch_tokens % 64 == 0
+
+
+def test_brackets_in_names_of_files_and_folders_are_letters(tmp_path: Path) -> None:
+    folder = tmp_path / "data [2]"
+    folder.mkdir()
+    path = chats(folder / "part [1].jsonl", 40)
+    one, all_of = (quick_run(str(BUNDLED), [str(found)]).values for found in (path, folder))
+    assert one["tokens"] == all_of["tokens"]
+
+
+def test_a_part_is_held_out_unless_it_is_not_wanted(tmp_path: Path) -> None:
+    path = chats(tmp_path / "a.jsonl", 200)
+    made = quick_run(str(BUNDLED), [str(path)])
+    assert made.values["data"]["hold_out"] == 0.05
+    assert made.values["evaluation"]["every_steps"] == made.values["checkpoint"]["every_steps"]
+    assert "hold_out" not in quick_run(str(BUNDLED), [str(path)], no_validation=True).values["data"]
+    few = quick_run(str(BUNDLED), [str(chats(tmp_path / "few.jsonl", 10))])
+    assert "hold_out" not in few.values["data"]
+    assert "too few" in few.written()
+
+
+def test_a_refused_run_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"body": "x"}\n')
+    words = ["train", "--model", str(BUNDLED), "--data", str(rows), "-o", str(tmp_path / "out"), "--quiet"]
+    assert main(words) == 2
+    assert "body" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,8 +98,10 @@ def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
     with RunMetrics(tmp_path, steps=4, live=True, console=told) as metrics:
         metrics.figures(1, {**figures, "effective_time": 0.9})
         metrics.show("[red]a sample[/red]")
+        metrics.figures(2, {"loss": 1.0, "epoch": 1.25})
     text = told.file.getvalue()  # type: ignore[attr-defined]
-    assert "step 1  loss 2.0000  lr 3.00e-04  12,346 tok/s  MFU 41%  2.00 GiB  effective 90%" in text
+    assert re.search(r"step 2 of 4  loss 1\.0000  epoch 1\.25  \ds left", text)
+    assert "step 1 of 4  loss 2.0000  lr 3.00e-04  12,346 tok/s  MFU 41%  2.00 GiB  effective 90%" in text
     assert "[red]a sample[/red]" in text
 
 

@@ -13,6 +13,8 @@ from runs import CONFIG, assert_same, checkpoints, losses, make_run, state
 
 from torchwright.cli import main
 from torchwright.errors import UnknownName
+from torchwright.train.data.shards import DataError
+from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.read import read_run
@@ -55,6 +57,65 @@ def test_a_chat_run_tells_its_broken_row_and_goes_on_bit_for_bit(tmp_path: Path)
     broken = next(line for line in told if line.get("event") == "broken_rows")
     assert broken["broken"] == 1
     assert broken["rows"][0][0] == 1
+
+
+def test_a_held_out_part_is_evaluated_and_its_best_checkpoint_stays(tmp_path: Path) -> None:
+    """At a rate that destroys the model the first evaluation is the best one."""
+    run = run_on(
+        tmp_path,
+        {"train": ["chats.jsonl"], "hold_out": 0.1},
+        tokens=8 * 256,
+        optimizer={"lr": 0.5},
+        evaluation={"every_steps": 1},
+        checkpoint={"every_steps": 1, "keep": 1},
+    )
+    outcome = train(run, live=False)
+    told = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    found = {line["at"]: line["validation_loss"] for line in told if line.get("event") == "evaluation"}
+    best = min(found, key=lambda step: found[step])
+    assert (outcome.best_step, outcome.best_validation_loss) == (best, found[best])
+    assert best < 8
+    assert [path.name for path in checkpoints(run)] == [f"step-{best:08}", "step-00000008"]
+    assert all(line["epoch"] > 0 for line in told if "step" in line)
+    # The best is known again where the run goes on.
+    shutil.rmtree(checkpoints(run)[-1])
+    assert train(run, resume=True, live=False).best_step == best
+
+
+def test_a_refused_start_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    run = run_on(tmp_path, {"train": ["chats.jsonl"]}, context=256, batch_tokens=512)
+    with pytest.raises(RunError, match=r"longer than the model's positions reach.*128"):
+        train(run, live=False)
+    assert not (tmp_path / "out").exists()
+    run = run_on(tmp_path, {"train": ["chats.jsonl"]})
+    train(run, live=False)
+    before = sorted(path for path in (tmp_path / "out").rglob("*"))
+    run = run_on(tmp_path, {"train": ["chats.jsonl"]}, optimizer={"lr": 1e-4})
+    with pytest.raises(CheckpointError, match=r"optimizer\.lr"):
+        train(run, live=False)
+    assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
+    run = run_on(tmp_path, {"train": ["chats.jsonl"], "form": "preference"}, optimizer={"lr": 1e-4})
+    with pytest.raises(DataError):
+        train(run, fresh=True, live=False)
+    assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="warm-up is longer than the run"):
+        read_run(make_run(tmp_path, schedule={"warmup_tokens": 10_000}))
+
+
+def test_fields_are_set_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_on(tmp_path, {"train": ["a.npy"]})
+    assert (
+        main(["train", str(run), "--set", "tokens=256", "--set", "optimizer.lr=1e-5", "--json", "--quiet"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+    assert main(["train", str(run), "--set", "optimizer.rate=1"]) == 2
+    assert "optimizer.rate" in capsys.readouterr().err
+    assert main(["data", "check", str(run), "--set", 'data.train=["b.npy"]', "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"][0]["report"]["tokens"] == 2000
 
 
 def test_sources_are_mixed_and_a_stream_refuses_what_is_partly_trained_on(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import json_option
+from torchwright.cli.options import json_option, parse_settings
 from torchwright.cli.printing import console, print_json
 from torchwright.errors import WorkloadError
 from torchwright.process.interrupts import importing
@@ -48,7 +47,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
             "settings",
             multiple=True,
             metavar="NAME=VALUE",
-            help="A field of the run file's [data], as JSON or text. Repeatable.",
+            help="A field of the run file's [data], as in text_column=body; the value is JSON or text. Repeatable.",
         ),
         click.option("--dpo", is_flag=True, help="FILES: rows are pairs of answers, one preferred."),
         click.option("--context", type=click.IntRange(min=1), metavar="N", help="FILES: tokens of a window."),
@@ -190,7 +189,8 @@ def _run(
         from torchwright.train.run.read import parse_run
         from torchwright.workloads.texts import BUNDLED
 
-    fields = dict(_setting(text) for text in settings)
+    # The fields of [data] go by their short names as well.
+    fields = {name.removeprefix("data."): value for name, value in parse_settings(settings).items()}
     if len(what) == 1 and what[0].endswith(".toml"):
         if model is not None or context is not None or dpo:
             raise WorkloadError(
@@ -217,16 +217,6 @@ def _run(
     if dpo:
         described["preference"] = {}
     return parse_run(described, "the command line"), Path.cwd()
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise WorkloadError(f"--set takes NAME=VALUE, not '{text}'")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _print_survey(found: list[FileSurvey], context: int | None) -> None:
@@ -256,7 +246,7 @@ def _print_survey(found: list[FileSurvey], context: int | None) -> None:
         report = seen.report
         counts = [report.rows, report.empty, report.broken, report.documents, report.tokens, report.trained]
         counts.append(seen.longer)
-        holds = report.form or seen.holds
+        holds = report.layout or report.form or seen.holds
         told = (f"{count:,}" for count in counts[: len(names) - 3])
         table.add_row(Text(seen.file.name), Text(seen.source), holds, *told)
     screen.print(table)
@@ -266,6 +256,9 @@ def _print_survey(found: list[FileSurvey], context: int | None) -> None:
         if (more := seen.report.broken - BROKEN_SHOWN) > 0:
             told = f"{seen.file}: {more:,} broken rows more; --json lists up to 100"
             screen.print(told, markup=False, style="yellow")
+        for note, count in seen.report.notes.items():
+            told = f"{seen.file}: {note} ({count:,} of {seen.report.documents:,} documents)"
+            screen.print(told, markup=False, style="yellow", soft_wrap=True)
         if seen.lost:
             told = f"{seen.file}: {seen.lost:,} documents would be left out: their labels lie behind a window"
             screen.print(told, markup=False, style="yellow", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +17,13 @@ from torchwright.share import share
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A field of the run file, as data.text_column=body; the value is JSON or text. Repeatable.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 quiet_option = click.option("--quiet", is_flag=True, help="No live progress; the result alone.")
 all_option = click.option(
@@ -205,3 +213,18 @@ def byte_count(context: click.Context, parameter: click.Parameter, value: str | 
         return parse_bytes(value)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
+
+
+def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields and values of `--set NAME=VALUE`."""
+    return dict(_setting(text) for text in texts)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise WorkloadError(f"--set takes NAME=VALUE, not '{text}'")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

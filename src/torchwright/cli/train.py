@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import json_option, quiet_option
+from torchwright.cli.options import json_option, parse_settings, quiet_option, set_option
 from torchwright.cli.printing import console, print_result, say
 from torchwright.process.interrupts import importing
 
@@ -37,6 +37,18 @@ SIGNALLED = 128
     help="With --model: learn which answer is preferred, from pairs; the fields of [preference].",
 )
 @click.option("--chat", is_flag=True, help="With --model: rows are conversations; the answers are learnt.")
+@click.option(
+    "--epochs",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="With --model: how often the data are read; 3 times under ten million tokens, else once.",
+)
+@click.option(
+    "--no-validation",
+    is_flag=True,
+    help="With --model: train on all of the data; else 5% of it, 512 rows at the most, are held out.",
+)
+@set_option
 @click.option("--merge", is_flag=True, help="Write the model with its adapters in it as well.")
 @click.option(
     "-o", "--out", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="With --model."
@@ -64,6 +76,9 @@ def command(
     lora: str | None,
     dpo: str | None,
     chat: bool,
+    epochs: float | None,
+    no_validation: bool,
+    settings: tuple[str, ...],
     merge: bool,
     out: Path | None,
     fresh: bool,
@@ -101,31 +116,46 @@ def command(
             from torchwright.train.run.profiling import parse_steps
         how["profile"] = parse_steps(profile)
     if run is not None:
-        if data or lora is not None or dpo is not None or chat or out:
+        if data or lora is not None or dpo is not None or chat or out or epochs or no_validation:
             raise click.UsageError(
-                "--data, --lora, --dpo, --chat and --out go with --model: a run file says them itself"
+                "--data, --lora, --dpo, --chat, --epochs, --no-validation and --out go with --model: a run file says "
+                "them itself"
             )
-        outcome = _from_file(run, merge, how)
+        outcome = _from_file(run, merge, parse_settings(settings), how)
     else:
         assert model is not None
         if not data or out is None:
             raise click.UsageError("--model needs --data and --out")
         if dpo is not None and chat:
             raise click.UsageError("--chat learns from conversations and --dpo from pairs: give one of them")
-        options = {"lora": lora, "dpo": dpo, "chat": chat, "merge": merge}
+        options = {"lora": lora, "dpo": dpo, "chat": chat, "merge": merge, "epochs": epochs}
+        options |= {"no_validation": no_validation, "settings": parse_settings(settings)}
         outcome = _from_words(model, data, out, options, how, show=first and not quiet)
     if first:
         title = "Trained" if outcome.signal is None else "Saved, and left as asked; the same command goes on"
         print_result(title, dataclasses.asdict(outcome), as_json)
+        if not as_json and (following := _next(outcome)):
+            console().print(f"next: {following}", markup=False, soft_wrap=True)
     return 0 if outcome.signal is None else SIGNALLED + outcome.signal
 
 
-def _from_file(path: Path, merge: bool, how: dict[str, Any]) -> Any:
-    with importing():
-        from torchwright.train.kinds import kind_of, verb
+def _next(outcome: Any) -> str | None:
+    """Return the command that uses what a run has left; None where there is none."""
+    adapter, model = getattr(outcome, "adapter", None), getattr(outcome, "model", None)
+    if model is not None and hasattr(outcome, "tokens"):
+        return f"torchwright serve {outcome.out}"
+    return None if adapter is None else f"torchwright serve BASE --adapter {adapter}"
 
-        train = verb(kind_of(path), "train")
-    return train(path, merge=merge, **how)
+
+def _from_file(path: Path, merge: bool, settings: dict[str, Any], how: dict[str, Any]) -> Any:
+    with importing():
+        from torchwright.train.kinds import DEFAULT, kind_of, verb
+
+        kind = kind_of(path)
+        train = verb(kind, "train")
+    if settings and kind != DEFAULT:
+        raise click.UsageError(f"--set changes run files of language models: change {path} itself")
+    return train(path, merge=merge, **({"settings": settings} if settings else {}), **how)
 
 
 def _from_words(
@@ -138,7 +168,8 @@ def _from_words(
 
         wanted = Wanted("the Hugging Face folder or hub id of a model that is to be trained")
         words = verb(kind_of_model(resolve(model, wanted)), "words")
-    text, train = words(model, data, world=torchrun.started() or 1, **options)
-    if show:
-        say(text, err=True)
-    return train(out, **how)
+    fresh = how.pop("fresh")
+    with words(model, data, world=torchrun.started() or 1, out=out, fresh=fresh, **options) as (text, train):
+        if show:
+            say(text, err=True)
+        return train(**how)

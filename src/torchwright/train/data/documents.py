@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +43,16 @@ class RowsAs:
     """Places that the documents of a row may take together; a row with more is broken."""
     labels: tuple[str, ...] = ()
     """The names of classes."""
+    draw: int | None = None
+    """The seed by which rows are drawn that may be held out; None draws none."""
 
     def digest(self) -> str:
         """Of what decides the tokens."""
         decides = [VERSION, self.form, dict(self.columns)]
         if self.longest is not None:
             decides += [self.longest, *self.labels]
+        if self.draw is not None:
+            decides.append({"draw": self.draw})
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -81,6 +85,10 @@ class Report:
     """(line or row, reason) of the first `BROKEN_LISTED` broken rows."""
     notes: dict[str, int] = field(default_factory=dict)
     """Remark on how labels were found → the documents that it holds for."""
+    drawn: dict[str, Any] | None = None
+    """Where rows were drawn that may be held out: how many `rows` there are, and the `documents` of each drawn one.
+
+    They are the last of the shard, in this order."""
 
     def refuse(self, number: int, reason: str) -> None:
         self.broken += 1
@@ -91,18 +99,22 @@ class Report:
 class Encoder:
     """A tokenizer and the model's chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate, end: int | None) -> None:
-        """`end` follows each text that no template ended."""
+    def __init__(
+        self, tokenizer: Tokenizer, chat: ChatTemplate, end: int | None, ends: Sequence[int] = ()
+    ) -> None:
+        """`end` follows each text that no template ended; `ends` are the other tokens at which the model stops."""
         self.tokenizer, self.chat, self._end = tokenizer, chat, end
         added = tokenizer.get_added_tokens_decoder()
         special = [token.content for token in added.values() if token.special]
-        self.stops = Stops({*special, (tokenizer.id_to_token(end) or "") if end is not None else ""})
+        self.ends = tuple(ends)
+        stops = [tokenizer.id_to_token(token) for token in (end, *ends) if token is not None]
+        self.stops = Stops(special, [text for text in stops if text])
         self.lead = _lead(tokenizer, chat.begin)
         """The tokens that inference puts before a text which no template wrote."""
 
     def digest(self) -> str:
         """Digest what decides the tokens of rows, beside the tokenizer."""
-        return f"{self.chat.digest()} {self.lead}"
+        return f"{self.chat.digest()} {self.lead} {self.ends}"
 
     def encode(self, texts: list[Marked]) -> list[Document]:
         """Return the tokens and labels of texts."""

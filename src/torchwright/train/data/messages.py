@@ -10,8 +10,14 @@ from torchwright.hub.chat_template import call_arguments, join_parts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
-RENAMED = {"developer": "system", "function": "tool"}
-"""Roles that templates know by another name; `function` is OpenAI's older name of `tool`."""
+RENAMED = {
+    "developer": "system",
+    "function": "tool",
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+}
+"""Roles that templates know by another name: OpenAI's newer and older ones, ShareGPT's, Gemini's."""
 SHAREGPT = {
     "human": "user",
     "gpt": "assistant",
@@ -22,6 +28,7 @@ SHAREGPT = {
     "function_call": "assistant",
 }
 """Names in ShareGPT's `from` beside the roles themselves."""
+NO_TOOL_LIST = "'tools' is no list of functions, nor JSON text of one"
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -56,8 +63,9 @@ def _message(place: int, message: Any) -> dict[str, Any]:
     plain |= {"role": role, "content": _content(place, message.get("content"), empty=bool(calls))}
     if calls:
         plain["tool_calls"] = calls
-    if (thinking := plain.get("reasoning")) is not None:
-        plain.setdefault("reasoning_content", thinking)
+    # The names that templates and data know reasoning by; the server fills in both that templates read.
+    if thinking := plain.get("reasoning_content") or plain.get("reasoning") or plain.get("thinking"):
+        plain |= {"reasoning_content": thinking, "thinking": thinking}
     return plain
 
 
@@ -124,13 +132,15 @@ def plain_tools(tools: Any) -> list[dict[str, Any]] | None:
     tools = from_json(tools)
     if not tools:
         return None
-    described = [from_json(tool) for tool in tools] if isinstance(tools, list) else [None]
-    if not all(isinstance(tool, dict) for tool in described):
-        raise RowFault("'tools' is no list of functions, nor JSON text of one")
-    return [
-        tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
-        for tool in described
-    ]
+    if not isinstance(tools, list):
+        raise RowFault(NO_TOOL_LIST)
+    return [_tool(from_json(tool)) for tool in tools]
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise RowFault(NO_TOOL_LIST)
+    return tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
 
 
 def from_json(value: Any) -> Any:

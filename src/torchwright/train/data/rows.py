@@ -93,7 +93,7 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
     return _read_dataset if path.is_dir() else READERS[rows_suffix(path)]
 
 
-def _opened(path: Path) -> io.BufferedIOBase:
+def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.GzipFile(path) if path.name.lower().endswith(COMPRESSED) else path.open("rb")
 
 
@@ -114,7 +114,7 @@ def _read_lines(path: Path) -> Iterator[Row]:
                 yield _parsed(number, line)
 
 
-def _pass_over(file: io.BufferedIOBase) -> None:
+def _pass_over(file: gzip.GzipFile | io.BufferedReader) -> None:
     """Read the rest of a line, of which little is in memory at a time."""
     while (piece := file.readline(1 << 20)) and not piece.endswith(b"\n"):
         pass

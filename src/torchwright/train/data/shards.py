@@ -41,20 +41,53 @@ class DataError(TorchwrightError):
 class Shards:
     """Token ids of several files."""
 
-    def __init__(self, paths: Sequence[Path], vocabulary: int, bare: str | None = None) -> None:
-        """`bare` is the type of the ids of `*.bin` files.
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        vocabulary: int,
+        bare: str | None = None,
+        *,
+        places: Sequence[range] | None = None,
+    ) -> None:
+        """`bare` is the type of the ids of `*.bin` files; `places` are those that are read of each file, or all.
 
         Raises `DataError`, naming the file, for one that is missing, damaged or of another type.
         """
-        self.paths, self.vocabulary = tuple(paths), vocabulary
+        self.paths, self.vocabulary, self._bare = tuple(paths), vocabulary, bare
         self._mapped = functools.lru_cache(MAPPED)(functools.partial(open_shard, bare=bare))
         self._trained = functools.lru_cache(MAPPED)(functools.partial(open_part, name="trained"))
-        self.sizes = [len(self._mapped(path)) for path in self.paths]
+        self._places = list(places or (range(len(self._mapped(path))) for path in self.paths))
+        self.sizes = [len(held) for held in self._places]
         self.tokens = sum(self.sizes)
+
+    def part(self, places: Sequence[range]) -> Shards:
+        """Return these places of each shard, without the shards of which there are none.
+
+        They begin and end where documents do, in shards that say where.
+        """
+        kept = [
+            (path, range(own.start + held.start, own.start + held.stop))
+            for path, own, held in zip(self.paths, self._places, places, strict=True)
+            if held
+        ]
+        return Shards(
+            [path for path, _ in kept], self.vocabulary, self._bare, places=[held for _, held in kept]
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Shards]) -> Shards:
+        """Return the shards of several as one."""
+        return cls(
+            [path for part in parts for path in part.paths],
+            parts[0].vocabulary,
+            parts[0]._bare,
+            places=[held for part in parts for held in part._places],
+        )
 
     def read(self, shard: int, start: int, length: int) -> np.ndarray:
         """`length` ids from place `start` of a shard, int64; raises `DataError` for an id that the model lacks."""
-        ids = self._mapped(self.paths[shard])[start : start + length].astype(np.int64)
+        held = self._places[shard][start : start + length]
+        ids = self._mapped(self.paths[shard])[held.start : held.stop].astype(np.int64)
         if len(ids) and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
             wrong = int(np.flatnonzero((ids >= self.vocabulary) | (ids < 0))[0])
             raise DataError(
@@ -67,22 +100,24 @@ class Shards:
 
     def trained(self, shard: int, start: int, length: int) -> np.ndarray:
         """Which of the ids that `read` gives are trained on, bool: of a shard that does not say, all."""
-        mask = self._trained(self.paths[shard])
-        return np.ones(length, bool) if mask is None else mask[start : start + length] != 0
+        mask, held = self._trained(self.paths[shard]), self._places[shard][start : start + length]
+        return np.ones(len(held), bool) if mask is None else mask[held.start : held.stop] != 0
 
     def starts(self, shard: int) -> np.ndarray | None:
         """Where the documents of a shard begin; None where it does not say."""
         starts, trained = (open_part(self.paths[shard], name) for name in ("starts", "trained"))
         if starts is None or trained is None:
             return None
-        follow = np.diff(starts, prepend=-1, append=self.sizes[shard]) > 0
-        if not len(starts) or starts[0] or not follow.all() or len(trained) != self.sizes[shard]:
+        size, held = len(trained), self._places[shard]
+        follow = np.diff(starts, prepend=-1, append=size) > 0
+        if not len(starts) or starts[0] or not follow.all() or size != len(self._mapped(self.paths[shard])):
             raise DataError(
                 f"the token shard {self.paths[shard]} is damaged",
                 found="its documents do not follow each other to its end",
                 next="make it again",
             )
-        return starts
+        inside = starts[(starts >= held.start) & (starts < held.stop)]
+        return inside - held.start
 
     def digest(self) -> str:
         """Of the files' names and lengths in their order and where their documents begin: what a window holds."""

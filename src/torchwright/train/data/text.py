@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
 from torchwright.hub.chat_template import ChatTemplate
+from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
 from torchwright.paths import file_digest
 from torchwright.process.files import replacing
@@ -27,6 +28,7 @@ from torchwright.train.data.documents import (
     read_report,
     write_documents,
 )
+from torchwright.train.data.hold_out import drawn_last
 from torchwright.train.data.rows import READERS, dataset_files, is_dataset, is_rows
 from torchwright.train.data.shards import BARE, CHECKSUMS, DataError, read_checksums
 
@@ -145,7 +147,7 @@ class Maker:
 
     def __init__(self, folder: Path, end: int | None, how: RowsAs) -> None:
         self.tokenizer, self.end, self.how = open_tokenizer(folder), end, how
-        self.encoder = Encoder(self.tokenizer, ChatTemplate(folder), end)
+        self.encoder = Encoder(self.tokenizer, ChatTemplate(folder), end, _ends(folder))
         self.kind = np.dtype(np.uint16 if self.tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
 
     def digest(self) -> str:
@@ -158,12 +160,30 @@ class Maker:
             return write_shard(shard, tokenize(path, self.tokenizer, self.end), self.kind)
 
         def documents(report: Report) -> Iterator[Document]:
-            for _, found in read_documents(path, self.encoder, self.how, report):
+            rows = (found for _, found in read_documents(path, self.encoder, self.how, report))
+            if self.how.draw is None:
+                for found in rows:
+                    yield from found
+                return
+            drawn: dict[str, Any] = {"rows": 0, "documents": []}
+            for found, last in drawn_last(rows, self.how.draw):
+                drawn["rows"] += 1
+                drawn["documents"] += [len(found)] if last else []
                 yield from found
+            report.drawn = drawn
 
         with replacing(shard) as new:
             write_documents(new, self.kind, documents)
             return file_digest(new)
+
+
+def _ends(folder: Path) -> list[int]:
+    """Return the tokens at which a folder's model stops, as its configuration files name them."""
+    found: list[Any] = []
+    for name in ("config.json", "generation_config.json"):
+        told = find_object(folder / name).get("eos_token_id")
+        found += told if isinstance(told, list) else [told]
+    return [token for token in dict.fromkeys(found) if isinstance(token, int)]
 
 
 def _tokenize_all(shards: dict[Path, Path], maker: Maker, cache: Path) -> None:

@@ -28,6 +28,11 @@ UNLIKE_PROMPT = (
     "answers do not begin as the chat template's generation prompt does, so inference sees another beginning"
 )
 
+NO_REASONING = "the chat template has no place for an answer's reasoning, which is left out"
+NO_TOOLS = "the chat template has no place for tools, which are left out"
+TAIL = 20
+"""Characters of an answer's end by which it is found in what a template wrote."""
+
 Span = tuple[int, int]
 
 
@@ -50,20 +55,48 @@ class Marked:
 class Stops:
     """Finds the tokens that end a turn."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        """`texts` are those of the tokenizer's special tokens and of the model's end token."""
-        one = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text)
-        self._behind = re.compile(rf"\s*(?:{one})" if one else r"(?!)")
-        self._last = re.compile(rf"(?:{one})\Z" if one else r"(?!)")
+    def __init__(self, special: Iterable[str], ends: Iterable[str]) -> None:
+        """`special` are the texts of the tokenizer's special tokens, `ends` of those at which the model stops."""
+        ends = [*ends]
+        one = _any_of([*special, *ends])
+        self._behind = re.compile(rf"\s*{one}")
+        self._last = re.compile(rf"{one}\Z")
+        self._end = re.compile(_any_of(ends))
 
     def behind(self, text: str, place: int) -> int | None:
         """Return where a stop ends that follows `place` with nothing but white space between; None without one."""
         found = self._behind.match(text, place)
         return found.end() if found else None
 
+    def end_at(self, text: str, place: int) -> int | None:
+        """Return where a token ends that begins at `place` and at which the model stops; None without one."""
+        found = self._end.match(text, place)
+        return found.end() if found else None
+
     def ends(self, text: str) -> bool:
         """Check whether a text ends with a stop."""
         return self._last.search(text) is not None
+
+    def last(self, text: str) -> int | None:
+        """Return where the stop ends that ends a turn, before white space alone; None without one.
+
+        Some templates write the model's end token once more behind the turn's, on a line of its own.
+        """
+        end = None
+        while found := self._last.search(text := text.rstrip()):
+            if end is not None and found.end() == end:
+                break
+            end, before = found.end(), text[: found.start()]
+            if not before or not before[-1].isspace() or not self.ends(before.rstrip()):
+                break
+            text = before
+        return end
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """Return a pattern of any of these texts, the longest first; of none it matches nothing."""
+    found = [re.escape(text) for text in sorted({*texts}, key=len, reverse=True) if text]
+    return rf"(?:{'|'.join(found)})" if found else r"(?!)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +107,8 @@ class _Turn:
     begin: int
     """Where the answer begins: all before it is the prompt."""
     spans: tuple[Span, ...]
+    end: int
+    """Where the answer and its end token end: what a template writes behind them may change when turns follow."""
     stops: bool
     """Whether the last label is a token that ends a turn."""
     notes: tuple[str, ...]
@@ -87,10 +122,10 @@ class _Document:
 
     def takes(self, turn: _Turn) -> bool:
         """Check whether the turn continues the text, with nothing before it written otherwise."""
-        text = self.turns[-1].text
-        return turn.text.startswith(text) and turn.begin >= len(text)
+        last = self.turns[-1]
+        return turn.text.startswith(last.text[: last.end]) and turn.begin >= last.end
 
-    def marked(self, *, plain: bool, apart: bool) -> Marked:
+    def marked(self, stops: Stops, *, plain: bool, apart: bool) -> Marked:
         last = self.turns[-1]
         notes = {note: None for turn in self.turns for note in turn.notes}
         if not plain and not last.stops:
@@ -99,11 +134,18 @@ class _Document:
             notes[APART] = None
         return Marked(
             text=last.text,
-            spans=tuple(span for turn in self.turns for span in turn.spans),
+            spans=tuple(span for turn in self.turns for span in self._spans(turn, stops)),
             begun=plain,
             ended=not last.stops,
             notes=tuple(notes),
         )
+
+    def _spans(self, turn: _Turn, stops: Stops) -> tuple[Span, ...]:
+        """Return a turn's spans, with the next one's beginning where that is what ends it, as in GLM's templates."""
+        text = self.turns[-1].text
+        if turn.stops or (end := stops.end_at(text, turn.spans[-1][1])) is None:
+            return turn.spans
+        return *turn.spans, (turn.spans[-1][1], end)
 
 
 def conversation(messages: Any, chat: ChatTemplate, tools: Any, stops: Stops, first: int = 0) -> list[Marked]:
@@ -127,7 +169,7 @@ def conversation(messages: Any, chat: ChatTemplate, tools: Any, stops: Stops, fi
         if not documents or not documents[-1].takes(turn):
             documents.append(_Document())
         documents[-1].turns.append(turn)
-    found = [document.marked(plain=chat.plain, apart=len(documents) > 1) for document in documents]
+    found = [document.marked(stops, plain=chat.plain, apart=len(documents) > 1) for document in documents]
     found = [marked for marked in found if any(end > begin for begin, end in marked.spans or ())]
     if not found:
         raise RowFault("the chat template marks nothing as the assistant's: nothing of the row is trained on")
@@ -152,13 +194,27 @@ class _Renderer:
     def turn(self, messages: Sequence[dict[str, Any]], place: int) -> _Turn:
         until = self._render(messages[: place + 1])
         begin, notes = self._begin(messages, place, until)
+        notes += self._left_out(messages[place], until[begin:], place)
         if self._chat.tagged:
             return self._by_tags(messages[: place + 1], until, begin, notes)
         # What a template writes behind a turn's end token is not the assistant's.
-        words = until.rstrip()
-        stops = self._stops.ends(words) and len(words) > begin
-        spans = ((begin, len(words) if stops else len(until)),)
-        return _Turn(text=until, begin=begin, spans=spans, stops=stops, notes=notes)
+        last = self._stops.last(until)
+        stops = last is not None and last > begin
+        end = last if last is not None and stops else len(until)
+        return _Turn(text=until, begin=begin, spans=((begin, end),), end=end, stops=stops, notes=notes)
+
+    def _left_out(self, message: dict[str, Any], written: str, place: int) -> tuple[str, ...]:
+        """Return notes on what the template leaves out of an answer; raise `RowFault` for the answer itself."""
+        names = [call["function"].get("name") for call in message.get("tool_calls", ())]
+        if any(str(name) not in written for name in names):
+            raise RowFault(f"the chat template leaves out the tool calls of message {place + 1}")
+        if message["content"].strip()[-TAIL:] not in written:
+            raise RowFault(f"the chat template leaves out the content of message {place + 1}")
+        thinking = message.get("reasoning_content")
+        reasons = isinstance(thinking, str) and thinking.strip()[-TAIL:] not in written
+        return ((NO_REASONING,) if reasons else ()) + (
+            (NO_TOOLS,) if self._tools and not self._chat.takes_tools else ()
+        )
 
     def _begin(
         self, messages: Sequence[dict[str, Any]], place: int, until: str
@@ -189,13 +245,13 @@ class _Renderer:
         if not self._whole_tags:
             inside = [(max(start, begin), end) for start, end in inside]
         if not inside:
-            return _Turn(text=until, begin=begin, spans=(), stops=True, notes=notes)
+            return _Turn(text=until, begin=begin, spans=(), end=len(until), stops=True, notes=notes)
         end = inside[-1][1]
         stops = self._stops.ends(until[:end].rstrip())
         if not stops and (behind := self._stops.behind(until, end)) is not None:
             inside.append((end, behind))
-            stops, notes = True, (*notes, STOP_OUTSIDE)
-        return _Turn(text=until, begin=begin, spans=tuple(inside), stops=stops, notes=notes)
+            end, stops, notes = behind, True, (*notes, STOP_OUTSIDE)
+        return _Turn(text=until, begin=begin, spans=tuple(inside), end=end, stops=stops, notes=notes)
 
     def _tags(self, messages: Sequence[dict[str, Any]], text: str) -> list[Span]:
         """Return the spans inside of the template's generation tags."""

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchwright.paths import private_cache
+from torchwright.process.files import replacing
 from torchwright.train.data.documents import Report
 from torchwright.train.data.rows import READERS, Row, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
 from torchwright.train.media.config import ImageData, SpeechData
 
+CACHE = "media"
+"""The folder of the user's cache with the files that tables hold themselves."""
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
@@ -137,24 +141,51 @@ def _table(
     types: tuple[type, ...],
     language: str | None = None,
 ) -> Iterator[Item]:
-    """A row names a file in column `file`; what is learnt is in column `target`, of one of `types`."""
+    """Yield the items of a table: column `file` names or holds a file, `target` what is learnt, of one of `types`."""
     root = path.resolve().parent if not path.is_dir() else path.resolve()
     for row in _rows(path):
         report.rows += 1
-        fault = row.fault or _fault(row.values, file, (str,)) or _fault(row.values, target, types)
-        spoken = row.values.get(language) if language else None
+        values = dict(row.values)
+        if isinstance(values.get(target), float) and values[target].is_integer():
+            values[target] = int(values[target])  # a column of classes with gaps becomes floats
+        place = row.fault or _file(values, file, root)
+        fault = place if isinstance(place, str) else _fault(values, target, types)
+        spoken = values.get(language) if language else None
         if fault is None and spoken is not None and not isinstance(spoken, str):
             fault = f"'{language}' is no text, but {type(spoken).__name__}"
-        if fault is None and types == (str,) and not row.values[target].strip():
+        if fault is not None or isinstance(place, str):
+            report.refuse(row.number, fault or str(place))
+            continue
+        if types == (str,) and not values[target].strip():
             report.empty += 1
             continue
-        place = Path(os.path.normpath(root / row.values[file])) if fault is None else root
-        if fault is None and root not in place.parents:
-            fault = f"'{row.values[file]}' lies outside of the table's folder"
-        if fault is not None:
-            report.refuse(row.number, fault)
-            continue
-        yield Item(path=place, target=row.values[target], number=row.number, language=spoken or None)
+        yield Item(path=place, target=values[target], number=row.number, language=spoken or None)
+
+
+def _file(values: dict[str, Any], column: str, root: Path) -> Path | str:
+    """Return the file that a row names below `root` or holds, or why there is none.
+
+    `datasets` writes pictures and sounds as `{bytes, path}`; bytes are kept in the user's cache folder.
+    """
+    held = values.get(column)
+    if isinstance(held, dict):
+        if isinstance(held.get("bytes"), bytes):
+            return _kept_bytes(held["bytes"], str(held.get("path") or ""))
+        values = {column: held.get("path")}
+    if fault := _fault(values, column, (str,)):
+        return fault
+    place = Path(os.path.normpath(root / values[column]))
+    return place if root in place.parents else f"'{values[column]}' lies outside of the table's folder"
+
+
+def _kept_bytes(content: bytes, name: str) -> Path:
+    """Write a file's content under its digest, once."""
+    folder = private_cache(CACHE)
+    place = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{Path(name).suffix[:8]}"
+    if not place.is_file():
+        with replacing(place) as new:
+            new.write_bytes(content)
+    return place
 
 
 def _fault(values: dict[str, Any], column: str, types: tuple[type, ...]) -> str | None:

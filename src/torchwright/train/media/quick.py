@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,34 +15,48 @@ from torchwright.train.media.images import list_pictures
 from torchwright.train.media.sounds import list_spoken
 from torchwright.train.media.trainer import train_media
 from torchwright.train.run.data_section import RunError
-from torchwright.train.run.quick import to_toml
+from torchwright.train.run.quick import power_of_two, to_toml
+from torchwright.train.run.run_file import with_settings
 
 BATCH = 16
 """Samples of a step, where there are enough."""
-STEPS = 50
+FEW_STEPS = 6
 """Steps of an epoch at least, while a step has more than one sample."""
-EPOCHS = 3
+STEPS, EPOCHS, MOST_EPOCHS = 60, 3, 10
+"""Steps of a run at least, and how often data are read at least and at the most."""
 RATES = {IMAGES: 1e-4, "speech": 2e-5}
 """Peak learning rates."""
 HELD_OUT = ("validation", "valid", "val", "test")
 """Beside `train` in a folder: what is held out, the first of these that is there."""
 
 
+@contextlib.contextmanager
 def from_words(
-    model: str, data: Sequence[str], *, world: int, **options: Any
-) -> tuple[str, Callable[..., Any]]:
-    """The run file that these words make, and what trains by it into a folder. Raises `RunError`, `DataError`."""
+    model: str,
+    data: Sequence[str],
+    *,
+    world: int,
+    out: Path,
+    fresh: bool = False,
+    epochs: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Generator[tuple[str, Callable[..., Any]]]:
+    """The run file that these words make, and what trains by it into `out`. Raises `RunError`, `DataError`."""
     for name, asked in options.items():
         if asked not in (None, False):
-            raise RunError(f"--{name} is for language models", found=model, next=f"leave --{name} out")
-    run = files_run(model, data, Path())
+            option = f"--{name.replace('_', '-')}"
+            raise RunError(f"{option} is for language models", found=model, next=f"leave {option} out")
+    asked = dict(settings or {})
+    fields = {name.removeprefix("data."): asked[name] for name in asked if name.startswith("data.")}
+    run = files_run(model, data, Path(), fields)
     listed = list_pictures(run, Path()) if isinstance(run, ImageRun) else list_spoken(run, Path())
     count = len(listed.train.items)
-    each = 1
-    while world * each * 2 <= BATCH and world * each * 2 * STEPS <= count:
-        each *= 2
+    each = power_of_two(max(1, min(BATCH // world, count // FEW_STEPS // world)))
     batch = world * each
-    samples = max(1, round(EPOCHS * count / batch)) * batch
+    # Few samples are read more often: a new head needs some steps to find its classes.
+    times = epochs or min(MOST_EPOCHS, max(EPOCHS, -(-STEPS * batch // max(1, count))))
+    samples = max(1, round(times * count / batch)) * batch
     values: dict[str, Any] = {
         "kind": run.kind,
         "out": ".",
@@ -49,16 +64,21 @@ def from_words(
         "batch": batch,
         "log_every": max(1, min(10, samples // batch // 10)),
         "model": {"folder": run.model.folder},
-        "data": run.data.model_dump(mode="json", include={"train", "validation"}),
+        "data": {**run.data.model_dump(mode="json", include={"train", "validation"}), **fields},
         "optimizer": {"lr": RATES[run.kind]},
         "schedule": {"warmup_samples": samples // 10},
         "checkpoint": {"every_steps": max(10, min(200, samples // batch // 10))},
     }
     if world > 1:
         values["layout"] = {"dp_shard": world}
+    values = with_settings(values, asked)
     made = parse_media(values, "the run that these words make")
-    text = to_toml(values) + "\n"
-    return text, partial(train_media, made, text=text)
+    reasons = {
+        "batch": f"{count:,} samples, {FEW_STEPS} steps an epoch at least",
+        "samples": f"{samples // batch:,} steps; each of {count:,} samples is read {samples / count:.1f} times",
+    }
+    text = to_toml(values, reasons) + "\n"
+    yield text, partial(train_media, made, out, text=text, fresh=fresh)
 
 
 def files_run(

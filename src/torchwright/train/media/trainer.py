@@ -153,7 +153,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
 
     def begin(self) -> None:
         for listing in (self.listed.train, self.listed.validation):
-            self.tell_broken(listing.reports, numbered="row")
+            self.tell_rows(listing.reports, numbered="row")
 
     def advance(self) -> StepFigures:
         learner, step = self.learner, self.done

@@ -114,7 +114,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         return {"train": {"files": len(self.clicks.reports), "samples": len(self.clicks.train)}}
 
     def begin(self) -> None:
-        self.tell_broken(self.clicks.reports, numbered="line")
+        self.tell_rows(self.clicks.reports, numbered="line")
 
     def advance(self) -> StepFigures:
         with self.ledger.phase("data_wait"):

@@ -39,6 +39,12 @@ def check_run(run: Run) -> None:
     if run.needs is not None:
         _check_objective(run)
     _check_evaluation(run)
+    if run.schedule.warmup_tokens > run.tokens:
+        raise RunError(
+            "the warm-up is longer than the run, and its peak rate is never reached",
+            found=f"schedule.warmup_tokens={run.schedule.warmup_tokens:,}, tokens={run.tokens:,}",
+            next="use fewer warm-up tokens (a tenth of the run, or fewer), or more tokens",
+        )
 
 
 def _check_windows(run: Run, context: int) -> None:
@@ -196,18 +202,18 @@ def _check_objective(run: Run) -> None:
 
 def _check_evaluation(run: Run) -> None:
     """Raise `RunError` for an evaluation of nothing, or by what the layout has no process for."""
-    if run.data.validation and run.evaluation.tokens < run.context:
+    if run.data.validates and run.evaluation.tokens < run.context:
         raise RunError(
             f"evaluation.tokens={run.evaluation.tokens} holds no window",
             found=f"context={run.context}",
-            next=f"set evaluation.tokens to {run.context} or more, or leave data.validation out",
+            next=f"set evaluation.tokens to {run.context} or more, or hold nothing out",
         )
     if run.evaluation.prompts and run.parallel.cp > 1:
         raise RunError(
             "sample text is written by whole sequences", found=f"cp={run.parallel.cp}", allowed="cp=1"
         )
-    if run.evaluation.every_steps and not (run.data.validation or run.evaluation.prompts):
+    if run.evaluation.every_steps and not (run.data.validates or run.evaluation.prompts):
         raise RunError(
             "evaluation.every_steps is set, but there is nothing to evaluate",
-            next="set data.validation or evaluation.prompts",
+            next="set data.validation, data.hold_out or evaluation.prompts",
         )

@@ -107,6 +107,8 @@ class Checkpoints:
         self.folder, self.keep, self._committed = run_folder / FOLDER, keep, committed
         self._group: Any = unlimited_group()
         self._writing: tuple[int, Future[Any]] | None = None
+        self.best: int | None = None
+        """The step whose checkpoint stays beside the newest ones."""
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -116,7 +118,7 @@ class Checkpoints:
         Raises `CheckpointError` where that one failed.
         """
         self.wait()
-        folder = self.folder / f"step-{described.step:08}"
+        folder = _folder(self.folder, described.step)
         if (folder / DESCRIPTION).is_file():  # asked to leave right after a checkpoint
             return
         self._clear(folder)
@@ -141,10 +143,12 @@ class Checkpoints:
         try:
             future.result()
         except (CheckpointException, OSError) as error:
-            self._clear(self.folder / f"step-{step:08}")
+            self._clear(_folder(self.folder, step))
             raise self._unwritten(step, error) from error
         if dist.get_rank() == 0:
             for old in whole(self.folder)[: -self.keep]:
+                if self.best is not None and old == _folder(self.folder, self.best):
+                    continue
                 # Renamed first: a kill while its files go leaves no half of it behind.
                 going = old.with_name(f"{old.name}.old")
                 old.rename(going)
@@ -173,6 +177,11 @@ class Checkpoints:
             allowed=f"the last good one is {last[-1]}" if last else None,
             next="free some space, then start the same command again",
         )
+
+
+def _folder(folder: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    return folder / f"step-{step:08}"
 
 
 def whole(folder: Path) -> list[Path]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.train.data.documents import Report, form_of, read_report
+from torchwright.train.data.hold_out import divide
 from torchwright.train.data.layouts import SAID, Form
 from torchwright.train.data.mixture import Mixture, Walk
 from torchwright.train.data.packing import Packed, PackedHeldOut
-from torchwright.train.data.rows import is_rows
 from torchwright.train.data.shards import DataError, Shards, verify_shards
 from torchwright.train.data.streams import HeldOut, Windows
-from torchwright.train.data.text import expand, token_shards
+from torchwright.train.data.text import expand, kind_of, token_shards
 from torchwright.train.model.foreign import ModelConfig, end_token
 from torchwright.train.run.config import Run
 from torchwright.train.run.data_section import RunError
@@ -67,51 +67,13 @@ class Corpus:
 
 
 def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Path) -> Corpus:
-    """Tokenize what is text or rows (the first process), verify checksums, map everything.
+    """Tokenize what is text or rows into RUN/tokens, verify checksums, map everything.
 
     Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the
     model does not have.
     """
-    if run.data.begin_every and config.bos is None:
-        raise RunError(
-            "data.begin_every leads windows with the begin token, and the model has none",
-            next="set bos_token_id in the model's config.json, or begin_every = 0",
-        )
-    end = end_token(config)
-    sources = {ONE: run.data.train}
-    if run.data.mixture is not None:
-        sources = {name: mixed.files for name, mixed in run.data.mixture.items()}
-
-    def shard_paths() -> tuple[dict[str, list[Path]], list[Path], dict[str, Report]]:
-        reports: dict[str, Report] = {}
-
-        def shards_of(patterns: Sequence[str]) -> list[Path]:
-            files = expand(patterns, folder)
-            paths = token_shards(files, run.data.text, source, end, out / TOKENS, run.rows_as)
-            reports.update(
-                (str(file), read_report(shard))
-                for file, shard in zip(files, paths, strict=True)
-                if is_rows(file)
-            )
-            if run.data.verify:
-                verify_shards(paths)
-            for file, shard in zip(files, paths, strict=True):
-                check_form(run, file, form_of(shard))
-            return paths
-
-        train = {name: shards_of(patterns) for name, patterns in sources.items()}
-        return train, shards_of(run.data.validation), reports
-
-    train, validation, reports = on_first(shard_paths)
-    opened = {name: Shards(paths, config.vocabulary, run.data.ids) for name, paths in train.items()}
-    held_out = Shards(validation, config.vocabulary, run.data.ids) if validation else None
-    corpus = Corpus(
-        train=opened,
-        validation=held_out,
-        packed=_packed(run, [*opened.values(), *([held_out] if held_out else [])]),
-        end=end,
-        reports=reports,
-    )
+    made = on_first(lambda: make_shards(run, config, folder, source, out / TOKENS))
+    corpus = open_shards(run, config, made)
     window = max(run.context, run.schedule.decay_context or 0)
     for shards in () if corpus.packed else corpus.train.values():
         if shards.tokens < window:
@@ -121,6 +83,71 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
                 next="use a shorter window, or give more data",
             )
     return corpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeShards:
+    """The files of a run's shards."""
+
+    train: dict[str, list[Path]]
+    validation: list[Path]
+    reports: dict[str, Report]
+
+
+def make_shards(run: Run, config: ModelConfig, folder: Path, source: Path, cache: Path) -> MadeShards:
+    """Return the run's files as shards, those of text and rows made in `cache`; the run's paths start from `folder`.
+
+    `source` has the tokenizer. Raises `DataError` and `RunError`.
+    """
+    if run.data.begin_every and config.bos is None:
+        raise RunError(
+            "data.begin_every leads windows with the begin token, and the model has none",
+            next="set bos_token_id in the model's config.json, or begin_every = 0",
+        )
+    sources = {ONE: run.data.train}
+    if run.data.mixture is not None:
+        sources = {name: mixed.files for name, mixed in run.data.mixture.items()}
+    reports: dict[str, Report] = {}
+
+    def shards_of(patterns: Sequence[str]) -> list[Path]:
+        files = expand(patterns, folder)
+        paths = token_shards(files, run.data.text, source, end_token(config), cache, run.rows_as)
+        both = list(zip(files, paths, strict=True))
+        reports.update(
+            (str(file), read_report(shard)) for file, shard in both if kind_of(file, run.data.text) == "rows"
+        )
+        if run.data.verify:
+            verify_shards(paths)
+        for file, shard in both:
+            check_form(run, file, form_of(shard))
+        return paths
+
+    train = {name: shards_of(patterns) for name, patterns in sources.items()}
+    return MadeShards(train=train, validation=shards_of(run.data.validation), reports=reports)
+
+
+def open_shards(run: Run, config: ModelConfig, made: MadeShards) -> Corpus:
+    """Map the shards, and hold out what the run says."""
+    opened = {name: Shards(paths, config.vocabulary, run.data.ids) for name, paths in made.train.items()}
+    held_out = Shards(made.validation, config.vocabulary, run.data.ids) if made.validation else None
+    if run.data.hold_out is not None:
+        opened, held_out = _divided(opened, run.data.hold_out, pairs=run.needs in PAIRED)
+    return Corpus(
+        train=opened,
+        validation=held_out,
+        packed=_packed(run, [*opened.values(), *([held_out] if held_out else [])]),
+        end=end_token(config),
+        reports=made.reports,
+    )
+
+
+def _divided(
+    opened: dict[str, Shards], share: float, *, pairs: bool
+) -> tuple[dict[str, Shards], Shards | None]:
+    """Return what is trained on of each source, and what is held out of all."""
+    parts = {name: divide(shards, share, pairs=pairs) for name, shards in opened.items()}
+    held = [part for _, part in parts.values() if part is not None]
+    return {name: train for name, (train, _) in parts.items()}, Shards.joined(held) if held else None
 
 
 def check_form(run: Run, file: Path, form: Form | None) -> None:
@@ -181,6 +208,26 @@ def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: in
     if run.data.mixture is None:
         return walks[ONE]
     return Mixture(walks, {name: mixed.weight for name, mixed in run.data.mixture.items()})
+
+
+def epochs(walk: Walk, windows: int) -> float | None:
+    """Return how often the data are read in so many windows; None for a mixture, whose sources differ."""
+    if isinstance(walk, Packed):
+        return windows / walk.count
+    if isinstance(walk, Windows):
+        return walk.start(windows) / walk.stream.shards.tokens
+    return None
+
+
+def check_context(run: Run, config: ModelConfig) -> None:
+    """Raise `RunError` for windows that are longer than the positions that the model knows."""
+    context = max(run.context, run.schedule.decay_context or 0)
+    if config.context is not None and context > config.context:
+        raise RunError(
+            f"windows of {context:,} tokens are longer than the model's positions reach",
+            found=f"max_position_embeddings = {config.context:,}",
+            next="use a shorter context, or set max_position_embeddings (and rope_scaling) in the model's config.json",
+        )
 
 
 def left_out(walk: Walk, *, strict: bool) -> dict[str, Packed]:

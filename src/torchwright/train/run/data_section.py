@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,6 +35,8 @@ class Data(Section):
     mixture: dict[str, Mixed] | None = None
     """Several sources by name, in place of `train`."""
     validation: list[str] = []
+    hold_out: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The share of the training data that is held out in place of `validation`, 512 rows at the most."""
     text: list[str] = ["*.txt", "*.text", "*.md"]
     """Names of files that are plain text, all of which is trained on; what is neither text nor shard is refused."""
     begin_every: int = Field(default=0, ge=0)
@@ -63,11 +65,19 @@ class Data(Section):
     def _one_source(self) -> Self:
         if bool(self.train) == bool(self.mixture):
             raise ValueError("give either `train` or `mixture`")
+        if self.validation and self.hold_out is not None:
+            raise ValueError("give either `validation` or `hold_out`")
         return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether anything is held out."""
+        return bool(self.validation) or self.hold_out is not None
 
     @property
     def rows_as(self) -> RowsAs:
         """How rows are read."""
         given = {name: getattr(self, f"{name}_column") for name in COLUMNS}
         columns = {name: column or name for name, column in given.items()}
-        return RowsAs(form=self.form, columns=columns, strict=bool(self.strict))
+        draw = None if self.hold_out is None else self.seed
+        return RowsAs(form=self.form, columns=columns, strict=bool(self.strict), draw=draw)

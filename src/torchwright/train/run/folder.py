@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright.hub.run_folder import MODEL
@@ -16,15 +18,26 @@ from torchwright.train.run.data_section import RunError
 LOCK, RUN_FILE = "lock", "run.toml"
 
 
-def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -> bool:
-    """Make or take the run folder for as long as `held` lasts; whether there is a checkpoint to go on from.
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A run folder that a start has taken, and what it was before."""
+
+    there: bool
+    """Whether there is a checkpoint to go on from."""
+    before: frozenset[str] | None
+    """The names of what lay in it; None where there was no folder."""
+    aside: Path | None
+    """Where an earlier run was moved to."""
+
+
+def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -> Begun:
+    """Make or take the run folder for as long as `held` lasts.
 
     `fresh` moves what an earlier run left aside; `resume` insists on a checkpoint. Raises `CheckpointError` for a
     folder that this start must not touch, and `RunError` while another run holds it.
     """
     # What was begun anew before a failure is not to be moved aside.
-    if fresh and not torchrun.restarts():
-        _move_aside(out)
+    aside = _move_aside(out) if fresh and not torchrun.restarts() else None
     there = checkpoint.whole(out / checkpoint.FOLDER)
     if resume and not there:
         raise CheckpointError(
@@ -37,9 +50,26 @@ def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -
             found=str(out / MODEL),
             next="move it aside with --fresh, or set another `out` in the run file",
         )
+    before = frozenset(path.name for path in out.iterdir()) if out.is_dir() else None
     out.mkdir(parents=True, exist_ok=True)
     hold(out, held)
-    return bool(checkpoint.whole(out / checkpoint.FOLDER))
+    return Begun(there=bool(checkpoint.whole(out / checkpoint.FOLDER)), before=before, aside=aside)
+
+
+def undo(out: Path, begun: Begun) -> None:
+    """Leave the folder as it was before a start that was refused."""
+    for path in out.iterdir() if out.is_dir() else ():
+        if path.name in (begun.before or ()):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if begun.before is None:
+        with contextlib.suppress(OSError):  # another process still writes into it
+            out.rmdir()
+            if begun.aside is not None:
+                begun.aside.rename(out)
 
 
 def hold(out: Path, held: contextlib.ExitStack) -> None:
@@ -59,14 +89,15 @@ def write_run_file(out: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
-def _move_aside(out: Path) -> None:
-    """Rename the folder to the first free name `OUT.1`, `OUT.2`, …; nothing of it is lost."""
+def _move_aside(out: Path) -> Path | None:
+    """Rename the folder to the first free name `OUT.1`, `OUT.2`, … and return it; None where there is nothing."""
     out = out.resolve()
     if not out.is_dir() or not any(out.iterdir()):
-        return
+        return None
     with contextlib.ExitStack() as held:
         hold(out, held)
         number = 1
         while (aside := out.with_name(f"{out.name}.{number}")).exists():
             number += 1
         out.rename(aside)
+    return aside

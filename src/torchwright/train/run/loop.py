@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from torchwright.errors import TorchwrightError
 from torchwright.ledger import Ledger, process_started, torchrun
 from torchwright.stuck.watch import Beat, Watch
 from torchwright.train.run.config import AnyRun, Run
+from torchwright.train.run.corpus import TOKENS
 from torchwright.train.run.deterministic import deterministic
-from torchwright.train.run.folder import begin, write_run_file
+from torchwright.train.run.folder import begin, undo, write_run_file
 from torchwright.train.run.patience import patient
 from torchwright.train.run.processes import Place, check_alike, on_first, processes
 from torchwright.train.run.read import read_run, with_merge
@@ -31,6 +35,7 @@ STUCK = "stuck"
 def train(
     path: Path,
     *,
+    settings: Mapping[str, Any] | None = None,
     merge: bool = False,
     fresh: bool = False,
     resume: bool = False,
@@ -40,13 +45,14 @@ def train(
 ) -> TrainingOutcome:
     """Train what a run file describes, from its last checkpoint on where there is one, bit for bit.
 
-    `fresh` moves an earlier run aside and begins anew; `resume` insists on a checkpoint; `merge` writes the model with
+    `settings` are fields by their dotted names, which win over those of the file. `fresh` moves an earlier run aside
+    and begins anew; `resume` insists on a checkpoint; `merge` writes the model with
     its adapters in it, also of a run that is at its end. The steps of `profile` are made under torch's profiler;
     `trust` takes compiled code that another user's run left in the folder.
 
     Raises children of `TorchwrightError` for what a user can mend; nothing that was there is overwritten then.
     """
-    run = read_run(path)
+    run = read_run(path, settings)
     if merge:
         run = with_merge(run)
     # A run file in the run's own folder is moved aside with it, and is wanted in the new one.
@@ -67,8 +73,12 @@ def train_run(
     live: bool = True,
     profile: range = range(0),
     trust: bool = False,
+    tokens: Path | None = None,
 ) -> TrainingOutcome:
-    """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun."""
+    """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun.
+
+    `tokens` is a folder of its shards, which becomes RUN/tokens where there is none.
+    """
     return in_session(
         Trainer,
         run,
@@ -79,6 +89,7 @@ def train_run(
         live=live,
         profile=profile,
         trust=trust,
+        tokens=tokens,
     )
 
 
@@ -93,6 +104,7 @@ def in_session(
     live: bool = True,
     profile: range = range(0),
     trust: bool = False,
+    tokens: Path | None = None,
 ) -> Outcome:
     """As `train_run`, a run of any kind: `kind(run, folder, out, place, ledger, live=…)` is its session."""
     if run.threads is not None:
@@ -103,29 +115,48 @@ def in_session(
         held.enter_context(deterministic(run, place.device))
         check_alike(run)
         run.check_processes(place.world)
-        # A name that no other start has, and whether there is something to go on from.
-        launch, there = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=fresh, resume=resume)))
-        with Ledger(
+        # A name that no other start has, and what the folder was.
+        launch, begun = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=fresh, resume=resume)))
+        if tokens is not None:
+            on_first(partial(_adopt, tokens, out / TOKENS))
+        ledger = Ledger(
             out,
             rank=place.rank,
             world=place.world,
             launch=launch,
             started=process_started(),
             launcher=torchrun(),
-        ) as ledger:
+        )
+        started = threading.Event()
 
-            def whole_run(beat: Beat) -> Outcome:
-                with ledger.phase("start"), patient(run.timeout_s):
-                    session = kind(run, folder, out, place, ledger, live=live, profile=profile, trust=trust)
-                    if there:
-                        session.resume()
-                    if text is not None:
-                        on_first(partial(write_run_file, out, text))
-                return session.go(beat)
+        def whole_run(beat: Beat) -> Outcome:
+            with ledger.phase("start"), patient(run.timeout_s):
+                session = kind(run, folder, out, place, ledger, live=live, profile=profile, trust=trust)
+                if begun.there:
+                    session.resume()
+                if text is not None:
+                    on_first(partial(write_run_file, out, text))
+            started.set()
+            return session.go(beat)
 
-            if place.world == 1:
-                return whole_run(lambda patience=0.0: None)
-            return _watched(whole_run, place, out / STUCK, run.timeout_s)
+        try:
+            with ledger:
+                if place.world == 1:
+                    return whole_run(lambda patience=0.0: None)
+                return _watched(whole_run, place, out / STUCK, run.timeout_s)
+        except TorchwrightError as error:
+            # A start that is refused leaves neither a folder nor an attempt.
+            if not started.is_set() and not isinstance(error, TrainingStopped):
+                ledger.path.unlink(missing_ok=True)
+                if place.first:
+                    undo(out, begun)
+            raise
+
+
+def _adopt(tokens: Path, kept: Path) -> None:
+    """Take the shards that were made to count the data."""
+    if tokens.is_dir() and not kept.exists():
+        tokens.rename(kept)
 
 
 def _watched(whole_run: Callable[[Beat], Outcome], place: Place, folder: Path, timeout_s: float) -> Outcome:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from torchwright.duration import written
 from torchwright.errors import TorchwrightError
 from torchwright.process.files import replacing
 from torchwright.report.console import SafeConsole
@@ -28,6 +30,7 @@ from torchwright.train.run.wandb_run import wandb_run
 
 FILE = "metrics.jsonl"
 UNITS = {
+    "epoch": ".2f",
     "loss": ".4f",
     "lr": ".2e",
     "grad_norm": ".3f",
@@ -66,7 +69,8 @@ class RunMetrics:
         self._folder, self._file, self._board = folder, None, None
         self._wandb, self._wandb_run = wandb, None
         self._console = console or SafeConsole(stderr=True, highlight=False)
-        self._live = live and folder is not None
+        self._live, self._steps = live and folder is not None, steps
+        self._since: tuple[float, int] | None = None
         self._at = 0
         self._progress: Progress | None = None
         if self._live and self._console.is_terminal:
@@ -127,6 +131,11 @@ class RunMetrics:
         if self._live:
             self._console.print(text, markup=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        """A line that is shown in a quiet run as well: something of the run is not as its user thinks."""
+        if self._folder is not None:
+            self._console.print(text, markup=False, soft_wrap=True, style="yellow")
+
     def figures(self, step: int, values: Mapping[str, float | None], *, event: str | None = None) -> None:
         """Figures after `step` steps, its own or those of an event; what is None is not known and left out."""
         self._at = step
@@ -143,7 +152,18 @@ class RunMetrics:
         if self._progress is not None:
             self._progress.update(self._task, completed=step, figures=text)
         else:
-            self._console.print(f"step {step}  {text}", markup=False, soft_wrap=True)
+            left = self._left(step)
+            self._console.print(f"step {step} of {self._steps}  {text}{left}", markup=False, soft_wrap=True)
+
+    def _left(self, step: int) -> str:
+        """Return the time that is left by the pace since the first figures, evaluations and checkpoints included."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now, step
+        since, first = self._since
+        if step <= first or step >= self._steps:
+            return ""
+        return f"  {written((now - since) / (step - first) * (self._steps - step))} left"
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:

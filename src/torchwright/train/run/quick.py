@@ -1,40 +1,62 @@
-"""A run file made from a model and its data: what `torchwright train --model DIR --data FILE` trains by.
+"""Make a run file from a model and its data: what `torchwright train --model DIR --data FILE` trains by.
 
-Sizes follow from the tokens that there are and the processes that were started; every choice stands in the file, which
-is written into the run's folder.
+Sizes follow from the tokens that the data hold once they are tokenized, from the processes and from the memory. Every
+choice stands in the file with its reason, and the file is written into the run's folder.
 """
 
 from __future__ import annotations
 
+import glob
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchwright.hub.folder import read_config, resolve
-from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.train.data.rows import is_dataset
-from torchwright.train.data.text import SHARD_SUFFIXES
+from torchwright.train.run.amount import Amount, measure
 from torchwright.train.run.config import Lora
 from torchwright.train.run.data_section import RunError, Section
 from torchwright.train.run.objective_section import Preference
+from torchwright.train.run.run_file import with_settings
 
-SAMPLE_BYTES = 1 << 20
-"""Text by which the tokens of all of it are estimated."""
-CONTEXT, ROWS = 1024, 16
-"""The longest window, and windows of a step, where there are data enough."""
+CONTEXT, LONGEST, ROWS = 1024, 2048, 16
+"""The longest window of a stream and of documents, and windows of a step, where there are data enough."""
+SHORTEST = 256
+"""The least window of documents where the model has room: short ones are packed more tightly into it."""
 BESIDE = ("", ".json")
 """Files beside data: notes, checksums."""
 STEPS = 50
 """Steps of an epoch at least, while a step has more than one window."""
+EXAMPLES, FEW_STEPS = 8, 10
+"""Documents of a step at least, while an epoch has this many steps: a gradient of one answer is mostly noise."""
 MANY_TOKENS = 10_000_000
 """Data that is read once; less is read `EPOCHS` times."""
 EPOCHS = 3
+HOLD_OUT = 0.05
 RATES = {"full": 2e-5, "lora": 2e-4}
 """Peak learning rates for models of `LARGE` parameters or more; smaller ones take `SMALLER` times as much."""
 DPO_RATES = {"full": 1e-6, "lora": 1e-5}
 """The same for preferences, of which a step says more about a whole answer."""
 LARGE, SMALLER = 1_000_000_000, 5.0
+MICRO_ROWS = 4
+"""Windows that are computed at once, where memory allows: more of them are no quicker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickRun:
+    """The values of a run file, and why they were chosen."""
+
+    values: dict[str, Any]
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Field, as `section.field` → its reason."""
+
+    def written(self) -> str:
+        """Return the file, with reasons as comments."""
+        return to_toml(self.values, self.reasons) + "\n"
 
 
 def quick_run(
@@ -46,41 +68,28 @@ def quick_run(
     chat: bool = False,
     merge: bool = False,
     world: int = 1,
-) -> dict[str, Any]:
-    """The values of a run file that lies in the run's own folder. Raises `RunError` for what cannot be read.
+    epochs: float | None = None,
+    no_validation: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    cache: Path | None = None,
+) -> QuickRun:
+    """Return the run file of a run in its own folder. Raises `RunError` and `DataError` for what cannot be read.
 
     `lora` and `dpo` are `read_fields`' of [lora] and [preference]; `world` is how many processes share the model and
-    the batch.
+    the batch. `settings` are fields of the run file by their dotted names, which win over what is chosen here. Tokens
+    are kept in `cache`, where there is one.
     """
-    folder = resolve(model).resolve()
+    folder, asked = resolve(model).resolve(), dict(settings or {})
     config = read_config(folder)
-    train = [pattern for path in data for pattern in _patterns(Path(path))]
-    tokens = _tokens(train, folder)
-    longest = config.get("max_position_embeddings") or config.get("n_positions") or CONTEXT
-    # A pair is not cut: windows are as long as they may be.
-    wanted = CONTEXT if dpo is not None else max(32, tokens // STEPS)
-    context = _power_of_two(min(CONTEXT, int(longest), wanted))
-    rows = world * max(1, min(ROWS // world, _power_of_two(max(1, tokens // context // STEPS // world))))
-    step = rows * context
-    total = step * max(1, round(tokens * (1 if tokens >= MANY_TOKENS else EPOCHS) / step))
-    small = _parameters(folder) < LARGE
-    rates = RATES if dpo is None else DPO_RATES
-    rate = rates["full" if lora is None else "lora"] * (SMALLER if small else 1)
     values: dict[str, Any] = {
         "out": ".",
-        "tokens": total,
-        "batch_tokens": step,
-        "context": context,
-        "micro_batches": max(1, rows // world // 4),
-        "log_every": max(1, min(10, total // step // 10)),
         "model": {"folder": str(folder)},
-        "data": {"train": train, **({"form": "chat"} if chat else {})},
-        "optimizer": {"lr": rate, "weight_decay": 0.0},
-        "schedule": {"warmup_tokens": total // 30, "final": 0.1},
-        "checkpoint": {"every_steps": max(10, min(200, total // step // 10))},
+        "data": {"train": [pattern for path in data for pattern in _patterns(Path(path))]},
     }
-    if world > 1:
-        values["layout"] = {"dp_shard": world}
+    if chat:
+        values["data"]["form"] = "chat"
+    if not no_validation and "data.validation" not in asked:
+        values["data"]["hold_out"] = HOLD_OUT
     if lora is not None:
         values["lora"] = (
             {"r": Lora().r} | read_fields("--lora", lora, Lora) | ({"merge": True} if merge else {})
@@ -89,7 +98,110 @@ def quick_run(
         raise RunError("--merge puts adapters into a model", next="give --lora as well, or leave --merge out")
     if dpo is not None:
         values["preference"] = {"loss": Preference().loss} | read_fields("--dpo", dpo, Preference)
-    return values
+    longest = int(config.get("max_position_embeddings") or config.get("n_positions") or CONTEXT)
+    pair = int(asked.get("context", power_of_two(min(CONTEXT, longest))))
+    with tempfile.TemporaryDirectory() if cache is None else nullcontext(cache) as place:
+        amount = measure(with_settings(values, asked), pair, Path(place))
+        sizes = _sizes(config, amount, longest, world, epochs, asked)
+    small = _parameters(folder) < LARGE
+    rates = RATES if dpo is None else DPO_RATES
+    rate = rates["full" if lora is None else "lora"] * (SMALLER if small else 1)
+    every = max(10, min(200, sizes.steps // 10))
+    values |= sizes.fields | {
+        "log_every": max(1, min(10, sizes.steps // 10)),
+        "optimizer": {"lr": rate, "weight_decay": 0.0},
+        "schedule": {"warmup_tokens": int(asked.get("tokens", sizes.fields["tokens"])) // 30, "final": 0.1},
+        "checkpoint": {"every_steps": every},
+    }
+    reasons = dict(sizes.reasons)
+    reasons["optimizer.lr"] = f"{'under' if small else 'over'} a billion parameters"
+    if amount.held is not None:
+        values["evaluation"] = {"every_steps": every}
+        reasons["data.hold_out"] = f"{amount.held}; --no-validation holds nothing out"
+    elif values["data"].pop("hold_out", None):
+        reasons["data.train"] = "too few to hold some out for validation"
+    if world > 1:
+        values["layout"] = {"dp_shard": world}
+    return QuickRun(values=with_settings(values, asked), reasons=reasons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """How large windows and steps are, and how many there are."""
+
+    fields: dict[str, int]
+    reasons: dict[str, str]
+    steps: int
+
+
+def _sizes(
+    config: Mapping[str, Any],
+    amount: Amount,
+    longest: int,
+    world: int,
+    epochs: float | None,
+    asked: Mapping[str, Any],
+) -> _Sizes:
+    """Return window, batch and length of the run, by what it reads."""
+    if "context" in asked:
+        context, why = int(asked["context"]), "as asked for"
+    else:
+        context, why = _window(amount, longest)
+    windows = amount.windows(context)
+    rows = max(1, windows // STEPS // world)
+    if amount.packed:
+        together = -(-EXAMPLES * windows // max(1, amount.documents) // world)
+        rows = max(rows, min(together, windows // FEW_STEPS // world))
+    rows = world * power_of_two(max(1, min(ROWS // world, rows)))
+    if "batch_tokens" in asked:
+        rows = max(1, int(asked["batch_tokens"]) // context)
+    if epochs is None:
+        epochs, times = (1, "once") if amount.tokens >= MANY_TOKENS else (EPOCHS, f"{EPOCHS} times")
+    else:
+        times = f"{epochs:g} times, as asked for"
+    steps = max(1, round(windows * epochs / rows))
+    at_once = max(1, min(MICRO_ROWS, rows // world, _windows_in_memory(config, context)))
+    return _Sizes(
+        fields={
+            "tokens": steps * rows * context,
+            "batch_tokens": rows * context,
+            "context": context,
+            "micro_batches": max(1, rows // world // power_of_two(at_once)),
+        },
+        reasons={
+            "tokens": f"{steps:,} steps; {amount.tokens:,} tokens in {windows:,} windows are read {times}",
+            "batch_tokens": f"{rows} windows a step" + (f" for {world} processes" if world > 1 else ""),
+            "context": why,
+        },
+        steps=steps,
+    )
+
+
+def _window(amount: Amount, longest: int) -> tuple[int, str]:
+    """Return the length of a window, and its reason; the model's positions reach `longest`."""
+    if amount.pairs:
+        return power_of_two(min(CONTEXT, longest)), "a pair is not cut: windows are as long as they may be"
+    if amount.packed:
+        wanted = max(SHORTEST, 1 << (amount.longest - 1).bit_length())
+        why = f"the longest of {amount.documents:,} documents has {amount.longest + 1:,} tokens"
+        return power_of_two(min(LONGEST, longest, wanted)), why
+    context = power_of_two(min(CONTEXT, longest, max(32, amount.tokens // STEPS)))
+    return context, f"{amount.tokens:,} tokens" + (f", {STEPS} windows at least" if context < CONTEXT else "")
+
+
+def _windows_in_memory(config: Mapping[str, Any], context: int) -> int:
+    """Return about how many windows' activations fit into a quarter of the memory that is left.
+
+    A token has its logits and their gradient in float32, and in each layer some 30 values of the model's size.
+    """
+    import torch
+
+    from torchwright.devices.cpu import available_memory_bytes
+
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else available_memory_bytes()
+    vocabulary, model = int(config.get("vocab_size") or 32_000), int(config.get("hidden_size") or 1024)
+    token = 12 * vocabulary + 60 * model * int(config.get("num_hidden_layers") or 24)
+    return max(1, free // 4 // (context * token))
 
 
 def read_fields(option: str, text: str, section: type[Section]) -> dict[str, Any]:
@@ -114,64 +226,40 @@ def read_fields(option: str, text: str, section: type[Section]) -> dict[str, Any
     return found
 
 
-def to_toml(values: dict[str, Any], prefix: str = "") -> str:
-    """Numbers, truth values, text, lists of text and tables of them as TOML."""
-    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if not isinstance(value, dict)]
+def to_toml(values: dict[str, Any], reasons: Mapping[str, str] | None = None, prefix: str = "") -> str:
+    """Write numbers, truth values, text, lists of text and tables of them as TOML, reasons as comments."""
+    lines = []
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            reason = (reasons or {}).get(f"{prefix}{name}")
+            lines.append(f"{name} = {json.dumps(value)}" + (f"  # {reason}" if reason else ""))
     for name, value in values.items():
         if isinstance(value, dict):
-            lines += ["", f"[{prefix}{name}]", to_toml(value, f"{prefix}{name}.")]
+            lines += ["", f"[{prefix}{name}]", to_toml(value, reasons, f"{prefix}{name}.")]
     return "\n".join(lines)
 
 
 def _patterns(path: Path) -> list[str]:
-    """A file or a folder that `datasets` saved, or a glob for each kind of file in a folder."""
+    """Return a file or a folder that `datasets` saved, or a pattern for each kind of file in a folder."""
     path = path.resolve()
+    if not path.exists() and not glob.has_magic(str(path)):
+        raise RunError(f"--data: there is no file {path}")
     if not path.is_dir() or is_dataset(path):
         return [str(path)]
-    kinds = sorted({file.suffix for file in path.iterdir() if file.is_file() and file.suffix not in BESIDE})
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix]
+    kinds = sorted({file.suffix for file in files if file.suffix not in BESIDE})
+    if not kinds:  # a folder of JSON lists alone
+        kinds = sorted({file.suffix for file in files})
     if not kinds:
         raise RunError(f"--data: the folder {path} holds no files of data")
-    return [str(path / f"*{kind}") for kind in kinds]
-
-
-def _tokens(patterns: Sequence[str], folder: Path) -> int:
-    """About how many tokens the files hold."""
-    files = [file for pattern in patterns for file in _files(Path(pattern))]
-    if not files:
-        raise RunError(f"--data: there is no file {patterns[0]}")
-    shards = [file for file in files if file.suffix in SHARD_SUFFIXES]
-    bytes_of_rest = sum(file.stat().st_size for file in files if file not in shards)
-    texts = [file for file in files if file not in shards]
-    held = sum(file.stat().st_size // 2 for file in shards)
-    return held + (round(bytes_of_rest * _tokens_per_byte(texts[0], folder)) if texts else 0)
-
-
-def _files(path: Path) -> list[Path]:
-    found = path.rglob("*") if path.is_dir() else path.parent.glob(path.name)
-    return sorted(file for file in found if file.is_file())
-
-
-def _tokens_per_byte(file: Path, folder: Path) -> float:
-    """Of a file's beginning; a guess where it is no text."""
-    tokenizer = find_tokenizer(folder)
-    if tokenizer is None:
-        raise RunError(f"{folder} has no tokenizer.json to read text with", next="give token shards (*.npy)")
-    with file.open("rb") as opened:
-        sample = opened.read(SAMPLE_BYTES)
-    try:
-        text = sample.decode()
-    except UnicodeDecodeError as error:
-        if len(sample) - error.start > 4:  # not just a character that the sample's end has cut
-            return 0.25
-        text = sample[: error.start].decode()
-    return len(tokenizer.encode(text, add_special_tokens=False).ids) / max(1, len(sample))
+    return [f"{glob.escape(str(path))}/*{kind}" for kind in kinds]
 
 
 def _parameters(folder: Path) -> int:
-    """About how many a folder's model has, by its files in 16 bits."""
+    """Return about how many a folder's model has, by its files in 16 bits."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
 
 
-def _power_of_two(number: int) -> int:
-    """The largest one that is not more."""
+def power_of_two(number: int) -> int:
+    """Return the largest power of two that is not more."""
     return 1 << (number.bit_length() - 1)

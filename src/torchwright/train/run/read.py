@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torchwright.train.run.check import check_run
 from torchwright.train.run.config import Run
 from torchwright.train.run.data_section import RunError
-from torchwright.train.run.run_file import parse_file, read_toml
+from torchwright.train.run.run_file import parse_file, read_toml, with_settings
 
 
-def read_run(path: Path) -> Run:
-    """The run of a file. Raises `RunError`, or `UnknownName` with the nearest field, naming file and key."""
-    run = parse_run(read_toml(path), str(path))
+def read_run(path: Path, settings: Mapping[str, Any] | None = None) -> Run:
+    """Return the run of a file; `settings` are fields by their dotted names, which win over the file's.
+
+    Raises `RunError`, or `UnknownName` with the nearest field, naming file and key.
+    """
+    run = parse_run(with_settings(read_toml(path), settings or {}), str(path))
     check_run(run)
     return run
 

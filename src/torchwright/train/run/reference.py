@@ -65,7 +65,7 @@ def with_reference(run: Run, corpus: Corpus, learner: Learner, folder: Path, tok
 
 def _key(run: Run, weights: dict[str, str], shards: Shards) -> str:
     base = None if run.lora is None else run.lora.base
-    pairs = [file_digest(path) for path in shards.paths]
+    pairs = [shards.digest(), *(file_digest(path) for path in shards.paths)]
     return hashlib.sha256(json.dumps([VERSION, weights, run.precision, base, pairs]).encode()).hexdigest()
 
 

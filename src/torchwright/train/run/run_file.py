@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,6 +36,19 @@ def parse_file(kind: type[AnyRun], data: dict[str, Any], source: str, page: str 
         raise _readable(error, kind, source, page) from error
     except TypeError as error:  # a date or a time, which TOML has and JSON has not
         raise RunError(f"{source} holds a value of an unexpected type", found=str(error)) from error
+
+
+def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run file's values with fields set by their dotted names, as in `optimizer.lr`."""
+    made = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+    for name, value in settings.items():
+        section, _, rest = name.partition(".")
+        if rest:
+            inside = made.get(section)
+            made[section] = with_settings(inside if isinstance(inside, dict) else {}, {rest: value})
+        else:
+            made[section] = value
+    return made
 
 
 def changed_fields(old: dict[str, Any], new: dict[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:

@@ -196,13 +196,21 @@ class Session(ABC, Generic[AnyRun, Outcome]):
             self.metrics.show(told_profile(found))
             self._since = time.perf_counter(), self.done
 
-    def tell_broken(self, reports: Mapping[str, Report], *, numbered: str) -> None:
-        """The rows that are left out, by file; `numbered` is what a report's numbers count."""
+    def tell_rows(self, reports: Mapping[str, Report], *, numbered: str) -> None:
+        """Report by file what its rows are read as, how labels were found, and the rows that are left out.
+
+        `numbered` is what a report's numbers count.
+        """
         for file, report in reports.items():
+            if report.layout is not None:
+                self.metrics.show(f"{file}: read as {report.layout} ({report.rows:,} rows)")
+            for note, count in report.notes.items():
+                self.metrics.event("labels", file=file, note=note, documents=count)
+                self.metrics.warn(f"{file}: {note} ({count:,} of {report.documents:,} documents)")
             if report.broken:
                 number, reason = report.listed[0]
                 self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
-                self.metrics.show(
+                self.metrics.warn(
                     f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in "
                     f"{numbered} {number}: {reason}"
                 )

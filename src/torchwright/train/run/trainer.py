@@ -26,14 +26,15 @@ from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_c
 from torchwright.train.model.lora import merged
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.adapt import base_digests, write_adapters
+from torchwright.train.run.best import Best
 from torchwright.train.run.checkpoint import CheckpointError, Described
 from torchwright.train.run.compiled import CompiledCode
 from torchwright.train.run.config import FEW_BITS, FREE, Run
-from torchwright.train.run.corpus import TOKENS, left_out, open_data, walk_of
+from torchwright.train.run.corpus import TOKENS, check_context, epochs, left_out, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.heads import write_head
 from torchwright.train.run.learner import Learner
-from torchwright.train.run.metrics import HELD_OUT
+from torchwright.train.run.metrics import HELD_OUT, read_figures
 from torchwright.train.run.not_finite import first_not_finite, told
 from torchwright.train.run.processes import Place, on_first
 from torchwright.train.run.reference import with_reference
@@ -55,6 +56,9 @@ class TrainingOutcome:
     loss: float | None
     """Of the last step; None where there was none left to do."""
     validation_loss: float | None
+    best_validation_loss: float | None
+    best_step: int | None
+    """After which the validation loss was the best."""
     effective_time: float
     """Share of this process's time that went into steps."""
     model: Path | None
@@ -87,6 +91,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         self.folder = folder
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_model_config(self.source)
+        check_context(run, self.config)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
@@ -94,6 +99,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         self.base = on_first(self._base)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
         self.validation_loss: float | None = None
+        self.best = Best()
         self._walks: dict[int, Walk] = {}
         self._compiled: set[int] = set()
         self._code = CompiledCode(out, place, trust=trust) if run.compile else None
@@ -117,8 +123,16 @@ class Trainer(Session[Run, TrainingOutcome]):
         return self.corpus.facts()
 
     def begin(self) -> None:
-        """The rows that are left out, by file, and what windows leave out."""
-        self.tell_broken(self.corpus.reports, numbered="row")
+        """Report what is read of each file, what windows leave out, and what is held out."""
+        self.tell_rows(self.corpus.reports, numbered="row")
+        self._recall_best()
+        if self.run.data.hold_out is not None:
+            held = self.corpus.validation
+            self.metrics.show(
+                "nothing is held out for validation: the data are too few"
+                if held is None
+                else f"held out for validation: {held.tokens:,} tokens, {self.corpus.tokens:,} are trained on"
+            )
         if self._code is not None and (reason := self._code.restore()):
             self.metrics.event("compiled_code", reason=reason)
             self.metrics.show(reason)
@@ -199,12 +213,26 @@ class Trainer(Session[Run, TrainingOutcome]):
             if figures:
                 self.validation_loss = figures[f"{HELD_OUT}loss"]
                 self.metrics.figures(self.done, figures, event="evaluation")
+                warning = self.best.judge(self.done, self.validation_loss)
+                self.checkpoints.best = self.best.step
+                if warning is not None:
+                    self.metrics.event("memorizes", at=self.done, best=self.best.step, loss=self.best.loss)
+                    self.metrics.warn(warning)
             for text in self.evaluator.samples(self.learner.model):
                 self.metrics.event("sample", at=self.done, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
 
+    def _recall_best(self) -> None:
+        """Take the best validation loss of a run that goes on from its own figures."""
+        figures = read_figures(self.out) if self.place.first else {}
+        self.best.recall(
+            (step, found.get("loss"), found.get(f"{HELD_OUT}loss")) for step, found in sorted(figures.items())
+        )
+        self.checkpoints.best = self.best.step or None
+
     def _show(self, step: ScheduledStep, figures: StepFigures) -> None:
         tokens_per_s, mfu = self.steps_per_s() * self.run.batch_tokens, None
+        self.best.trained(figures.loss)
         if self.peak_tflops is not None:
             achieved = self._flops(step.context) * tokens_per_s / self.place.world
             mfu = achieved / (self.peak_tflops * 1e12)
@@ -212,6 +240,7 @@ class Trainer(Session[Run, TrainingOutcome]):
             self.done,
             {
                 "tokens": self.done * self.run.batch_tokens,
+                "epoch": epochs(self._windows(step), step.first + step.rows),
                 "loss": figures.loss,
                 **figures.more,
                 "lr": step.rate * self.run.optimizer.lr,
@@ -235,6 +264,11 @@ class Trainer(Session[Run, TrainingOutcome]):
         finished = self.done == self.last
         if finished:
             self.evaluate()
+            if self.validation_loss is not None and self.best.step not in (0, self.done):
+                self.metrics.show(
+                    f"validation loss {self.validation_loss:.4f}; the best was {self.best.loss:.4f} "
+                    f"at step {self.best.step}"
+                )
         with self.ledger.phase("checkpoint"):
             self.save()
             self.checkpoints.wait()
@@ -251,6 +285,8 @@ class Trainer(Session[Run, TrainingOutcome]):
             tokens=self.done * self.run.batch_tokens,
             loss=None if figures is None else figures.loss,
             validation_loss=self.validation_loss,
+            best_validation_loss=self.best.loss if self.best.step else None,
+            best_step=self.best.step or None,
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished and self.run.keeps_model else None,
             adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
