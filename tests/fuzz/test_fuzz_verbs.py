@@ -30,13 +30,6 @@ SECONDS = 20
 """Of processor time, for a mutant that hangs or grows; the usual one takes 0.1 s."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model's folder with all files that one may have."""
