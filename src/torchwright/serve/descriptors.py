@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import resource
 
 from torchwright.serve.limits import Limits
 
@@ -22,6 +21,10 @@ LEAST_CONNECTIONS = 16
 
 def raise_limit() -> int:
     """Raise this process's soft limit of open files towards its hard limit; return the soft limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return WANTED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
