@@ -24,7 +24,7 @@ from typing import Any
 from torchwright.artifact.folder import read_recipe
 
 TIMES, WIDEST, FACTOR = 5.0, 2.0, 2.0
-"""What issue 57 asks for: quiet times, the ends of an interval, and claims."""
+"""Limits of issue 57: times of the quiet run, the ends of an interval, and claims."""
 NEIGHBOUR = "import torch; torch.set_num_threads({}); a = torch.randn(1024, 1024)\nwhile True: a @ a"
 MODULES = """
 import torch

@@ -1,4 +1,4 @@
-"""What a file holds reaches a terminal as text: no verb prints an escape sequence that it read."""
+"""No verb prints an escape sequence that it read from a file."""
 
 from __future__ import annotations
 

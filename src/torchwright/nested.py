@@ -45,7 +45,7 @@ class RecordType:
     name: str
     """Qualified, without the module."""
     fields: tuple[str, ...]
-    """Of one instance: a mapping leaves out what is None, a dataclass may have further attributes."""
+    """Names of one instance: a mapping leaves out None, a dataclass may have further attributes."""
     cls: type | None = dataclasses.field(default=None, compare=False, repr=False)
     """None where the names come from a file."""
 
@@ -390,7 +390,7 @@ def _is_path(text: str) -> bool:
 
 
 def _is_field(name: Any) -> bool:
-    """Whether a name is harmless as an attribute: nothing of Python's own, such as `__class__`."""
+    """Check whether a name is harmless as an attribute: nothing of Python's own, such as `__class__`."""
     plain = isinstance(name, str) and len(name) <= 200 and name.isidentifier() and not keyword.iskeyword(name)
     return plain and not name.startswith("__")
 

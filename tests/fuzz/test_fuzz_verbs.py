@@ -27,7 +27,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.train.kinds import kind_of, verb
 
 SECONDS = 20
-"""Of processor time, for a mutant that hangs or grows; the usual one takes 0.1 s."""
+"""Processor time after which a mutant counts as hanging; the usual one takes 0.1 s."""
 
 
 @pytest.fixture(scope="module")

@@ -48,13 +48,13 @@ def compiled(schema: Any) -> xgrammar.CompiledGrammar:
 
 
 def accepts(grammar: xgrammar.CompiledGrammar, text: str) -> bool:
-    """Whether a whole text is allowed."""
+    """Check whether a whole text is allowed."""
     matcher = xgrammar.GrammarMatcher(grammar)
     return matcher.accept_string(text) and matcher.accept_token(END)
 
 
 def takes(schema: Any, value: Any) -> bool:
-    """Whether a value is allowed as Python writes it."""
+    """Check whether a value is allowed as Python writes it."""
     return accepts(compiled(schema), json.dumps(value, ensure_ascii=False))
 
 

@@ -27,7 +27,7 @@ def url() -> Iterator[str]:
 
 
 def talk(url: str, lines: str, **options: Any) -> tuple[str, Conversation]:
-    """What is shown for these lines, and the conversation afterwards; the engine repeats what was said."""
+    """Return the text shown for these lines and the conversation afterwards; the engine repeats its input."""
     shown, conversation = io.StringIO(), Conversation()
     Chat(url, conversation, Terminal(io.StringIO(lines), shown), key=None, **options).run()
     return shown.getvalue(), conversation

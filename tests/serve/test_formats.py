@@ -100,7 +100,7 @@ FORMATS = pytest.mark.parametrize("name", TOOL_FORMATS)
 
 
 def read(parser: Parser, text: str, sizes: list[int]) -> list[Event]:
-    """What a parser finds in text that comes in pieces of these sizes, the last one the rest."""
+    """Parse text that comes in pieces of these sizes, the last one the rest."""
     found, at = list[Event](), 0
     for size in sizes:
         found += parser.put(text[at : at + size])

@@ -56,7 +56,7 @@ REASONS_LAST = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}<think>"
     "{{ m.reasoning_content or '' }}</think>{% endif %}{{ m.content }}<|end|>\n{% endfor %}" + PROMPT
 )
-"""As Qwen3: reasoning stands in the last answer alone."""
+"""Template like Qwen3's: reasoning stands in the last answer alone."""
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "One plus one?"},
@@ -262,7 +262,7 @@ def test_content_in_parts_is_joined_as_the_server_joins_it(tmp_path: Path) -> No
 
 
 def test_texts_begin_as_the_tokenizer_begins_them(tmp_path: Path) -> None:
-    """Where `generate` puts a begin token before the prompt, training does; a template writes its own."""
+    """Training adds a begin token where `generate` does; a template writes its own."""
     bare = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     bare.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     folder = model(tmp_path)

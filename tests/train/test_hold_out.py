@@ -1,4 +1,4 @@
-"""What is held out of the training data, and what becomes of its loss."""
+"""Held-out training data, and the use of its loss."""
 
 from __future__ import annotations
 

@@ -495,7 +495,7 @@ def aborts(place: int) -> None:
 
 
 def test_a_process_that_dies_is_named_with_its_last_output() -> None:
-    """As where native code aborts; the others fail because it is gone, and are not the reason."""
+    """Abort one process as native code does; the others fail because it is gone, and are not the reason."""
     with pytest.raises(ProveError, match=r"process 1 of 2 failed.*SIGABRT.*terminate called: sizes differ"):
         on_processes(2, aborts, 1)
 

@@ -116,7 +116,7 @@ def chats(path: Path, count: int, *, words: int = 12) -> Path:
 
 
 def epochs_of(made: QuickRun, folder: Path) -> float:
-    """How often a run reads its data, counted by the windows that it packs."""
+    """Count how often a run reads its data, by the windows that it packs."""
     run = parse_run(made.values)
     config = read_model_config(BUNDLED)
     corpus = open_shards(run, config, make_shards(run, config, folder, BUNDLED, folder / "tokens"))

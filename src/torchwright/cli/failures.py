@@ -26,7 +26,7 @@ from torchwright.process import interrupts
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """Faults of the system's that lie in a path and its permissions: a user can mend them."""
 CLOSED_PIPE = 141
-"""What a shell says of a program that SIGPIPE ended."""
+"""Exit status that a shell reports for a program that SIGPIPE ended."""
 
 
 def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:

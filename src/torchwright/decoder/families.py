@@ -66,7 +66,7 @@ class Family:
     head_dim: int | None = None
     """None: the model size over the heads."""
     kv_heads: int | None = None
-    """Where config.json has no such key; None, and null in the file, mean as many as there are query heads."""
+    """Default without such a key in config.json; None, and null in the file, mean one per query head."""
     activation: str = "hidden_act"
     """The key of the activation."""
     default_activation: str = "silu"

@@ -84,7 +84,7 @@ class Door:
         self.mutates = any(call.spec.mutates for call in self._all_calls())
         """Whether a call changes one of its inputs in place."""
         self.returns_instances = any(nested.has_classes(call.spec.nesting) for call in self._all_calls())
-        """Whether a result is of a class that pytree does not know: a dataclass, or a named tuple."""
+        """True if a result is of a class that pytree does not know: a dataclass, or a named tuple."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recent = self._recent

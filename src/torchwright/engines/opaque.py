@@ -37,7 +37,7 @@ def exporting() -> bool:
 
 
 def traced(door: Door) -> Callable[[Any, Any], Any]:
-    """What a tracer is given for `door(*args, **kwargs)`.
+    """Return the value that a tracer sees for `door(*args, **kwargs)`.
 
     A graph breaks at what no operator can say: that it changes one of its tensors, and classes that pytree has not.
     """

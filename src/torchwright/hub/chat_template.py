@@ -139,7 +139,7 @@ class ChatTemplate:
 
     @property
     def knows_developers(self) -> bool:
-        """Whether the role of developers' messages has a name in a template."""
+        """Check whether the role of developers' messages has a name in a template."""
         return any("developer" in source for source in self.sources.values())
 
     def mentions(self, name: str) -> bool:

@@ -35,14 +35,14 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ContentForm:
-    """What one template handles by itself."""
+    """Forms of content that one template handles by itself."""
 
     parts: frozenset[str]
     """Roles whose content may be a list of parts."""
     null: bool
-    """Whether the content of a message with calls may be null."""
+    """True if the content of a message with calls may be null."""
     objects: bool
-    """Whether a call's arguments may be an object."""
+    """True if a call's arguments may be an object."""
 
 
 def content_form(render: Callable[[list[Message]], str], refusal: type[Exception]) -> ContentForm:

@@ -13,7 +13,7 @@ from torchwright.errors import ModelError, shown
 LARGEST_INTEGER = 2**31 - 1
 """Sizes, counts and token ids; no published model comes near it, and products of a few of them stay exact."""
 LARGEST_FACTOR = 1e12
-"""Of numbers that scale or stretch something."""
+"""Words in the names of numbers that scale or stretch something."""
 
 
 class Fields:

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 GENERATION = "generation"
 MARKS = "generation_marks"
-"""Where a template's context keeps what the assistant's words are to be put between."""
+"""Key in a template's context for the marks around the assistant's words."""
 LONGEST_RESULT = 10_000_000
 """Characters, items or bits that one operator may make; prompts are far shorter."""
 

@@ -34,7 +34,7 @@ class TextStream:
         self._before_text = before_text
         self._new: list[int] = []
         self._first = True
-        """Whether no piece was shown: the first may begin with tokens of `before`."""
+        """True if no piece was shown: the first may begin with tokens of `before`."""
 
     def put(self, *tokens: int) -> str:
         """Return what can be shown after more tokens, perhaps nothing."""

@@ -22,12 +22,12 @@ from torchwright.process.files import check_writable
 
 T = TypeVar("T")
 NotOurs = Callable[[Path], str | None]
-"""What shows that a folder may not be replaced, or None."""
+"""Return the reason why a folder may not be replaced, or None."""
 MARK = ".unfinished"
 TURN_SECONDS = 10.0
-"""How long a writer waits for another that is just taking its place."""
+"""Seconds that a writer waits for another that is just taking its place."""
 TRIES, PAUSE_SECONDS = 20, 0.02
-"""Of a reader whose folder is replaced again and again."""
+"""Retries of a reader whose folder is replaced again and again."""
 
 
 class Seen:
@@ -185,5 +185,5 @@ def _turn(parent: Path) -> Generator[None, None, None]:
 
 
 def _aside(path: Path) -> str:
-    """How the folder is called that holds the old one while another takes its place."""
+    """Return the name of the folder that holds the old one while another takes its place."""
     return f".{path.name}.replaced-"

@@ -41,7 +41,7 @@ SECONDS = 600.0
 
 @dataclass(kw_only=True)
 class Conversation:
-    """What has been said, as OpenAI's messages."""
+    """The conversation so far, as OpenAI's messages."""
 
     system: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)

@@ -9,7 +9,7 @@ from torchwright.serve.limits import Limits
 WANTED = 65_536
 """The soft limit that is set where the hard one allows it."""
 RESERVE = 96
-"""Of the HTTP process itself: the engine's sockets, pipes of workers and jobs, files that are read."""
+"""Descriptors of the HTTP process itself: the engine's sockets, pipes of workers and jobs, open files."""
 TICKS = 4
 """Turns of the loop between the acceptance of a connection that is one too many and its end.
 

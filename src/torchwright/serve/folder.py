@@ -15,7 +15,7 @@ from torchwright.json_file import read_json
 from torchwright.speech.families import FAMILIES
 
 NATIVE = "native"
-"""How the names of engines begin that run on the native decoder."""
+"""Prefix of the names of engines that run on the native decoder."""
 BUNDLED_NAME = "torchwright-bundled"
 TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
 SERVED = (
@@ -36,7 +36,7 @@ class ServeTarget:
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
     fixed: bool = False
-    """Whether it is an artifact whose model runs in calls of fixed shapes."""
+    """True if it is an artifact whose model runs in calls of fixed shapes."""
 
 
 def find(target: str | None) -> ServeTarget:

@@ -93,8 +93,8 @@ class ServerOptions:
     allowed_origins: Sequence[str] = ()
     log_requests: bool = False
     tool_call_format: str = AUTO
-    """How the model writes tool calls."""
+    """Format of the model's tool calls."""
     reasoning_format: str = AUTO
-    """How the model marks its reasoning."""
+    """Format of the model's reasoning."""
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""

@@ -24,7 +24,7 @@ from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 
 ERROR = 1e-3
-"""Of an engine in float32: sums in another order."""
+"""Tolerance for an engine in float32, which adds in another order."""
 
 
 def check(wanted: Any, found: Any, tolerance: float) -> None:

@@ -32,7 +32,7 @@ from torchwright.workloads.training_mode import training_notice
 CALIBRATING = 4
 """One of so many inputs, and one at least, calibrates."""
 FACTORY_SEED = 0
-"""Of torch's random numbers while a factory runs: any will do that is always the same."""
+"""Seed of torch's random numbers while a factory runs; any constant will do."""
 Inputs = Any
 """A tuple of positional arguments, a dict of keyword arguments, a single tensor or dataclass instance, or a list of
 any of these."""

@@ -1,1 +1,1 @@
-"""How families of models write reasoning and tool calls: one table each, their parsers and their grammars."""
+"""Formats of reasoning and tool calls by model family: one table each, their parsers and grammars."""

@@ -19,7 +19,7 @@ TAIL_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerForm:
-    """How an answer is written: its reasoning, and its calls where any may come."""
+    """Formats of an answer: its reasoning, and its calls where any may come."""
 
     reasoning: ReasoningFormat | None = None
     tools: ToolFormat

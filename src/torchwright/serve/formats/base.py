@@ -26,9 +26,9 @@ class Callable:
 
     name: str
     schema: dict[str, Any] = field(default_factory=dict)
-    """Of its arguments, which are an object."""
+    """JSON schema of its arguments, an object."""
     strict: bool = False
-    """Whether the schema is enforced where the model decides by itself to call."""
+    """True if the schema is enforced where the model decides by itself to call."""
 
 
 class ToolFormat:
@@ -44,9 +44,9 @@ class ToolFormat:
     marks: tuple[str, ...] = ()
     """Texts that may be special tokens, which are otherwise no part of an answer's text."""
     separator = ""
-    """What stands between two tags."""
+    """Text between two tags."""
     in_one_tag = False
-    """Whether one tag holds all calls."""
+    """True if one tag holds all calls."""
 
     @property
     def trigger(self) -> str:

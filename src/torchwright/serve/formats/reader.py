@@ -53,7 +53,7 @@ Event = Text | Reasoning | CallBegin | CallArguments
 
 
 class Parser(Protocol):
-    """What every parser of answers can do."""
+    """Interface of every answer parser."""
 
     @property
     def done(self) -> bool:

@@ -15,7 +15,7 @@ from torchwright.serve.formats.base import Tag, tag
 from torchwright.serve.formats.reader import Parser, Reader, Reading, Reasoning, held
 
 PromptEnd = Literal["open", "closed", "none"]
-"""Whether a prompt ends within reasoning, behind it, or without any."""
+"""Place of a prompt's end: within reasoning, behind it, or without any."""
 GAP = {"type": "regex", "pattern": "[ \\n]{0,4}"}
 """White space between reasoning and a constrained answer."""
 
@@ -34,7 +34,7 @@ class ReasoningFormat:
     also: str = ""
     """A text that the template holds besides."""
     doubtful: bool = False
-    """Whether the tokenizer alone has the marks: a model that does not reason may have them."""
+    """True if the tokenizer alone has the marks: a model that does not reason may have them."""
 
     @property
     def marks(self) -> tuple[str, ...]:

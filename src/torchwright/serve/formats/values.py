@@ -9,7 +9,7 @@ from torchwright.serve.formats.json_text import decode
 
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 WORDS = {"true": True, "false": False, "null": None, "none": None}
-"""As Python or JSON writes them, in any case."""
+"""Constants as Python or JSON writes them, in upper or lower case."""
 FORMS = {"enum", "const", "pattern", "format", "maxLength"}
 """Keywords of strings with a form of their own, which white space around the text is no part of."""
 REFERENCES = 32

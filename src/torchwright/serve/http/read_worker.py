@@ -56,7 +56,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 PARSE_SECONDS, PARSE_BYTES = 2.0, 256 * MIB
-"""What parsing a chat template may take; published ones take 20 ms and a few MB."""
+"""Limits for parsing a chat template; published ones take 20 ms and a few MB."""
 
 
 def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int) -> Callable[[bytes], bytes]:

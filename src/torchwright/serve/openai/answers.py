@@ -96,7 +96,7 @@ class Choice:
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False
-    """Whether a call has begun."""
+    """True if a call has begun."""
     finish: str | None = None
     stop_reason: str | int | None = None
     offset: int = 0

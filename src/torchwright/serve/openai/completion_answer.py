@@ -28,7 +28,7 @@ class CompletionAnswer:
             TextStream(facts.tokenizer, *(([], "") if echo else contexts[choice // n]))
             for choice in range(len(self._choices) if logprobs else 0)
         ]
-        """Where each scored token begins in a choice's text."""
+        """Return the offset of each scored token in a choice's text."""
 
     def put(self, step: ChoiceUpdate) -> None:
         choice = self._choices[step.choice]

@@ -47,7 +47,7 @@ class Tools:
 
     @property
     def required(self) -> bool:
-        """Whether the answer must be a call."""
+        """Check whether the answer must be a call."""
         return self.named or self.choice == "required"
 
     @property

@@ -1,4 +1,4 @@
-"""What a model folder says of text: its tokenizer and its chat template."""
+"""Tokenizer and chat template of a model folder."""
 
 from __future__ import annotations
 

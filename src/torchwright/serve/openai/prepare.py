@@ -55,9 +55,9 @@ class Wanted:
     """A grammar, and the name of the field that asks for it."""
     stops: tuple[str, ...] = ()
     answer: AnswerForm | None = None
-    """How the answer is written; None for plain text."""
+    """Format of the answer; None for plain text."""
     continues: bool = False
-    """Whether answers go on from the prompt's own text, rather than being texts of their own."""
+    """True if answers go on from the prompt's own text, rather than being texts of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)

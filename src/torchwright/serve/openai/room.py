@@ -12,7 +12,7 @@ from torchwright.serve.wire.messages import EngineReady
 
 
 class RequestRoom(msgspec.Struct, frozen=True):
-    """What a request must fit: the served model's names, its context and its vocabulary."""
+    """Limits for a request: the served model's names, its context and its vocabulary."""
 
     models: tuple[str, ...]
     context: int

@@ -24,7 +24,7 @@ from typing import NoReturn
 from torchwright.process.orphans import be_killed_first, die_with_parent
 
 LIMITS = struct.Struct("<dQB")
-"""Of a job: seconds of processor time, bytes of memory beyond what it begins with, and by how much it gives way."""
+"""Limits of a job: seconds of processor time, bytes beyond its initial memory, and its niceness."""
 CODE = struct.Struct("<i")
 """An exit code, negative for a signal."""
 READY = b"r"

@@ -86,7 +86,7 @@ class Report:
     notes: dict[str, int] = field(default_factory=dict)
     """Remark on how labels were found → the documents that it holds for."""
     drawn: dict[str, Any] | None = None
-    """Where rows were drawn that may be held out: how many `rows` there are, and the `documents` of each drawn one.
+    """Rows that may be held out: the number of `rows`, and the `documents` of each drawn one.
 
     They are the last of the shard, in this order."""
 

@@ -19,7 +19,7 @@ from torchwright.train.data.messages import RowFault
 from torchwright.train.data.turns import Marked, Stops, conversation, shared_length
 
 TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
-"""What begins a turn of the transcripts in HH-RLHF."""
+"""Marks that begin a turn in the transcripts of HH-RLHF."""
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 

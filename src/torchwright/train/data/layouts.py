@@ -47,7 +47,7 @@ class Layout:
     convert: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     """Return a row with the form's own columns. Raises `RowFault`."""
     ours: bool = False
-    """Whether the columns are the form's own."""
+    """True if the columns are the form's own."""
 
 
 def find_layout(

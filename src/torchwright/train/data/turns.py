@@ -43,9 +43,9 @@ class Marked:
     text: str
     spans: tuple[Span, ...] | None = None
     begun: bool = True
-    """Whether the tokenizer's begin token belongs before it: a chat template writes its own."""
+    """True if the tokenizer's begin token belongs before it: a chat template writes its own."""
     ended: bool = True
-    """Whether the end token belongs behind it, trained on."""
+    """True if the end token belongs behind it, trained on."""
     closing: int | None = None
     """The label of a text as a whole, which follows in place of the end token as its only label: its class, or 0."""
     notes: tuple[str, ...] = ()
@@ -105,12 +105,12 @@ class _Turn:
 
     text: str
     begin: int
-    """Where the answer begins: all before it is the prompt."""
+    """Offset at which the answer begins; everything before it is the prompt."""
     spans: tuple[Span, ...]
     end: int
-    """Where the answer and its end token end: what a template writes behind them may change when turns follow."""
+    """Offset at which the answer and its end token end; text behind them may change when turns follow."""
     stops: bool
-    """Whether the last label is a token that ends a turn."""
+    """True if the last label is a token that ends a turn."""
     notes: tuple[str, ...]
 
 

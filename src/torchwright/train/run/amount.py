@@ -1,4 +1,4 @@
-"""How much the data of a run hold, counted once they are tokenized."""
+"""Token counts of a run's data, taken after tokenization."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torchwright.train.run.read import parse_run
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """What is trained on; it is counted while its shards are there."""
+    """Training data, counted while its shards exist."""
 
     tokens: int
     packed: bool
-    """Whether windows hold whole documents."""
+    """True if windows hold whole documents."""
     pairs: bool
     documents: int
     longest: int
     """Places of the longest document: one less than its tokens."""
     held: str | None
-    """What is held out, in words; None for nothing."""
+    """Description of the held-out data; None without any."""
     _shards: Shards
     _end: int | None
 

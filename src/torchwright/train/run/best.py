@@ -9,7 +9,7 @@ from dataclasses import dataclass
 RISES = 2
 """Evaluations in a row above the best before it is a warning: one may be noise."""
 MARGIN = 0.01
-"""How far above the best, as a share of it, a loss counts as having risen."""
+"""Share of the best loss by which another must exceed it to count as having risen."""
 SMOOTHING = 0.9
 """The weight of the past in the training loss: one batch says little."""
 

@@ -71,7 +71,7 @@ class Data(Section):
 
     @property
     def validates(self) -> bool:
-        """Whether anything is held out."""
+        """Check whether anything is held out."""
         return bool(self.validation) or self.hold_out is not None
 
     @property

@@ -23,11 +23,11 @@ class Begun:
     """A run folder that a start has taken, and what it was before."""
 
     there: bool
-    """Whether there is a checkpoint to go on from."""
+    """True if there is a checkpoint to go on from."""
     before: frozenset[str] | None
     """The names of what lay in it; None where there was no folder."""
     aside: Path | None
-    """Where an earlier run was moved to."""
+    """Folder to which an earlier run was moved."""
 
 
 def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -> Begun:

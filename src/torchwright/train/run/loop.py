@@ -75,7 +75,7 @@ def train_run(
     trust: bool = False,
     tokens: Path | None = None,
 ) -> TrainingOutcome:
-    """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun.
+    """Train as `train` does, with paths relative to `folder`; write `text` to RUN/run.toml once the run has begun.
 
     `tokens` is a folder of its shards, which becomes RUN/tokens where there is none.
     """

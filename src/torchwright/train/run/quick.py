@@ -127,7 +127,7 @@ def quick_run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """How large windows and steps are, and how many there are."""
+    """Sizes and numbers of windows and steps."""
 
     fields: dict[str, int]
     reasons: dict[str, str]

@@ -1,4 +1,4 @@
-"""What xgrammar's own converter does not enforce: it writes the schemas of calls whose arguments are elements.
+"""Keywords that xgrammar's own converter ignores; it writes the schemas of calls whose arguments are elements.
 
 The converter looks at one of `SELECTORS` and ignores its neighbours, and other keywords it ignores everywhere.
 """

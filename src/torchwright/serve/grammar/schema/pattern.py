@@ -56,7 +56,7 @@ class _Anchor:
 
 @dataclass(frozen=True)
 class _Look:
-    """What must, or must not, follow at this place."""
+    """Lookahead: text that must, or must not, follow here."""
 
     branches: list[_Sequence]
     wanted: bool
