@@ -62,11 +62,13 @@ def join_parts(texts: Iterable[str]) -> str:
 
 
 def call_arguments(text: str) -> Any:
-    """Return a tool call's arguments as an object, or unchanged where they are not JSON."""
+    """Return a tool call's arguments as an object, or unchanged where they are not JSON that a prompt can hold."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text for a tokenizer
     except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _refuse_constant(name: str) -> None:
