@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
-ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Controls but tab and line feed, C1 controls, marks that turn the direction of a line, and halves of characters."""
+ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc9f\udd00-\udfff]")
+"""Controls but tab and line feed, C1 controls, marks that turn the direction of a line, and halves of characters.
+
+U+DCA0 to U+DCFF are bytes of file names that Python could not decode: they are printed as these bytes.
+"""
 
 
 def escaped(text: str) -> str:
