@@ -219,7 +219,7 @@ def test_ctrl_c_again_while_python_ends_prints_no_traceback():
 
 def test_ctrl_c_again_while_the_first_is_reported_is_only_noted():
     done = command(
-        "failures.click.echo = lambda text, err: (signal.raise_signal(signal.SIGINT), print(text, file=sys.stderr)); "
+        "failures.click.echo = lambda text, **_: (signal.raise_signal(signal.SIGINT), print(text, file=sys.stderr)); "
         "raise KeyboardInterrupt"
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

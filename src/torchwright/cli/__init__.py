@@ -7,6 +7,7 @@ so that `--help` never waits for torch.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -44,12 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave(words: list[str], interrupt: Interrupted) -> NoReturn:
-    """From within a signal's handler: past Python's own buffers, which may be in use."""
-    from torchwright.cli.failures import as_json
+    """From within a signal's handler: past Python's own buffers, which may be in use.
 
+    Nothing of the command line is imported here: the signal may have come while it was.
+    """
     try:
         os.write(2, f"{interrupt}\n".encode())
         if "--json" in words:
-            os.write(1, as_json("Interrupted", str(interrupt), interrupt.exit_code).encode() + b"\n")
+            said = {"type": "Interrupted", "message": str(interrupt), "exit_code": interrupt.exit_code}
+            os.write(1, json.dumps({"error": said}, indent=2).encode() + b"\n")
     finally:
         os._exit(interrupt.exit_code)
