@@ -8,3 +8,5 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Tests of other processes are other programs to a search: what it chooses does not depend on them.
 os.environ.setdefault("TORCHWRIGHT_ASSUME_QUIET", "1")
+# pytest-xdist's workers have 80: tables are as wide as in a file without it.
+os.environ.pop("COLUMNS", None)
