@@ -9,8 +9,10 @@ import sys
 import pytest
 
 PROGRAM = """
-import os, sys
+import os, signal, sys
 from torchwright_command import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 class Interrupting:
     def find_spec(self, name, path=None, target=None):

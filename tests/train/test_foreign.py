@@ -204,7 +204,7 @@ def test_what_it_does_not_do_is_said(tmp_path: Path, model: Path) -> None:
         ({"compile": True}, "does not go with this `compile`"),
         ({"optimizer": {"name": "muon"}}, "`optimizer`.*any other"),
         ({"qat": {"scheme": "w8a8"}}, "`qat`"),
-        ({"context": 128, "batch_tokens": 256}, "`context`.*at most 64 tokens"),
+        ({"context": 128, "batch_tokens": 256}, "windows of 128 tokens.*max_position_embeddings = 64"),
         ({"lora": {"targets": ["c_atn"]}}, "did you mean 'c_attn'"),
         ({"lora": {"base": "nf4"}}, "Conv1D"),
     ):
