@@ -1,6 +1,9 @@
-.PHONY: check test sanitize tiles bench docs format
+.PHONY: setup check test sanitize tiles bench docs format
 
-check: ## lint, format, types, import law, generated docs, circles between files
+setup: ## the commit-msg hook, in this clone and its worktrees
+	git config core.hooksPath .githooks
+
+check: ## lint, format, types, import law, generated docs, circles between files, prose
 	.ci/check
 
 test: ## every test, warnings as errors, coverage
