@@ -56,9 +56,9 @@ class OpenedModel:
 
     model: Writer
     notices: tuple[str, ...] = ()
-    """What the user should know about how it runs."""
+    """Notices for the user about how it runs."""
     recipe: Recipe | None = None
-    """Of an artifact."""
+    """The artifact's recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ class Continuation:
     prompt_tokens: int
     new_tokens: int
     ttft_s: float | None
-    """Seconds from the prompt's tokens to the first new one; None where there was none."""
+    """Seconds from the prompt's tokens to the first new one; None if there was none."""
     tpot_s: float | None
-    """Seconds of each token after the first; None where there was none."""
+    """Seconds of each token after the first; None if there was none."""
     stopped_by: Literal["end-of-text", "length"]
 
 
@@ -202,7 +202,9 @@ def open_speech(
 
 
 def open_diffuser(target: str, *, trust: bool = False) -> Diffuser:
-    """What makes pictures: of an artifact, or of a pipeline's folder or hub id as `load_diffuser` takes it."""
+    """Return the model that generates pictures: an artifact's, or a pipeline's folder or hub id as `load_diffuser`
+    takes it.
+    """
     if not is_artifact(target):
         return load_diffuser(target)
     found = load(target, trust=trust).model
@@ -266,7 +268,7 @@ def ask(
 
 
 def is_artifact(target: str) -> bool:
-    """Whether a folder is, or was meant to be, an artifact."""
+    """Check whether a folder is, or was meant to be, an artifact."""
     return (Path(target) / artifact.RECIPE).is_file() or (Path(target) / artifact.MANIFEST).is_file()
 
 

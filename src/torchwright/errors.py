@@ -63,7 +63,7 @@ class TorchwrightError(Exception):
 
     @property
     def reason(self) -> str:
-        """What failed and what was found, as one clause: the waterfall says it of a step that is refused."""
+        """Return the failure and the finding as one clause, for the row of a refused step."""
         return f"{self.summary}: {self.found}" if self.found else self.summary
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,12 +13,12 @@ RECIPE_FORMAT = 4
 VERIFY_TOLERANCE = 0.1
 """`verify` allows the speed-up to be so much lower than the low end of the recipe's interval: machines are noisy."""
 VERIFY_RETRIES = 2
-"""How often `verify` takes as many turns again where they decide nothing."""
+"""How often `verify` repeats its turns if they decide nothing."""
 
 CLEARLY = 1.1
 """A gain that others who ran may have hidden is worth another look from here on."""
 DISTURBED = 2.0
-"""An interval whose ends are so many times apart says that something else ran beside."""
+"""An interval whose ends differ by this factor shows that the machine was busy."""
 
 Objective = Literal["latency", "throughput", "memory"]
 
@@ -33,7 +33,7 @@ def current_name(technique: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What one device is and how fast at most, as measured. GB/s are 1e9 bytes, TFLOP/s 1e12 operations."""
+    """A device and its measured ceilings. GB/s are 1e9 bytes, TFLOP/s 1e12 operations."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Interval:
     """Others ran while it was measured."""
 
     def on_busy_machine(self) -> Interval:
-        """What can be claimed of it where others ran: the low end."""
+        """The value that can be claimed on a busy machine: the low end."""
         return dataclasses.replace(self, value=self.low, busy=True)
 
     def times(self, other: Interval) -> Interval:
@@ -70,7 +70,7 @@ class Interval:
 
     @property
     def disturbed(self) -> bool:
-        """Whether it is too wide to decide anything."""
+        """Check whether it is too wide to decide anything."""
         return self.high > DISTURBED * self.low
 
     def __str__(self) -> str:
@@ -94,11 +94,11 @@ RELATIVE_ERROR = "relative error"
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The metric of a candidate beside the original's.
+    """A candidate's metric against the original's.
 
-    `drop` is the loss against the reference in the budget's unit (0.01 = one per cent); `drop_low` and `drop_high` are
-    the ends of its 95% confidence interval, and the upper one is what the budget is held against. Both are the drop
-    itself where the metric is no mean over a sample.
+    `drop` is the loss against the reference in the budget's unit (0.01 = one per cent). `drop_low` and `drop_high`
+    are the ends of its 95% confidence interval; the upper one is held against the budget. Both equal the drop if the
+    metric is not a mean over a sample.
     """
 
     metric: str
@@ -111,7 +111,7 @@ class Quality:
     """None in recipes of before."""
     samples: int = 0
     unseen: bool = False
-    """Whether it is of data by which the search has chosen nothing."""
+    """True if the data are held out: the search has chosen nothing by them."""
     extras: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -122,7 +122,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What one technique really changed."""
+    """The changes that one technique made."""
 
     technique: str
     changed: int
@@ -142,7 +142,7 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a trial measured. Seconds; bytes."""
+    """The measurements of a trial. Seconds; bytes."""
 
     seconds: float
     """The objective's time: one pass over the workload's calls."""
@@ -166,7 +166,7 @@ class Step:
         object.__setattr__(self, "name", current_name(self.name))
 
     def __str__(self) -> str:
-        """As the command line writes it, but for long lists, which are cut short."""
+        """Return the step as the command line writes it; long lists are shortened."""
         if not self.options:
             return self.name
         return self.name + ":" + ",".join(f"{key}={_plain(value)}" for key, value in self.options.items())
@@ -174,13 +174,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """What one layer loses, changed by itself."""
+    """The accuracy loss from changing one layer alone."""
 
     name: str
     error: float
     """Relative error, by the Frobenius norm."""
     whole: bool = False
-    """Of all that the model makes, such as a picture; otherwise of the layer's own output."""
+    """True if the loss is of the model's whole output, such as a picture; otherwise of the layer's own output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +191,10 @@ class Rung:
     kept: bool
     reason: str
     status: Literal["kept", "dropped", "refused", "failed", "removed", "untried", "skipped", "inconclusive"]
-    """`refused`: it cannot run or pay, with the number as reason; `removed`: kept first, then found not to contribute;
-    `untried`: the time budget left nothing measured of it; `skipped`: by experience it was not worth measuring;
-    `inconclusive`: the ends of its interval are more than twice apart, so that noise may be all of its gain."""
+    """`refused`: it cannot run or pay, with the number as reason; `removed`: kept first, then found not to
+    contribute; `untried`: the time budget left nothing measured; `skipped`: by experience it was not worth
+    measuring; `inconclusive`: the ends of its interval are more than twice apart, so that noise may be all of its
+    gain."""
     speedup: Interval | None = None
     """Against the best recipe so far (marginal)."""
     total_speedup: Interval | None = None
@@ -203,12 +204,12 @@ class Rung:
     quality: Quality | None = None
     compile_seconds: float | None = None
     payback_calls: float | None = None
-    """Calls after which the preparation has paid for itself; infinite is None."""
+    """The break-even of the preparation in calls; infinite is None."""
     coverage: tuple[Coverage, ...] = ()
     ranking: tuple[Ranked, ...] = ()
     """Layers by what they lose, worst first, where that chose those to leave alone; the first of them, if many."""
     ranked: int = 0
-    """How many layers there were."""
+    """The number of layers."""
     earlier: bool = False
     """Its figures are of the run that this one continues."""
     wrong: bool = False
@@ -223,7 +224,7 @@ class Rung:
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing was measured of it, or so much went on beside it that it may pay all the same."""
+        """Check whether nothing was measured, or the machine was so busy that the step may pay all the same."""
         found = self.speedup
         hidden = found is not None and found.busy and found.low <= 1.0 < found.high / CLEARLY
         return self.status in ("untried", "inconclusive") or (self.status == "dropped" and hidden)
@@ -265,7 +266,7 @@ class RooflinePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the user allows."""
+    """The user's limits."""
 
     max_drop: float = 0.01
     objective: Objective = "latency"
@@ -274,7 +275,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Where a recipe was measured: compiled code is reused only where this is equal."""
+    """The environment of a measurement: compiled code is reused only where this is equal."""
 
     torchwright: str
     torch: str
@@ -288,17 +289,17 @@ class Fingerprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What tells one original from another of the same name, as SHA-256 in hexadecimal."""
+    """The fingerprint that tells two originals of the same name apart, as SHA-256 in hexadecimal."""
 
     structure: str
-    """Of the names and types of its modules, and the names, types and shapes of its weights."""
+    """The hash of the names and types of its modules, and the names, dtypes and shapes of its weights."""
     weights: str
-    """Of a sample of their values."""
+    """The hash of a sample of their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What of an original decides which techniques pay on it, as far as figures say it."""
+    """The properties of an original that decide which techniques pay, as far as figures express them."""
 
     linear: float
     """Share of the counted operations that are matrix products, those of attention apart."""
@@ -308,19 +309,19 @@ class Features:
     """Share of the convolutions, by number, that have one channel a group."""
     recurrent: bool
     decode: bool
-    """Whether calls answer one token at a time."""
+    """True if calls answer one token at a time."""
     operations: int
-    """Of one pass, multiply and add apart."""
+    """The operations of one pass; a multiply and an add count as two."""
     weight_bytes: int
     dtype: str
     """That most bytes of the weights are in."""
     pipeline: bool = False
-    """Whether it is several models, each of which a picture goes through at calls of its own."""
+    """True for a pipeline of several models, each of which runs at calls of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsTime:
-    """Another number of rows than the example's, called as the example was."""
+    """A batch size other than the example's, called as the example was."""
 
     rows: int
     seconds: float
@@ -329,7 +330,7 @@ class RowsTime:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGain:
-    """What is left of the speed-up where a step changes the whole process (how it keeps memory)."""
+    """The remaining speed-up if a step changes the whole process (how it keeps memory)."""
 
     without: Interval
     """The recipe without that step, against the original as it is."""
@@ -339,7 +340,7 @@ class ProcessGain:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What a workload counts by, of the original and of the recipe; a name ends in its unit (`first_word_s`)."""
+    """The workload's own measures, of the original and of the recipe; a name ends in its unit (`first_word_s`)."""
 
     name: str
     before: float
@@ -366,25 +367,25 @@ class Recipe:
     notes: tuple[str, ...] = ()
     engine: str = "eager"
     runs_as: str = ""
-    """What was measured in the last comparison, loaded in a fresh process: `speedup` is of this."""
+    """The last comparison, loaded in a fresh process: the source of `speedup`."""
     holds_graph: bool = False
     """True if an artifact for the caller's module also holds the exported graph, which answers without the module."""
     rows: tuple[RowsTime, ...] = ()
     rates: tuple[Rate, ...] = ()
     process: ProcessGain | None = None
     more_seconds: float = 0.0
-    """What trials of the untried rungs would take on top of the time budget."""
+    """The time that trials of the untried steps would take on top of the time budget."""
     original: Identity | None = None
     """None in recipes of before."""
     features: Features | None = None
-    """Of the original; None in recipes of before."""
+    """The original's value; None in recipes of earlier versions."""
     command: str = ""
-    """What reproduces this result."""
+    """The command that reproduces this result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What the search tells whoever watches: the live table is drawn from these and from nothing else."""
+    """An event of the search for observers: the live table is drawn from these alone."""
 
     kind: Literal["baseline", "trying", "rung", "stage", "notice", "done"]
     text: str

@@ -39,7 +39,8 @@ def share_bounds(count: int, n: int) -> tuple[float, float]:
 
 @functools.cache
 def rms_bounds(n: int) -> tuple[float, float]:
-    """What the root mean square of `n` values is multiplied by for the ends of its interval; exact for normal values.
+    """Return the factors from the root mean square of `n` values to the ends of its interval; exact for normal
+    values.
 
     Their sum of squares is distributed as chi-square with `n` degrees: 0.60 and 2.87 of 4, 0.96 and 1.05 of 1,000.
     """
@@ -48,7 +49,7 @@ def rms_bounds(n: int) -> tuple[float, float]:
 
 
 def _student_t(degrees: int) -> float:
-    """What |t| stays under in 95%: degrees / (degrees + t²) is distributed as Beta(degrees / 2, 1/2)."""
+    """Return the bound of |t| at 95%: degrees / (degrees + t²) is distributed as Beta(degrees / 2, 1/2)."""
     x = _beta_quantile(1 - CONFIDENCE, degrees / 2, 0.5)
     return math.sqrt(degrees * (1 - x) / x)
 
@@ -67,7 +68,7 @@ def _beta_quantile(probability: float, a: float, b: float) -> float:
 
 
 def _quantile(probability: float, share: Callable[[float], float], most: float) -> float:
-    """Where a share that rises between 0 and `most` reaches `probability`, by halving to the last bit."""
+    """Return where a share that rises between 0 and `most` reaches `probability`, by bisection to the last bit."""
     low, high = 0.0, most
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if share(middle) < probability else (low, middle)

@@ -48,7 +48,7 @@ def errors_alone(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Converters and quantizers, which log and print what they do, and warn of it."""
+    """Third-party converters and quantizers, which log, print and warn."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -77,11 +77,11 @@ def import_openvino() -> Any:
 
 
 def openvino_core() -> Any:
-    """This process's one `openvino.Core`, which stays until it ends.
+    """Return this process's one `openvino.Core`, which stays until the process ends.
 
-    Each has a stack for signals that it takes away with itself, and puts that of the Core before it in the place, which
-    may be gone by then: after two artifacts were loaded and released the next Ctrl-C ended the process with a core dump
-    (OpenVINO 2026.4, src/plugins/intel_cpu/src/plugin.cpp).
+    Each Core has its own stack for signal handlers and restores the previous Core's on release, which may be gone by
+    then: after two artifacts were loaded and released the next Ctrl-C ended the process with a core dump (OpenVINO
+    2026.4, src/plugins/intel_cpu/src/plugin.cpp).
     """
     return _core_of(os.getpid())
 

@@ -1,4 +1,4 @@
-"""Names to classes. Built-ins and entry points come through the same door.
+"""Registries from names to classes, for built-ins and entry points alike.
 
     techniques = Registry[type[Technique]]("technique", group="torchwright.techniques", builtins={...})
     techniques.get("dtype")
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Names of one kind, resolved on first use.
 
-    Raises `UnknownName` (with the nearest name) for a name nobody registered, and `TorchwrightError` when an
-    entry point claims a name that is taken, cannot be imported, or names a class that calls itself otherwise.
-    `next` is what the first says to do, where no command lists this kind.
+    Raises `UnknownName` (with the nearest name) for a name that is not registered, and `TorchwrightError` if an entry
+    point claims a name that is taken, cannot be imported, or names a class that calls itself otherwise. `next` is the
+    first error's advice if no command lists this kind.
     """
 
     def __init__(
@@ -95,5 +95,7 @@ def added(group: str) -> list[str]:
 
 @functools.cache
 def _installed() -> EntryPoints:
-    """What installed packages declare, read once for all registries: each look takes milliseconds of every start."""
+    """Return the entry points of installed packages, read once for all registries: each look takes milliseconds of
+    every start.
+    """
     return cast(EntryPoints, entry_points())  # Python 3.11 has a dict of them with the same `select`

@@ -1,4 +1,4 @@
-"""What a recipe was found for, made again, and a place to measure it in."""
+"""Rebuild the workload that a recipe was tuned on, and open a trial to measure it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchwright.workloads.factory import names_factory
 from torchwright.workloads.module import ModuleWorkload
 
 MEASURE_SECONDS = 600.0
-"""What takes longer is stopped."""
+"""The time limit of a trial."""
 
 
 def workload_of(
@@ -58,7 +58,7 @@ def workload_of(
 
 
 def from_factory(recipe: Recipe) -> bool:
-    """Whether a recipe's module comes from a factory that can be called again."""
+    """Check whether a recipe's module comes from a factory that can be called again."""
     return names_factory(str(recipe.workload.get("model"))) and not recipe.workload.get("metric")
 
 
@@ -95,7 +95,7 @@ class KeptGraph(CallsOnly):
 def trials(
     what: str | Path, workload: Workload, device: str, recipe: Recipe | None, seconds: float = MEASURE_SECONDS
 ) -> Iterator[Context]:
-    """A place on `device` to measure `what` in; a process that dies of it is no fault of ours."""
+    """Open a trial on `device` for `what`; a process that dies is reported as the workload's fault."""
     with interrupts.deferred(), folders.temporary() as scratch:
         context = Context(
             workload=pack(workload, scratch),

@@ -26,30 +26,30 @@ class Scheme:
 
     name: str
     operator: str
-    """Of `torch.ops.torchwright` and `torch.ops.torchwright_gpu`."""
+    """The operator of `torch.ops.torchwright` and `torch.ops.torchwright_gpu`."""
     weight_bits: int
     input_bits: int | None = None
-    """Of the integers that inputs are rounded to, each row with a scale of its own; None for bfloat16."""
+    """The bits of the integers to which inputs are rounded per token; None for bfloat16."""
     groups: tuple[int, ...] = ()
     """Sizes that a group of weights may have; none where the whole row shares one scale."""
     group: int | None = None
     """Weights along the input that share a multiplier, or a scale and an offset."""
     group_bytes: int = 0
-    """Of a group, beside its integers."""
+    """Bytes of a group's scale and offset."""
     kept: bool = False
-    """Whether it keeps integers that were chosen elsewhere; no weight is rounded to it here."""
+    """True if it keeps integers from a quantized checkpoint; no weight is rounded to it here."""
 
     def __str__(self) -> str:
-        """As `read_scheme` reads it."""
+        """Return the name that `read_scheme` reads."""
         return self.name if self.group is None else f"{self.name}:group_size={self.group}"
 
     @property
     def scaled(self) -> bool:
-        """Whether each output feature has a scale."""
+        """Check whether scales are per-channel."""
         return self.input_bits is not None
 
     def bytes_of(self, weights: int) -> int:
-        """Of so many weights in whole groups, with what their groups have."""
+        """Return the bytes of this many weights in whole groups, including the groups' scales."""
         return weights * self.weight_bits // 8 + (
             weights // self.group * self.group_bytes if self.group else 0
         )
@@ -90,17 +90,17 @@ W8BF16 = replace(W4BF16, name="w8bf16", weight_bits=8)
 
 SCHEMES = {scheme.name: scheme for scheme in (BF16, W8A8, W4A8, W4A16, W4BF16, W8BF16)}
 MADE = {name: scheme for name, scheme in SCHEMES.items() if not scheme.kept}
-"""What weights are rounded to here."""
+"""The schemes to which weights are rounded here."""
 KEPT = {name: scheme for name, scheme in SCHEMES.items() if scheme.kept}
-"""What integers that were chosen elsewhere are kept in."""
+"""The schemes that keep integers from a quantized checkpoint."""
 ASKED = {name: scheme for name, scheme in MADE.items() if scheme.scaled}
-"""What a user can name."""
+"""The schemes that a user can name."""
 
 
 def scheme_of(name: str, group: int = GROUPS[0]) -> Scheme:
-    """The scheme of a name, with groups of this size where it has groups.
+    """Return the scheme of a name, with groups of this size if it has groups.
 
-    Raises `ValueError` where there is none.
+    Raises `ValueError` for an unknown name.
     """
     if name not in SCHEMES:
         raise ValueError(f"scheme is {name}; one of {', '.join(SCHEMES)} is wanted")

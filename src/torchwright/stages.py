@@ -28,7 +28,7 @@ from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_target, settings_of
 
 Recorded = tuple[str, Recording, tuple[str, ...]]
-"""What runs, the recording, and notices."""
+"""The code that runs, the recording, and notices."""
 ORIGINAL, ARTIFACT = "original", "artifact"
 BUNDLED_NAME = "the bundled model"
 DEVICE = "cpu"
@@ -41,15 +41,15 @@ KERNEL_NAMES = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is profiled."""
+    """The profiled workload."""
 
     name: str
     workload: Workload
     steps: tuple[Step, ...]
     recipe: Recipe | None = None
-    """Of an artifact."""
+    """The artifact's recipe."""
     lacking: str | None = None
-    """Why there is no original; the workload has its calls alone then."""
+    """The reason why there is no original; the workload then has only its calls."""
 
 
 @dataclass(kw_only=True)
@@ -92,7 +92,7 @@ def profile(
     on_event: Callable[[Event], None] = lambda event: None,
     **options: Any,
 ) -> Profile:
-    """Where the time of an original's calls goes: of the model as it is, after each of `with_steps`, or as an artifact.
+    """Profile an original's calls: the model as it is, after each of `with_steps`, or as an artifact.
 
     Of an artifact with `rungs` each step of its recipe is applied again, with those before it. Kernels of steps that
     compile have names then. `options` and `settings` are the workload's own; an artifact has settled them. `trace` is
@@ -139,7 +139,7 @@ def profile(
 def _subject(
     target: str | None, steps: tuple[Step, ...], rungs: bool, trust: bool, options: dict[str, Any]
 ) -> _Subject:
-    """What `target` names; of an artifact its recipe's steps with `rungs`."""
+    """Return what `target` names; of an artifact its recipe's steps with `rungs`."""
     if not (target and is_artifact(target)):
         name = target or BUNDLED_NAME
         if rungs:
@@ -156,7 +156,7 @@ def _subject(
 
 
 def _workload(path: Path, recipe: Recipe, trust: bool, self_contained: bool) -> tuple[Workload, str | None]:
-    """The workload of an artifact, and why there is no original in it where only its calls could be had."""
+    """Return an artifact's workload, and the reason if only its calls could be restored."""
     try:
         return workload_of(path, recipe, trust=trust), None
     except TorchwrightError as error:

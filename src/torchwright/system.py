@@ -1,5 +1,5 @@
 # pyright: basic
-"""What differs between Linux, macOS and Windows, in one place: locks, processes, signals, compilers, libraries' names.
+"""Differences between Linux, macOS and Windows: locks, processes, signals, compilers, library names.
 
 Only Linux was run. The others are simulated in `tests/test_system.py`, which says what they would be asked.
 """
@@ -30,12 +30,12 @@ LOCK_SECONDS = 0.05
 
 
 def windows() -> bool:
-    """Whether this is Windows."""
+    """Check whether this is Windows."""
     return os.name == "nt"
 
 
 def macos() -> bool:
-    """Whether this is macOS."""
+    """Check whether this is macOS."""
     return sys.platform == "darwin"
 
 
@@ -88,7 +88,9 @@ def handing(sockets: Sequence[socket.socket]) -> Handing:
 
 
 def connection(end: socket.socket) -> Connection:
-    """Messages over a socket of its own for the same end; on Windows a socket's number is no file's."""
+    """Send messages over a separate socket for the same purpose; on Windows a socket's number is not a file
+    descriptor.
+    """
     from multiprocessing.connection import Connection
 
     return Connection(end.dup().detach())
@@ -137,7 +139,7 @@ def go_on(process: subprocess.Popen[Any] | Any) -> None:
 
 
 def forks() -> bool:
-    """Whether a process may be forked after its libraries are loaded, which those of macOS do not survive."""
+    """Check whether a process may be forked after its libraries are loaded; macOS's libraries do not survive it."""
     return sys.platform == "linux" and hasattr(os, "fork")
 
 
@@ -189,12 +191,14 @@ def _windows_peak() -> int:
 
 
 def folders_lock() -> bool:
-    """Whether a folder can be locked: Windows opens none, so what the dead left is not swept there."""
+    """Check whether a folder can be locked: Windows cannot open one, so leftovers of dead processes are not swept
+    there.
+    """
     return importlib.util.find_spec("fcntl") is not None
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Whether a lock of fcntl's was free and is held now; None where the file system has no locks."""
+    """Take a lock with fcntl if it is free and return whether it is held; None if the file system has no locks."""
     import fcntl
 
     try:
@@ -207,7 +211,7 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 def is_mine(descriptor: int) -> bool:
-    """Whether this user owns an open file; where there are no user ids the folder's own rights decide."""
+    """Check whether this user owns an open file; without user ids the folder's own permissions decide."""
     return not hasattr(os, "getuid") or os.fstat(descriptor).st_uid == os.getuid()
 
 
@@ -253,7 +257,7 @@ def longest_socket_path() -> int:
 
 
 def library_suffix() -> str:
-    """What names of shared libraries end with."""
+    """Return the file extension of shared libraries."""
     return ".dll" if windows() else ".dylib" if macos() else ".so"
 
 
@@ -263,7 +267,7 @@ def cxx() -> str:
 
 
 def cxx_remedy() -> str:
-    """What installs one."""
+    """Return the command that installs a compiler."""
     if windows():
         return "install Visual Studio's Build Tools and LLVM, or set CXX"
     if macos():
@@ -272,7 +276,7 @@ def cxx_remedy() -> str:
 
 
 def is_msvc(compiler: str) -> bool:
-    """Whether a compiler takes Microsoft's options instead of GCC's."""
+    """Check whether a compiler takes Microsoft's options instead of GCC's."""
     name = compiler.replace("\\", "/").rpartition("/")[2].lower()
     return name.removesuffix(".exe") in ("cl", "clang-cl")
 
@@ -298,7 +302,7 @@ def found_beside(folder: Path) -> tuple[str, ...]:
 
 
 def program_command(compiler: str, source: Path, made: Path) -> list[str]:
-    """What compiles a C++20 program with OpenMP from one file."""
+    """Return the command that compiles a C++20 program with OpenMP from one file."""
     if is_msvc(compiler):
         return [compiler, "/nologo", "/std:c++20", "/EHsc", "/openmp", str(source), f"/Fe:{made}"]
     return [compiler, "-std=c++20", *openmp(), str(source), *openmp_library(), "-o", str(made)]
@@ -308,7 +312,7 @@ def program_command(compiler: str, source: Path, made: Path) -> list[str]:
 
 
 def caches_home() -> Path:
-    """Where programs of this user keep what they can make again."""
+    """Return the folder where this user's programs keep files that they can rebuild."""
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         return Path(chosen)
     if windows() and (local := os.environ.get("LOCALAPPDATA")):

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The calls of an artifact behind one door: its packages, or its graphs, compiled here or operator by operator."""
+"""The dispatcher of an artifact's calls: its packages, or its graphs, compiled here or run operator by operator."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from torchwright.process import folders
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCalls:
-    """What an artifact keeps of its calls, and for whom it is opened."""
+    """The calls that an artifact keeps, and the user for whom it is opened."""
 
     path: Path
     recipe: Recipe
     manifest: Manifest
     here: Fingerprint
     trusted: bool
-    """Whether code may run that the graphs name."""
+    """True if code that the graphs name may run."""
     original: Callable[..., Any] | None
     strict: bool
     say: Callable[[str], None]
@@ -57,7 +57,7 @@ class CompiledCalls:
         return self._behind_door(self.path / artifact.NATIVE, programs, how, SAME_MACHINE_ERROR)
 
     def graphs(self, *, compiled: bool) -> Ready | None:
-        """The graphs, compiled where that is asked and can be done; None where there are none."""
+        """Return the graphs, compiled if requested and possible; None if there are none."""
         from torchwright.measure.toolchain import compiler_fault
 
         if not (self.path / "programs.json").is_file():
@@ -115,7 +115,9 @@ class CompiledCalls:
         return [(name, file) for name, file in found if programs is None or name in programs]
 
     def _spec(self, name: str, programs: dict[str, Any] | None) -> CallSpec:
-        """What a compiled call takes: from the manifest, which is signed, or from the graph that was compiled here."""
+        """Return the inputs that a compiled call takes: from the signed manifest, or from the graph that was compiled
+        here.
+        """
         manifest = self.manifest
         specs = (*manifest.calls, manifest.any_rows, manifest.one_row)
         kept = {spec.name: spec for spec in specs if spec is not None}
@@ -131,7 +133,7 @@ class CompiledCalls:
         return spec
 
     def door(self, calls: Sequence[CompiledCall]) -> Door:
-        """What takes a user's calls, as far as `calls` or the artifact's graphs answer them."""
+        """Return the dispatcher of a user's calls, as far as `calls` or the artifact's graphs answer them."""
         manifest, general = self.manifest, None
         if manifest.any_sizes is not None and not self.strict:
             spec = manifest.any_sizes
@@ -187,7 +189,7 @@ class CompiledCalls:
 
 
 def inductor_settings(recipe: Recipe) -> dict[str, Any]:
-    """The Inductor settings that a recipe's steps ask for, without a model at hand."""
+    """Return the Inductor settings that a recipe's steps ask for, without a model."""
     from torchwright.techniques.base import Target, from_step, in_order
     from torchwright.workloads.module import ModuleWorkload
 

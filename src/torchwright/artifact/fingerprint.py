@@ -1,4 +1,4 @@
-"""Where something was measured: versions, device and threads."""
+"""The environment of a measurement: versions, device and threads."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from torchwright.process.replacing_folders import steady
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
 ROWS, GENERAL = "any number of rows", "any sizes"
-"""Names of graphs beside those of the example's calls."""
+"""Names of graphs other than those of the example's calls."""
 ROWS_PACKAGE = "package-rows.pt2"
 ONE, ONE_PACKAGE = "one row", "package-one.pt2"
 """In a folder that is being written; what has it is ours to remove."""
@@ -61,25 +61,25 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 SIGNED = re.compile(rb"([0-9a-f]{64})\n?")
 KEY_BYTES = 32
 KEY_SECONDS = 2.0
-"""How long another process may take to write the key that it has begun."""
+"""Seconds that another process may take to write the key that it has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """How to run an artifact."""
+    """The manifest: how to run an artifact."""
 
     format: int = RECIPE_FORMAT
     engine: str
     dtype: str
     threads: int | None = None
     way: Way | Literal[""] = ""
-    """What was measured. Artifacts of before do not say."""
+    """The measured path. Artifacts of earlier versions lack it."""
     calls: tuple[CallSpec, ...] = ()
-    """Of the packages, in their order."""
+    """Names of the packages, in their order."""
     rows: Literal["free", "both", "pieces", "fixed"] = "fixed"
     """Which packages there are for other numbers of rows (`trial/forms.py`)."""
     by_rows: tuple[tuple[int, str], ...] = ()
-    """(least number of rows, name of the call that answered so many the quickest), ascending."""
+    """Pairs (smallest batch size, name of the call that was fastest from there on), ascending."""
     any_rows: CallSpec | None = None
     one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
@@ -89,16 +89,18 @@ class Manifest:
     cases: tuple[str, ...] = ()
     """Names of the calls, in the order of the packages."""
     signatures: dict[str, str] = field(default_factory=dict)
-    """Of artifacts of before."""
+    """The value in artifacts of earlier versions."""
     self_contained: bool = True
     served_as: Literal["", "writer", "reader", "recognizer", "painter", "translator"] | None = None
-    """What `Workload.served_as` says, for who asks without torch; artifacts of before do not say."""
+    """The value of `Workload.served_as`, readable without torch; artifacts of earlier versions lack it."""
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""
 
     @property
     def measured_on_module(self) -> bool:
-        """Whether the recipe was measured on the caller's module. With `self_contained` a graph answers without it."""
+        """Check whether the recipe was measured on the caller's module. With `self_contained` a graph answers without
+        it.
+        """
         return self.way == "module" or not self.self_contained
 
 
@@ -121,7 +123,7 @@ def put_back(path: Path) -> None:
 
 
 def _not_ours(path: Path) -> str | None:
-    """What shows that a folder holds anything but one whole artifact, or None."""
+    """Return the sign that a folder holds anything but one whole artifact, or None."""
     if path.is_symlink() or not path.is_dir():
         return "a link" if path.is_symlink() else "a file"
     try:
@@ -134,7 +136,7 @@ def _not_ours(path: Path) -> str | None:
 def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None:
     """Write the recipe, and the manifest with the checksums of everything else, and sign the manifest.
 
-    Returns a notice where there is no key to sign with: the artifact is whole, and nobody's own.
+    Returns a notice if there is no key to sign with: the artifact is whole, and has no owner.
     """
     (folder / RECIPE).write_text(to_json(recipe), encoding="utf-8")
     names = [name for name in _names(folder) if name != MARK]
@@ -157,10 +159,10 @@ def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None
 
 
 def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
-    """The recipe and manifest of an artifact whose every file is whole.
+    """Return the recipe and manifest of an artifact whose every file is whole.
 
-    Raises `ArtifactError` for a folder that is missing or no artifact, a file that is missing, added or changed, a
-    newer format, or a recipe that is not one.
+    Raises `ArtifactError` for a folder that is missing or not an artifact, a file that is missing, added or changed,
+    a newer format, or an invalid recipe.
     """
     return steady(path, lambda: _opened(path))
 
@@ -253,7 +255,7 @@ def _check_engine(path: Path, name: str) -> None:
 
 
 def _check_manifest(path: Path, manifest: Manifest) -> None:
-    """What the types of its fields do not say."""
+    """Check what the types of the fields do not say."""
     threads = manifest.threads
     if manifest.dtype not in DTYPES:
         raise _damaged(path, f"the dtype {manifest.dtype[:80]!r}")
@@ -269,7 +271,7 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def _check_workload(path: Path, workload: dict[str, Any]) -> None:
-    """What is read of a recipe's workload without making one; the rest is checked by who makes it."""
+    """Check the parts of a recipe's workload that are read without building one; its class checks the rest."""
     from torchwright.workloads.base import class_of
 
     cls = class_of(workload)
@@ -292,7 +294,7 @@ def _check_links(path: Path) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a file name of the manifest is plain, relative, and leads nowhere else."""
+    """Check whether a file name of the manifest is plain, relative, and stays inside the folder."""
     return (
         0 < len(name) <= 1000
         and name.isprintable()
@@ -302,7 +304,7 @@ def _is_inside(name: str) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether this user made the artifact on this machine, to the last byte (its files are checked already)."""
+    """Check whether this user made the artifact on this machine, byte for byte (its files are checked already)."""
     try:
         signed, expected = _signed(path), sign(path / MANIFEST)
     except (ArtifactError, OSError):
@@ -323,7 +325,7 @@ def _signed(path: Path) -> str | None:
 
 
 def same_machine(recipe: Fingerprint, here: Fingerprint) -> str | None:
-    """What differs between two machines as far as compiled code is concerned, or None."""
+    """Return the difference between two machines as far as compiled code is concerned, or None."""
     pairs = {
         "torch": (recipe.torch, here.torch),
         "device": (recipe.device.kind, here.device.kind),

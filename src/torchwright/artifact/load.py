@@ -33,13 +33,13 @@ class Loaded:
     """An artifact that is ready to run."""
 
     model: Any
-    """What its workload answers with (`Workload.answerer`), such as a `Generator` or an `Encoder`; a `LoadedDecoder`
-    on the native decoder; else an `OptimizedModule`."""
+    """The object that answers (`Workload.answerer`), such as a `Generator` or an `Encoder`; a `LoadedDecoder` on the
+    native decoder; else an `OptimizedModule`."""
     recipe: Recipe
     run: Run
     how: str
-    """What runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`,
-    `eager`, `OpenVINO`, `ONNX Runtime`, `the recipe on the caller's model`."""
+    """The code that runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`,
+    `torch.compile`, `eager`, `OpenVINO`, `ONNX Runtime`, `the recipe on the caller's model`."""
     measured: Interval | None = None
     """The speed-up that was measured of what runs here; None where something else was measured."""
     notices: list[str] = field(default_factory=list)
@@ -68,11 +68,11 @@ def load(
 ) -> Loaded:
     """Load an artifact and prove it on its self-test.
 
-    `model` replays the recipe on the caller's own module, for artifacts that hold none. `original` answers calls that
-    the artifact itself cannot: forms, sizes and types that nothing was compiled or exported for. `trust` loads
-    compiled code, and runs code that the recipe names, that somebody else made. With `process=False` nothing that
-    lasts is changed in this process: a recipe that keeps freed memory does without. `on_new_shape="error"` refuses
-    every call that the compiled code does not take itself, instead of a slower way.
+    `model` replays the recipe on the caller's own module, for artifacts that hold no model. `original` answers calls
+    that the artifact itself cannot: forms, shapes and dtypes that nothing was compiled or exported for. `trust` loads
+    compiled code, and runs code that the recipe names, that somebody else made. With `process=False` no lasting
+    change is made to this process: a recipe that keeps freed memory does without. `on_new_shape="error"` refuses
+    every call that the compiled code does not take itself, instead of a fallback.
 
     Raises `ArtifactError` for an artifact that is damaged, newer, not self-contained, or that fails its self-test.
     """
@@ -143,7 +143,7 @@ def call_as_user(loaded: Loaded, device: str) -> Run:
 def as_model(
     run: Run, door: Door | None, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str
 ) -> Any:
-    """What a user calls: the workload's own `answerer`, or an `OptimizedModule` where it has none.
+    """Return the user's interface: the workload's own `answerer`, or an `OptimizedModule` if it has none.
 
     It takes tensors from anywhere; `run` takes them on `device`.
     """

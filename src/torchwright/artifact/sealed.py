@@ -15,7 +15,9 @@ UNFINISHED = ".unfinished"
 
 
 def digests(manifest: Path) -> dict[str, str]:
-    """Relative path → SHA-256 of every file beside the manifest, which may not be there yet, but for its signature."""
+    """Return relative path → SHA-256 of every file except the manifest and its signature; the manifest may not exist
+    yet.
+    """
     folder = manifest.parent
     return {name: file_digest(folder / name) for name in sorted(_listed(manifest)) if name != UNFINISHED}
 
@@ -27,7 +29,7 @@ def seal(manifest: Path) -> None:
 
 
 def is_own(manifest: Path) -> bool:
-    """Whether this user signed it on this machine; says nothing of the files that it lists."""
+    """Check whether this user signed it on this machine; the files that it lists are not checked."""
     expected, signature = sign(manifest), manifest.parent / SIGNATURE
     if expected is None or not signature.is_file():
         return False

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The ways to run an artifact: what its engine can load of it, or its model made anew with the recipe's steps."""
+"""The strategies for running an artifact: load what its engine can, or rebuild its model with the recipe's steps."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Ways:
         return replace(self._prepared(target), how=how)
 
     def _prepared(self, target: Any) -> Ready:
-        """A model that was made anew, with what was kept of an earlier preparation."""
+        """A rebuilt model, with the parts kept from an earlier preparation."""
         engine, native = engines.get(target.settings.engine).stand_in(), self.path / artifact.NATIVE
         if any((native / name).is_file() for name in engine.cache):
             if self.refusal is None:

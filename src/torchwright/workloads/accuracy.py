@@ -1,8 +1,9 @@
-"""Comparing a candidate's outputs with the original's.
+"""Compare a candidate's outputs with the original's.
 
-Every comparison ends in a `Quality`, whose `drop_high` (upper end of a 95% interval) is held against the budget: from
-Student's t for means, Clopper and Pearson's for shares, chi-square for the relative error, a root mean square. A user's
-own value is no mean over a sample and has none. Arithmetic is float64 where sums are long.
+Every comparison ends in a `Quality`. Its `drop_high`, the upper end of a 95% interval, is held against the budget.
+The intervals are Student's t for means, Clopper and Pearson's for shares, and chi-square for the relative error, a
+root mean square. A user's own value is not a mean over a sample and has no interval. Long sums are computed in
+float64.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def perplexity(
     same_top1: torch.Tensor,
     window: int,
 ) -> Quality:
-    """Perplexity of a candidate beside the original's, from per-token negative log-likelihoods (N,) in nats.
+    """Compare a candidate's perplexity with the original's, from per-token negative log-likelihoods (N,) in nats.
 
     The drop is exp(mean difference) − 1, the relative growth of perplexity. Its interval is Student's, paired and
     clustered by window of `window` tokens, since tokens of one window are not independent.
@@ -297,7 +298,7 @@ def perplexity(
 def reference_loss(
     tokens_U: torch.Tensor, reference_U: torch.Tensor, candidate_U: torch.Tensor, *, seed: int = 0
 ) -> Quality:
-    """Perplexity of given answers beside the original's, from each answer's tokens and sum of losses in nats.
+    """Compare the perplexity of given answers, from each answer's token count and sum of losses in nats.
 
     The drop is the relative growth, over all tokens together. Its interval is that of `RESAMPLES` draws of answers
     (bootstrap, percentiles), in which both have the same ones. Raises `WorkloadError` for a loss that is not finite,
@@ -332,7 +333,7 @@ def reference_loss(
 
 
 def predictions(reference_NV: torch.Tensor, candidate_NV: torch.Tensor, window: int) -> Quality:
-    """Perplexity of a candidate on what the original predicts, beside the original's own, from log-probabilities.
+    """Compare a candidate's perplexity on the original's predictions with the original's own, from log-probabilities.
 
     The drop is exp(mean KL divergence) − 1. Raises `WorkloadError` as `perplexity` does.
     """

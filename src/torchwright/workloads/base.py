@@ -35,7 +35,7 @@ Served = Literal["", "writer", "reader", "recognizer", "painter", "translator"]
 """A writer continues texts (`generation.Writer`), a reader answers for whole ones (`encoding.TextAnswerer`), a
 recognizer writes down sound (`speech.base.Recognizer`); others are not served."""
 CALIBRATION_BATCHES = 4
-"""Of a workload that has more data than it judges by."""
+"""The number of calibration batches, if the workload has more data than it judges by."""
 LARGEST_SIZE = 2**24
 """Rows or tokens of a workload that a file describes."""
 
@@ -118,32 +118,33 @@ class Optimized:
     run: Run
     """Makes any of the workload's `cases`, without gradients; tensors come from anywhere and go back there."""
     description: dict[str, Any]
-    """What `describe` said, checked by `check`."""
+    """The description from `describe`, checked by `check`."""
     dtype: torch.dtype
-    """Of floating-point state, as `cases` is given it."""
+    """The dtype of floating-point state, as passed to `cases`."""
     device: str
-    """Where the model lies."""
+    """The device that holds the model."""
     folder: Path
     """The artifact's own copy of `files`; it may not be there."""
 
 
 class Workload(ABC):
-    """A model with its representative calls, its metric, and what its user calls in the end.
+    """A model with its representative calls, its metric, and the object that its user finally calls.
 
-    One class in a package of its own, and one entry point of the group `torchwright.workloads` under the class's
-    `name`, are all that a new kind needs: search, artifact, `load`, `bench` and `verify` ask the class.
+    A new kind needs one class in a package of its own and one entry point of the group `torchwright.workloads` under
+    the class's `name`. Search, artifact, `load`, `bench` and `verify` ask the class for everything else.
 
-    `torchwright optimize FOLDER` makes it as `Class(folder, **options)`. The options are the constructor's other
-    parameters, by their names. What `describe` gives is the recipe's `workload`, from which the same workload is
-    made again, in another process or on another machine:
+    `torchwright optimize FOLDER` constructs it as `Class(folder, **options)`. The options are the constructor's other
+    parameters, by name. The result of `describe` is the recipe's `workload`, from which the workload is rebuilt in
+    another process or on another machine:
 
     - `kind`: the class's `name`.
-    - `model`: what the user called the model, which `label` holds.
-    - Each option by its name, with the value that it had. One that is missing or None takes its default.
-    - Whatever `check`, `front`, `answerer` and `rates` need beside these. They see nothing but the description.
-    - `batch`, `prompt_tokens` and `new_tokens`, where it has them, are what the report counts rows and tokens by.
+    - `model`: the user's name for the model, which `label` holds.
+    - Each option by its name, with its value. A missing option or None takes its default.
+    - Whatever else `check`, `front`, `answerer` and `rates` need. They see only the description.
+    - `batch`, `prompt_tokens` and `new_tokens`, where present, are the units in which the report counts rows and
+      tokens.
 
-    All of it is plain data that JSON keeps: dicts, lists, strings, numbers, booleans and None.
+    All values are plain data that JSON keeps: dicts, lists, strings, numbers, booleans and None.
     """
 
     name: ClassVar[str]
@@ -151,24 +152,24 @@ class Workload(ABC):
     supports: ClassVar[str] = ""
     """The architectures of Hugging Face folders that it takes, in words; empty where it takes none."""
     leftovers: ClassVar[bool] = False
-    """Whether it is asked after all others, because it takes what they could, too."""
+    """True if detection asks this kind last, because it also accepts what the others could take."""
     from_code: ClassVar[bool] = False
-    """Whether its model comes from the user's code and not from a folder, so that a file cannot keep it."""
+    """True if the model comes from the user's code instead of a folder, so that a file cannot keep it."""
     opens: ClassVar[frozenset[str]] = frozenset()
-    """Options that name files outside of the model's folder, by which it is judged. They are not opened for a
-    stranger's artifact."""
+    """Options that name files outside the model's folder, used to judge the model. They are not opened for an
+    untrusted artifact."""
     has_model: ClassVar[bool] = True
-    """Whether `build` gives the user's own model, and not a stand-in for it."""
+    """True if `build` returns the user's own model instead of a stand-in."""
     label: str = ""
-    """What the user called the model."""
+    """The user's name for the model."""
     device: str = "cpu"
-    """Where its calls' tensors lie; a process that runs the model elsewhere says so."""
+    """The device of the calls' tensors; a process that runs the model elsewhere sets it."""
     sample: range = range(0)
     """The batches that the metric sees where they are not the first ones."""
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
-        """Whether a Hugging Face folder with this config.json is its kind of model."""
+        """Check whether a Hugging Face folder with this config.json holds this kind of model."""
         return False
 
     @classmethod
@@ -184,7 +185,7 @@ class Workload(ABC):
         """
 
     def adapt(self, model: nn.Module) -> nn.Module:
-        """What techniques transform: the model itself, or a wrapper with fixed shapes that computes the same."""
+        """Return the module that techniques transform: the model itself, or an equivalent wrapper with fixed shapes."""
         return model
 
     @abstractmethod
@@ -202,14 +203,14 @@ class Workload(ABC):
 
     @classmethod  # noqa: B027
     def check(cls, description: dict[str, Any]) -> None:
-        """Raises `ArtifactError` for a description that `front`, `answerer` or `rates` cannot use.
+        """Raise `ArtifactError` for a description that `front`, `answerer` or `rates` cannot use.
 
-        It may be a stranger's, so that nothing in it is what it should be.
+        The description may be untrusted, so any field can hold anything.
         """
 
     @classmethod
     def answerer(cls, optimized: Optimized) -> Any:
-        """What the user of an artifact calls: `tw.load(DIR).model`.
+        """Return the object that an artifact's user calls: `tw.load(DIR).model`.
 
         None where that is the model itself, called as the original is.
         """
@@ -217,12 +218,12 @@ class Workload(ABC):
 
     @classmethod
     def served_as(cls, description: dict[str, Any]) -> Served:
-        """How `torchwright serve` serves an artifact of the workload."""
+        """Return how `torchwright serve` serves an artifact of this workload."""
         return ""
 
     @classmethod
     def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
-        """What reports and `bench` say beside the `seconds` of each of its calls, such as tokens per second."""
+        """Return the rates, such as tokens per second, that reports and `bench` print next to each call's `seconds`."""
         return {}
 
     def bucketed(self, count: int, multiple: int) -> Workload | None:
@@ -230,11 +231,11 @@ class Workload(ABC):
         return None
 
     def called_as_is(self) -> bool:
-        """Whether its user calls the model itself, in whatever form the original takes."""
+        """Check whether the user calls the model itself, in whatever form the original takes."""
         return False
 
     def original_run(self, model: nn.Module) -> Run:
-        """How the user runs the original; the baseline is timed through it."""
+        """Run the original as its user does; the baseline is timed through this call."""
         return lambda case: model(*case.args, **case.kwargs)
 
     def cast(self, model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> nn.Module:
@@ -244,17 +245,21 @@ class Workload(ABC):
 
     @abstractmethod
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
-        """What the metric needs to see of a model, original or candidate: tensors, floats, lists of them."""
+        """Return the values that the metric needs from a model, original or candidate: tensors, floats, or lists of
+        them.
+        """
 
     @abstractmethod
     def compare(self, reference: Any, candidate: Any) -> Quality:
-        """The metric of `candidate` beside `reference`; both come from `observe`.
+        """Compute the metric of `candidate` against `reference`; both come from `observe`.
 
         Raises `WorkloadError` when the metric is not a finite number.
         """
 
     def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
-        """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
+        """Return the examples that the report shows (`report.pictures`), worst first; both arguments come from
+        `observe`.
+        """
         return []
 
     def parts(self) -> tuple[str, ...]:
@@ -267,9 +272,9 @@ class Workload(ABC):
         return ()
 
     def glance(self, run: Run) -> torch.Tensor | None:
-        """A short answer of the whole model, by which the effect of changing one module is measured.
+        """Return a short answer of the whole model, used to measure the effect of changing one module.
 
-        None where a module's own output says enough of it.
+        None if a module's own output is enough.
         """
         return None
 
@@ -278,7 +283,7 @@ class Workload(ABC):
         return self.cases(dtype)
 
     def calibrates_apart(self) -> bool:
-        """Whether `calibration` keeps to calls that the metric never sees."""
+        """Check whether `calibration` uses only calls that the metric never sees."""
         return False
 
     def unseen(self) -> Self | None:
@@ -304,7 +309,7 @@ class Workload(ABC):
         """Plain data for the recipe, by the keys that the class's own text names."""
 
     def made_again(self) -> bool:
-        """Whether its description is enough to make it again, as `torchwright verify` does."""
+        """Check whether the description is enough to rebuild the workload, as `torchwright verify` does."""
         return True
 
     def check_adapted(self, original: nn.Module, adapted: nn.Module) -> None:  # noqa: B027
@@ -318,7 +323,7 @@ class Workload(ABC):
         return {}
 
     def notices(self) -> tuple[str, ...]:
-        """What its user should know before the search, such as what it is judged by and why by nothing better."""
+        """Return notices for the user before the search, such as the metric and why no better one is available."""
         return ()
 
     def properties(self, model: nn.Module) -> set[str]:
@@ -327,7 +332,7 @@ class Workload(ABC):
 
 
 def check_sizes(description: dict[str, Any], *names: str) -> None:
-    """Raises `ArtifactError` unless each of these is missing, None, or a number of rows or tokens."""
+    """Raise `ArtifactError` unless each of these is missing, None, or a batch size or token count."""
     for name in names:
         value = description.get(name)
         if value is not None and not (type(value) is int and 1 <= value <= LARGEST_SIZE):
@@ -335,7 +340,7 @@ def check_sizes(description: dict[str, Any], *names: str) -> None:
 
 
 def batches_to_judge(wanted: float, there: int | None) -> int:
-    """How many batches the search is judged by, two at least: `wanted`, or half of those that are `there`."""
+    """Return how many batches judge the search, at least two: `wanted`, or half of the available ones (`there`)."""
     count = max(2, int(wanted))
     return count if there is None else min(count, there if there < 4 else there // 2)
 

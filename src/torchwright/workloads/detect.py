@@ -14,14 +14,13 @@ from torchwright.workloads.factory import names_factory, refuse_python_file
 
 
 def from_target(target: str | None, **options: Any) -> Workload:
-    """The workload of a model as the command line names it.
+    """Return the workload of a model as named on the command line.
 
-    `target` is None (the bundled language model), `package.module:factory`, `file.py:factory`, a Hugging Face folder, a
-    hub id, or the name of a workload that brings a model of its own.
-    `options` are the workload's own, such as batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an
-    option at the workload's default.
+    `target` is None (the bundled language model), `package.module:factory`, `file.py:factory`, a Hugging Face folder,
+    a hub id, or the name of a workload that brings a model of its own. `options` are the workload's own, such as
+    batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an option at the workload's default.
 
-    Raises `ModelError` for a model that is not there or of no supported kind, `WorkloadError` for an option that its
+    Raises `ModelError` for a model that is missing or of no supported kind, `WorkloadError` for an option that its
     workload does not take.
     """
     given = {key: value for key, value in options.items() if value is not None}
@@ -77,14 +76,14 @@ def settings_of(words: Sequence[str]) -> dict[str, Any]:
 def from_description(
     description: dict[str, Any], folder: Path | None = None, *, trust: bool = False, **options: Any
 ) -> Workload:
-    """The workload that `Workload.describe()` described, with `options` instead of its own where they are not None.
+    """Rebuild the workload that `Workload.describe()` described, with `options` in place of its own unless they are
+    None.
 
-    `folder` is where the model lies now, such as the artifact's own copy of it; without it the model is looked for
-    where it was. A description may be a stranger's: only with `trust` is what it names imported, or opened outside of
-    `folder`.
+    `folder` is the model's present location, such as the artifact's own copy. Without it the recorded location is
+    used. A description may be untrusted: only with `trust` are the names in it imported, or opened outside `folder`.
 
-    Raises `ArtifactError` for a description that is not one, that names a model which only its owner can make, or that
-    needs trust, and `WorkloadError` for an option that the workload does not take.
+    Raises `ArtifactError` for an invalid description, for a model that only its owner can build, and for one that
+    needs trust; `WorkloadError` for an option that the workload does not take.
     """
     cls = class_of(description)
     label = description.get("model")
@@ -115,9 +114,9 @@ def from_description(
 
 
 def check_described(workload: Workload) -> None:
-    """Raises `WorkloadError` unless what `describe` gives is the description that its docstring asks for.
+    """Raise `WorkloadError` unless `describe` returns what its docstring asks for.
 
-    An artifact that it cannot be made again from could be neither loaded nor verified.
+    An artifact with a description from which it cannot be rebuilt could be neither loaded nor verified.
     """
     cls = type(workload)
     with blaming(cls, "describe"):
@@ -133,7 +132,7 @@ def check_described(workload: Workload) -> None:
 
 
 def _fault_of(cls: type[Workload], description: Any) -> str | None:
-    """What is wrong with a description that was just made."""
+    """Return the fault of a description that was just built, or None."""
     if not isinstance(description, dict):
         return f"a {type(description).__name__}"
     try:
@@ -183,9 +182,9 @@ def _untrusted(what: str) -> ArtifactError:
 
 
 def kind_of(folder: Path) -> type[Workload]:
-    """The workload for a Hugging Face folder.
+    """Return the workload for a Hugging Face folder.
 
-    Raises `ModelError`, which lists what is supported, when there is none.
+    Raises `ModelError`, which lists the supported kinds, when there is none.
     """
     from torchwright.hub.folder import read_config
 

@@ -202,7 +202,7 @@ class SentenceEncoder(nn.Module):
 
 
 def embeds(folder: Path) -> bool:
-    """Whether it is a sentence-transformers folder of a model that embeds, and not of a cross-encoder."""
+    """Check whether a sentence-transformers folder holds an embedding model, as opposed to a cross-encoder."""
     if not (folder / "modules.json").is_file():
         return False
     said = _json(folder / "config_sentence_transformers.json", optional=True)
@@ -211,10 +211,10 @@ def embeds(folder: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """What a folder says about turning a text into an embedding."""
+    """A folder's settings for turning a text into an embedding."""
 
     folder: Path
-    """Where the transformer and the tokenizer lie."""
+    """The subfolder of the transformer and the tokenizer."""
     mode: Mode = "mean"
     normalize: bool = False
     parts: tuple[str, ...] = ()

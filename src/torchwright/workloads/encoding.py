@@ -1,4 +1,4 @@
-"""What a user calls of an artifact that reads text: embeddings, or the answers of a classifier.
+"""The user's interface to an artifact that reads text: embeddings, or a classifier's answers.
 
 Needs neither transformers nor the model's code.
 """
@@ -31,17 +31,17 @@ SCORE_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "n
 
 @dataclass(frozen=True)
 class Labels:
-    """What a classifier's logits stand for."""
+    """The labels of a classifier's logits."""
 
     names: list[str]
     """By their index."""
     activation: Activation
-    """What makes probabilities of them."""
+    """The function that turns logits into probabilities."""
 
 
 @runtime_checkable
 class TextAnswerer(Protocol):
-    """A model that answers for whole texts, by vectors or by the logits of labels: what the server asks of it."""
+    """The interface that the server needs of a text model: answers for whole texts, as vectors or as label logits."""
 
     layout: RowShapes
     tokens: Tokens
@@ -57,11 +57,11 @@ class TextAnswerer(Protocol):
         ...
 
     def labels(self) -> Labels | None:
-        """What the columns of a row stand for; None where a row is a vector."""
+        """The labels of a row's columns; None if a row is a vector."""
         ...
 
     def score_activation(self) -> Activation:
-        """What makes a score of the one logit of a row."""
+        """The function that turns a row's one logit into a score."""
         ...
 
 
@@ -94,7 +94,7 @@ class Encoder:
     def by_call(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special: bool = True
     ) -> Iterator[tuple[list[int], torch.Tensor, int]]:
-        """What `encode` gives, as each of the fixed calls brings it: (places of n texts, embeddings (n, E), tokens).
+        """Yield the results of `encode` per fixed call: (places of n texts, embeddings (n, E), tokens).
 
         Raises `WorkloadError` as `encode` does, before the first.
         """
@@ -106,7 +106,7 @@ class Encoder:
         """None: it embeds."""
 
     def score_activation(self) -> Activation:
-        """`none`: a vector is no score."""
+        """Always `none`, because a vector is not a score."""
         return "none"
 
 
@@ -130,10 +130,10 @@ class TextModel:
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Outputs in float32 of token ids (N, T), padded at their right end: `logits` (N, C) or (N, T, C), ….
+        """Return float32 outputs of right-padded token ids (N, T): `logits` (N, C) or (N, T, C), ….
 
-        Raises `WorkloadError` for a batch that is empty, padded at its left, or longer than was optimized for, and
-        for segments (token_type_ids) where the model has one.
+        Raises `WorkloadError` for a batch that is empty, left-padded, or longer than was optimized for, and for
+        segments (token_type_ids) where the model has only one.
         """
         if token_type_ids is not None and "token_type_ids" not in self._reads and token_type_ids.any():
             raise WorkloadError(
@@ -149,14 +149,14 @@ class TextModel:
     def classify(
         self, texts: str | Sequence[str], pairs: str | Sequence[str] | None = None
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        """The likeliest label of each text, or of each text with its pair: {"label": …, "score": …}.
+        """Return the likeliest label of each text, or of each text with its pair: {"label": …, "score": …}.
 
-        Scores are probabilities, by softmax, or by the logistic function where labels do not exclude each other or
-        there is one; those of a regression are its numbers. Texts are cut at the model's own limit. One text gives one
-        answer, several a list.
+        Scores are probabilities: softmax, or the logistic function where labels do not exclude each other or there is
+        only one. A regression's scores are its raw outputs. Texts are truncated at the model's own limit. One text
+        gives one answer, several a list.
 
-        Raises `WorkloadError` for no texts, other than one pair for each, or a text that is longer than was optimized
-        for, and for a model that answers for each token.
+        Raises `WorkloadError` for no texts, for a number of pairs that differs from the number of texts, for a text
+        that is longer than was optimized for, and for a model that answers for each token.
         """
         inputs = self._inputs(_many(texts), None if pairs is None else _many(pairs))
         logits_NC = self(**inputs)["logits"].float()
@@ -183,7 +183,7 @@ class TextModel:
             yield places, outputs["logits"][: len(places)].float(), tokens
 
     def labels(self, count: int | None = None) -> Labels:
-        """What the logits stand for; of `count` of them where the caller has seen some."""
+        """Return the labels of the logits; `count` is their number where the caller has seen some."""
         config = self._config()
         named = config.get("id2label") or {}
         count = count or len(named) or int(config.get("num_labels") or 2)
@@ -194,7 +194,7 @@ class TextModel:
         return Labels(names=names, activation=activation)
 
     def score_activation(self) -> Activation:
-        """What makes a score of a cross-encoder's one logit, as sentence-transformers has it.
+        """Return the activation for a cross-encoder's one logit, as sentence-transformers defines it.
 
         Raises `ModelError` for any that is neither the logistic function nor none.
         """
@@ -239,7 +239,7 @@ class Tokens:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Raises `WorkloadError` where there is no folder, and `ModelError` where it has no tokenizer."""
+        """Raise `WorkloadError` if there is no folder, and `ModelError` if the folder has no tokenizer."""
         if self._folder is None:
             raise WorkloadError(
                 "this model has no tokenizer", next="pass input_ids and attention_mask instead"

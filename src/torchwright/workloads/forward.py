@@ -28,7 +28,7 @@ SAMPLE_ROWS = 512
 SAMPLE_OPERATIONS = 1e12
 """The metric's sample is cut to what these operations pay for, 2 per parameter and position; 2 batches at least."""
 SAMPLE_BYTES = 256 * 2**20
-"""Of the outputs that are kept for the metric."""
+"""The number of outputs that are kept for the metric."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ UNKNOWN_LIMIT = 512
 
 
 class ForwardWorkload(RowsWorkload):
-    """A model of transformers that no other kind takes: one forward pass of one batch.
+    """A transformers model that no other kind takes: one forward pass of one batch.
 
-    It reads sentences of the evaluation text, padded to the longest, made-up pictures, made-up sounds, or what its
-    architecture combines of them: 8 rows, or 1 of sound. Metric: top-1 agreement with the original where it answers
-    with classes or tokens, the cosine to it where it returns embeddings, else the relative error of all outputs.
+    The inputs are sentences of the evaluation text, padded to the longest, synthetic pictures, synthetic sounds, or
+    what its architecture combines: 8 rows, or 1 of sound. Metric: top-1 agreement with the original for classes or
+    tokens, cosine similarity for embeddings, else the relative error of all outputs.
     """
 
     name = "forward"
@@ -268,7 +268,7 @@ def _class(config: dict[str, Any]) -> Any:
 
 
 def _reads_last_token(model: type, config: dict[str, Any]) -> bool:
-    """Whether it is a decoder that classifies by a row's last token, which transformers finds by the padding token."""
+    """Check for a decoder that classifies by a row's last token, which transformers finds by the padding token."""
     from transformers.modeling_layers import GenericForSequenceClassification
 
     return issubclass(model, GenericForSequenceClassification) and config.get("pad_token_id") is not None

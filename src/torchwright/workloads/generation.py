@@ -49,7 +49,7 @@ class Geometry:
 
     @classmethod
     def from_dict(cls, data: Any) -> Geometry:
-        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may come from a stranger's file."""
+        """Read the result of `as_dict`; raises `ArtifactError` for anything else, since the file may be untrusted."""
         found = typed(data, cls, "the geometry")
         sizes = (found.layers, found.kv_heads, found.head_dim, found.vocabulary, found.batch, found.chunk)
         sizes += (found.slots, found.context)
@@ -116,7 +116,7 @@ class Writer(Protocol):
         ...
 
     def room(self, tokens: int) -> int:
-        """How many new tokens fit after a prompt of so many."""
+        """Return how many new tokens fit after a prompt of this many tokens."""
         ...
 
     def write(
@@ -221,7 +221,7 @@ class Generator:
         return self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
 
     def room(self, tokens: int) -> int:
-        """How many new tokens fit after a prompt of so many, in whole chunks."""
+        """Return how many new tokens fit after a prompt of this many tokens, in whole chunks."""
         geometry = self.geometry
         return min(geometry.slots, geometry.context) - tokens - -tokens % geometry.chunk
 

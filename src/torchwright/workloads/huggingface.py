@@ -20,7 +20,7 @@ from torchwright.quiet import quiet_import
 
 
 def model_class(name: object) -> Any:
-    """The class of transformers of this name, or None where it has no model class of it."""
+    """Return the transformers class of this name, or None if there is no model class of that name."""
     if not isinstance(name, str) or not name.isidentifier():
         return None
     with quiet_transformers():
@@ -37,13 +37,13 @@ def cache_keyword(model: nn.Module) -> str:
 
 
 def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> nn.Module:
-    """The folder's model in float32 and eval mode, weights from safetensors or GGUF only, no code from the folder.
+    """Load the folder's model in float32 and eval mode, from safetensors or GGUF only, without code from the folder.
 
-    Quantized weights are made wide as they are read: what the model computes with is what its integers stand for.
-    With `labels` it is to tell these classes: its layers behind the base model are made at random, by torch's own
-    generator, where the folder has none or those of others.
+    Quantized weights are dequantized as they are read. With `labels` the model classifies these labels: the layers
+    behind the base model are initialized at random, by torch's own generator, if the folder has none or has a
+    different set.
 
-    Raises `ModelError` with transformers' own reason when it cannot be built.
+    Raises `ModelError` with transformers' own reason if it cannot be built.
     """
     import torch
 
@@ -95,7 +95,9 @@ def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> 
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong; of a failed import its first cause: transformers names only the class it was asked for."""
+    """Return the cause of a failure; of a failed import the first cause, since transformers names only the requested
+    class.
+    """
     while isinstance(error, ImportError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

@@ -32,9 +32,10 @@ CALIBRATION_SEED = 1_000_000
 class ImageWorkload(Workload):
     """An image classifier: one batch of images.
 
-    No data set is at hand, so the images are made up: smooth random fields with edges, the same ones every time. They
-    have the spectrum of photographs and none of their content, so that close decisions are commoner than on real ones.
-    Metric: top-1 agreement with the original over up to a few hundred of them; the logits' relative error beside it.
+    No data set is available, so the images are synthetic: smooth random fields with edges, always the same. They have
+    the spectrum of photographs without their content, so that close decisions are more common than on real ones.
+    Metric: top-1 agreement with the original over up to a few hundred images, with the logits' relative error next to
+    it.
     """
 
     name = "image"

@@ -52,7 +52,7 @@ class LanguageWorkload(Workload):
     """A causal language model: prompt and new tokens at one batch size.
 
     Metric: growth of perplexity on held-out text (the budget), with KL divergence and top-1 agreement against the
-    original beside it.
+    original next to it.
     """
 
     name = "language"

@@ -39,7 +39,7 @@ any of these."""
 
 
 def _next_step(model: Any) -> str | None:
-    """What to type instead of a model that is no module."""
+    """The advice for a model that is not a module."""
     if isinstance(model, type):
         return f"give an instance: {model.__name__}(…)"
     if callable(model):
@@ -80,7 +80,7 @@ class ModuleWorkload(Workload):
         if task not in ("regression", "classification"):
             raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
         self.training_notice = training_notice(model)
-        """What to report if the model is in training mode; the copy here is not."""
+        """Return the notice for a model in training mode; the copy here is in eval mode."""
         self.model = fresh(model)
         self.inputs = nested.map_tensors(torch.Tensor.detach, normalise(inputs))
         self._shape_of = _numbered([_layout(*call) for call in self.inputs])
@@ -126,7 +126,7 @@ class ModuleWorkload(Workload):
 
     @property
     def _calibrating(self) -> int:
-        """How many of the inputs calibrate, the first ones."""
+        """Return how many of the inputs, from the first on, calibrate."""
         return len(self.inputs) if self.metric else max(1, len(self.inputs) // CALIBRATING)
 
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
@@ -141,7 +141,7 @@ class ModuleWorkload(Workload):
 
     @property
     def _kept_apart(self) -> int:
-        """How many of the inputs, the last ones, the search is not judged by."""
+        """Return how many of the inputs, at the end, are held out of the search."""
         kept = 0 if self.metric else len(self.inputs) // CALIBRATING
         first = len(self.inputs) - kept
         return kept if set(self._shape_of[first:]) <= set(self._shape_of[:first]) else 0
@@ -215,7 +215,7 @@ class ModuleWorkload(Workload):
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one call gave back, and the inputs that it changed in place by their number."""
+    """The result of one call, and the inputs that it changed in place, by position."""
 
     call: str
     """Its name, equal for inputs of one shape."""
@@ -224,7 +224,7 @@ class _Seen:
 
 
 class _Callable(nn.Module):
-    """What a user's metric is given: called like the model, on whatever inputs it likes."""
+    """The model as a user's metric receives it: called like the original, on any inputs."""
 
     def __init__(self, run: Run, name: str) -> None:
         super().__init__()
@@ -235,9 +235,9 @@ class _Callable(nn.Module):
 
 
 def normalise(inputs: Inputs) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Every accepted form of inputs as a list of (args, kwargs).
+    """Return every accepted form of inputs as a list of (args, kwargs).
 
-    Raises `WorkloadError` for an empty list or a form that is none of the accepted ones.
+    Raises `WorkloadError` for an empty list and for a form that is not accepted.
     """
     items = inputs if isinstance(inputs, list) else [inputs]
     if not items:
@@ -315,7 +315,9 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Equal for inputs that one compiled call can take: shapes, types, strides, and what is no tensor as it is."""
+    """Return a key that is equal for inputs of one compiled call: shapes, dtypes, strides, and non-tensors as they
+    are.
+    """
 
     def layout(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -39,7 +39,7 @@ class Pictures:
 
     @property
     def patches(self) -> float:
-        """What one picture counts for where operations are estimated."""
+        """Return the number of patches that one picture counts as in an estimate of operations."""
         return max(1.0, self.height * self.width / PATCH_PIXELS)
 
     def images(self, index: int) -> torch.Tensor:

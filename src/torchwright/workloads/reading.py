@@ -17,17 +17,18 @@ from torchwright.workloads.sentences import Sentences
 SEED_OF_CALIBRATION = 1_000_000
 SECONDS = 4.0
 POSITIONS_PER_SECOND, FRAMES_PER_POSITION = 50, 2
-"""What speech models make of a wave, 320 samples a position in wav2vec 2.0, and Whisper of its frames."""
+"""The downsampling of speech models: 320 samples a position in wav2vec 2.0, and Whisper's frames."""
 SOUNDS = ("input_values", "input_features")
 
 
 class BatchReader:
-    """Makes batches for the class `model` of transformers, as its `forward` takes them; equal indices, equal batches.
+    """Builds batches for the transformers class `model`, as its `forward` takes them; equal indices give equal
+    batches.
 
-    Sentences are padded to the longest. A decoder beside an encoder reads the sentences, shifted by one token. A model
-    of two towers (CLIP) reads as many pictures as sentences.
+    Sentences are padded to the longest. The decoder of an encoder-decoder reads the sentences, shifted by one token.
+    A model of two towers (CLIP) reads as many pictures as sentences.
 
-    Raises `ModelError` for an architecture that reads anything else, or where a folder does not say what it must.
+    Raises `ModelError` for an architecture with other inputs, or if a folder lacks a required setting.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BatchReader:
 
     @property
     def positions(self) -> float:
-        """What one row counts for where operations are estimated."""
+        """Return the number of positions that one row counts as in an estimate of operations."""
         return (
             (self.pictures.patches if self.pictures else 0.0)
             + (self._sound_positions if self.sound else 0.0)

@@ -27,7 +27,7 @@ from torchwright.workloads.base import Case, Run, Workload, check_sizes
 Shapes = tuple[tuple[int, int], ...]
 """(rows, tokens) of each call."""
 LARGEST = 2**31
-"""Of any number in a layout."""
+"""A dynamic dimension in a layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class RowShapes:
     shapes: Shapes
     pad: int = 0
     prompt: str = ""
-    """What is put before every text."""
+    """The prefix of every text."""
     cut: int | None = None
     """The model's own limit in tokens, at which it cuts texts; None where it knows none."""
     part: str = "."
-    """Where the tokenizer lies inside the model's folder."""
+    """The tokenizer's location inside the model's folder."""
     tokenwise: bool = False
-    """Whether the answer to a row has a value, or several, for each of its tokens."""
+    """True if the answer to a row has one or more values for each of its tokens."""
 
     @property
     def tokens(self) -> int:
@@ -55,7 +55,7 @@ class RowShapes:
 
     @classmethod
     def from_dict(cls, data: Any) -> RowShapes:
-        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may come from a stranger's file."""
+        """Read the result of `as_dict`; raises `ArtifactError` for anything else, since the file may be untrusted."""
         found = typed(data, cls, "the layout of rows")
         sizes = [size for shape in found.shapes for size in shape]
         cut = 1 if found.cut is None else found.cut
@@ -147,7 +147,7 @@ class Batcher:
 
 
 class Pieces:
-    """Answers calls of any number of rows by calls of just `B`: whole ones, and one that is filled up or overlaps."""
+    """Answers calls of any batch size by calls of exactly `B` rows: whole ones, and one that is padded or overlaps."""
 
     def __init__(self, run: Callable[[list[torch.Tensor]], Any], batched: Sequence[int], B: int) -> None:
         self._run, self._batched, self._B = run, frozenset(batched), B
@@ -185,7 +185,7 @@ class Pieces:
 
 
 def filled(tensor: torch.Tensor, B: int) -> torch.Tensor:
-    """The rows of a tensor and its first one repeated until there are `B`, or zeros where there is none.
+    """Pad a tensor to `B` rows with copies of its first row, or with zeros if it has none.
 
     An empty row among others would be NaN in some models, which scales that are shared by a whole tensor would spread.
     """

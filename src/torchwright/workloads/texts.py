@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Split(Generic[Part]):
-    """What is evaluated, and what calibrates."""
+    """The evaluation text and the calibration text."""
 
     evaluation: Part
     calibration: Part
