@@ -1,1 +1,1 @@
-"""What runs a prepared model: eagerly, through torch.compile, from packages compiled ahead of time."""
+"""Engines that run a prepared model: eager, torch.compile, ahead-of-time packages, third-party runtimes."""

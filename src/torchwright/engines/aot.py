@@ -1,5 +1,7 @@
 # pyright: basic
-"""Running packages that AOTInductor has compiled. Imports nothing of it until it compiles: loading must be quick."""
+"""Run packages that AOTInductor has compiled. Imports nothing of AOTInductor until it compiles: loading must be
+quick.
+"""
 
 from __future__ import annotations
 

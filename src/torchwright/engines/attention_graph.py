@@ -18,11 +18,11 @@ MASK = 3
 
 
 def attention_as_in_pytorch(program: ExportedProgram) -> None:
-    """Rewrite, in place, attention that OpenVINO 2026.4 or ONNX Runtime 1.32 would answer otherwise.
+    """Rewrite, in place, attention that OpenVINO 2026.4 or ONNX Runtime 1.32 would answer differently.
 
-    A query that a mask lets see no key (left padding before a causal sequence) has zeros in PyTorch, NaN in OpenVINO,
-    which the next layer spreads to the whole sequence, and an average in ONNX Runtime. One head that is told its scale
-    loses the transposes around it in OpenVINO.
+    A query whose mask hides every key (left padding before a causal sequence) gives zeros in PyTorch, NaN in
+    OpenVINO, which the next layer spreads to the whole sequence, and an average in ONNX Runtime. A single head with
+    an explicit scale loses its transposes in OpenVINO.
     """
     graph = program.graph_module.graph
     varying = _varying(program)
@@ -42,7 +42,7 @@ def attention_as_in_pytorch(program: ExportedProgram) -> None:
 
 
 def _varying(program: ExportedProgram) -> set[fx.Node]:
-    """What is computed from the call's tensors."""
+    """Return the nodes that are computed from the call's tensors."""
     given = {
         spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
     }

@@ -40,8 +40,8 @@ engines: Registry[type[Engine]] = Registry(
 )
 
 Way = Literal["native", "package", "graphs", "rebuild", "module"]
-"""What an artifact holds: files of its engine's own, compiled packages and the graphs they come from, graphs alone,
-the folder from which the model is made anew, or nothing of it, for the recipe on the caller's own module."""
+"""The contents of an artifact: its engine's own files, compiled packages with the graphs they come from, graphs
+alone, the folder from which the model is rebuilt, or none of these, for the recipe on the caller's own module."""
 NATIVE, MODEL = "native", "model"
 """Folders of an artifact: compiled code for one machine; configuration, tokenizer and weights."""
 SAME_MACHINE_ERROR = 1e-2
@@ -54,12 +54,12 @@ class Ready:
     """One way to run an artifact."""
 
     how: str
-    """As in `Loaded.how`."""
+    """See `Loaded.how`."""
     run: Run
     door: Any = None
     """The `Door` that takes calls as a user makes them, if there is one."""
     answers: Any = None
-    """What the user calls, where it is made from neither of these."""
+    """The user's interface, where it is built from neither of these."""
     tolerance: float = OTHER_MACHINE_ERROR
 
 
@@ -70,12 +70,12 @@ class Kept(Protocol):
     device: str
     threads: int | None
     calls: tuple[CallSpec, ...]
-    """What its engine has prepared, as the manifest has it."""
+    """The engine's prepared files, as the manifest lists them."""
     refusal: str | None
     """Why its compiled code is not loaded: it is of another machine, or of somebody who is not trusted."""
 
     trusted: bool
-    """Whether this user built it here, or has said that it may be trusted."""
+    """True if this user built it here, or has said that it may be trusted."""
 
     def say(self, notice: str) -> None:
         """Tell the user."""
@@ -86,7 +86,7 @@ class Kept(Protocol):
         ...
 
     def door(self, calls: Sequence[CompiledCall]) -> Door:
-        """What takes a user's calls, and makes those of `calls` of them."""
+        """Return the dispatcher of a user's calls, which turns them into those of `calls`."""
         ...
 
     def graphs(self, *, compiled: bool) -> Ready | None:
@@ -99,20 +99,20 @@ class Engine:
 
     name: ClassVar[str]
     how: ClassVar[str]
-    """What is said to run where this does (`Loaded.how`)."""
+    """The reported name of the running code (`Loaded.how`)."""
     compiles: ClassVar[bool] = True
-    """Whether `prepare` takes time that calls must pay back."""
+    """True if `prepare` takes time that calls must pay back."""
     apart: ClassVar[bool] = False
-    """Whether `prepare` writes files, which `opened` runs in a process that has seen neither model nor compiler."""
+    """True if `prepare` writes files, which `opened` runs in a process that has seen neither model nor compiler."""
     whole: ClassVar[bool] = False
-    """Whether its artifact is plain data of a whole model: it is read while its checksums are compared, takes any size
-    of call, and needs no module of the caller's."""
+    """True if its artifact is plain data of a whole model: it is read while its checksums are compared, takes calls
+    of any size, and needs no module of the caller's."""
     domain: ClassVar[NumberDomain] = NumberDomain()
     """The numbers that it computes as PyTorch does; calls outside of them are answered by the fallback."""
     cache: ClassVar[tuple[str, ...]] = ()
     """Files of compiled code that `keep` may leave in NATIVE, for `restore`."""
     calls: tuple[CallSpec, ...] = ()
-    """What was written of an engine that is `apart`."""
+    """Return the files of an engine that is `apart`."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -139,7 +139,7 @@ class Engine:
 
     @classmethod
     def opened(cls, folder: Path, calls: tuple[CallSpec, ...], device: str) -> Self:
-        """What `prepare` of an engine that is `apart` has written, in another process."""
+        """Open the files that `prepare` of an engine that is `apart` has written in another process."""
         raise NotImplementedError
 
     def __call__(self, case: Case) -> Any:
@@ -150,12 +150,12 @@ class Engine:
         """Raise `RefusedTechnique` where the first calls have shown that it does not run the model after all."""
 
     def recompiles(self) -> int:
-        """How often calls have made it compile again. Raises a `TorchwrightError` where that has no end."""
+        """Return how often calls caused a recompilation. Raises a `TorchwrightError` if recompilation has no end."""
         return 0
 
     def others(self) -> Self | None:
-        """What answers calls of other sizes than the examples', made to answer the examples', too; None where what
-        answers the examples' does."""
+        """Return what answers calls of other sizes than the examples', built to answer the examples', too; None if
+        the examples' own code answers all sizes."""
         return None
 
     def widen_others(self) -> bool:
@@ -166,8 +166,8 @@ class Engine:
 
     @classmethod
     def ways(cls, own: Way) -> dict[Way, str]:
-        """The ways in which its recipes may ship, those that need least of the caller first, each with the engine that
-        runs it. `own` is how the model is made anew: `rebuild` or `module`."""
+        """Return the shipping forms of its recipes, those that need least of the caller first, each with the engine
+        that runs it. `own` is how the model is rebuilt: `rebuild` or `module`."""
         return {own: cls.name}
 
     def keep(self, folder: Path) -> str | None:
@@ -178,7 +178,7 @@ class Engine:
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
-        """What an artifact itself can run; None where its model must be made anew, and prepared again.
+        """Return the form that an artifact itself can run; None if its model must be rebuilt and prepared again.
 
         What of its files is code may be run only where there is no `kept.refusal`.
         """
@@ -191,7 +191,9 @@ class Engine:
 
     @classmethod
     def stand_in(cls) -> type[Engine]:
-        """What runs its recipe on a model that is made anew, of whose calls no sizes are known; without a folder."""
+        """Return the engine that runs its recipe on a rebuilt model, whose calls' sizes are unknown; without a
+        folder.
+        """
         return cls
 
     @classmethod

@@ -41,7 +41,9 @@ class _Leaf:
 
 
 def spec_of(name: str, program: ExportedProgram) -> CallSpec:
-    """What an exported graph takes. Raises `NotPlain` where a size is more than a number or a name."""
+    """Return the inputs that an exported graph takes. Raises `NotPlain` for a size that is more than a number or a
+    name.
+    """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     changed = written(program)
     tensors: list[TensorSpec] = []
@@ -222,8 +224,8 @@ def _key(key: Any) -> str:
 
 
 def _children(value: Any) -> tuple[list[Any], str]:
-    """The parts of a container that pytree knows, and its class's name with what pytree knows of it besides, such as
-    the names of its parts. Itself and no name where it is no container."""
+    """Return the parts of a pytree container, and its class's name with pytree's own data, such as the names of its
+    parts. A leaf is returned itself, without a name."""
     leaves, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
     if spec.is_leaf():
         return leaves, ""
@@ -273,7 +275,7 @@ def seen(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
 
 
 def is_array(value: Any) -> bool:
-    """Whether this is NumPy's, which is not imported for it."""
+    """Check for a NumPy array without importing NumPy."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
@@ -364,7 +366,9 @@ def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
 
 
 def _match(expected: Structure, given: Structure, order: dict[int, int]) -> bool:
-    """Whether two structures are alike; notes in `order` which of the given tensors stands for which expected one."""
+    """Check whether two structures match; records in `order` which of the given tensors stands for which expected
+    one.
+    """
     if expected.keys() != given.keys():
         return False
     if "tensor" in expected:

@@ -18,7 +18,7 @@ from torchwright.process.orphans import die_with_parent
 
 
 def start(folder: Path, name: str, index: int, inductor: dict[str, Any]) -> subprocess.Popen[str]:
-    """Compile graph `name` of `folder` into its package number `index`, beside whatever this process does."""
+    """Compile graph `name` of `folder` into its package number `index`, concurrently with this process's other work."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "torchwright.engines.compile_package"),

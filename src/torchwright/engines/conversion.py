@@ -1,4 +1,4 @@
-"""What an engine made of a model in one trial, for the next that asks the same model of it and runs it in another way.
+"""Converted models of one trial, kept for the next trial that converts the same model and runs it in another way.
 
 A trial's process ends before the next begins; what it leaves lies in a folder of the search's, removed with it.
 """
@@ -27,7 +27,7 @@ ROOM = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What lies in such a folder beside the engine's files."""
+    """The record in such a folder, next to the engine's files."""
 
     calls: tuple[CallSpec, ...]
     seconds: float
@@ -35,7 +35,7 @@ class Conversion:
 
 
 def shared(target: Target, folder: Path, make: Callable[[], tuple[CallSpec, ...]]) -> tuple[CallSpec, ...]:
-    """What `make` makes in the empty `folder`; or what another trial has left, and what is made is left for others."""
+    """Run `make` in the empty `folder` and keep the result for other trials, or reuse the result of another trial."""
     kept = target.conversion
     if kept is not None and kept.is_dir():
         conversion = take(kept, folder)

@@ -1,9 +1,10 @@
 # pyright: basic
-"""Engines of other libraries: the exported graph is converted into a file of theirs, plain data, which they run.
+"""Third-party engines: the exported graph is converted into a file of the library's format, plain data, which it
+runs.
 
-One file for each of the workload's calls, with the sizes free that its case leaves so, or else, of a model with one
-call, the number of rows where the model lets it be; it is run for the example's sizes and, once a call asks for them,
-for others.
+Each of the workload's calls has one file, with the dynamic dimensions that its case declares. A model with one call
+has a dynamic batch size instead, if the model allows it. The file runs at the example's sizes and, once a call asks
+for them, at others.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ FORWARD = "forward"
 CALL, FALLBACK = "call-", "fallback-"
 """The library's files, and folders with the graphs in PyTorch's own operators, for calls outside the number domain."""
 OTHERS = ", other sizes"
-"""What a call with free sizes is called after the one at the example's."""
+"""The suffix of a call with dynamic shapes, after the one at the example's sizes."""
 ROUNDING = 1e-3
 """Error that other sizes may add to the conversion's own."""
 TYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
@@ -67,11 +68,11 @@ Infer = Callable[[list[Any]], list[Any]]
 
 
 class Converted(Engine):
-    """Runs files that another library reads, in which there is no code."""
+    """An engine that runs files of another library, which contain no code."""
 
     apart: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]]
-    """What must be importable; `torchwright[NAME]` brings it."""
+    """The required package; `torchwright[NAME]` installs it."""
 
     door: Door
 
@@ -81,8 +82,8 @@ class Converted(Engine):
     @classmethod
     @abstractmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
-        """Write the graph to `file`, whose ending is the engine's: inputs and results in the order of `spec`, those
-        that are no tensors left out. Raises anything where it cannot."""
+        """Write the graph to `file`, whose extension is the engine's: inputs and results in the order of `spec`,
+        without those that are not tensors. Raises any exception if it cannot."""
 
     @classmethod
     def write(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
@@ -102,7 +103,7 @@ class Converted(Engine):
     @classmethod
     @abstractmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
-        """What runs a file, which may be a stranger's, on so many threads. Raises `ArtifactError`."""
+        """Open a file, which may be untrusted, to run on this many threads. Raises `ArtifactError`."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -124,7 +125,7 @@ class Converted(Engine):
 
     @classmethod
     def _written(cls, target: Target, folder: Path) -> tuple[CallSpec, ...]:
-        """Convert every call. After those at the examples' sizes come those whose sizes are free."""
+        """Convert every call: first at the examples' sizes, then with dynamic shapes."""
         cases = target.workload.graphs(target.compute_dtype)
 
         def convert() -> tuple[CallSpec, ...]:
@@ -169,7 +170,7 @@ class Converted(Engine):
     @classmethod
     @contextmanager
     def _refusing(cls) -> Generator[None]:
-        """What the other library raises at what it does not know is `RefusedTechnique`."""
+        """Turn the library's own errors about unsupported models into `RefusedTechnique`."""
         try:
             yield
         except RefusedTechnique:
@@ -183,8 +184,8 @@ class Converted(Engine):
 
     @classmethod
     def _checked(cls, target: Target, case: Case, spec: CallSpec, file: Path) -> CallSpec | None:
-        """`spec` with the smallest number of rows that it answers as the model does, or as it is where its owner says
-        what is free; None where others are wrong."""
+        """Return `spec` with the smallest batch size that is answered as the model does, or unchanged if the owner
+        declares the dynamic dimensions; None if other batch sizes are wrong."""
         call = ConvertedCall(spec, cls.reader(file, spec))
         if case.dynamic is not None:
             other = _resized(case, spec)
@@ -251,7 +252,7 @@ class Converted(Engine):
             copy(file, folder / self.name / file.name)
 
     def _files(self) -> list[Path]:
-        """What was converted; temporary files lie there, too."""
+        """Return the folder of the converted files; temporary files lie there, too."""
         return [_file(self.folder, index) for index in self._indices()]
 
     def _indices(self) -> range:
@@ -286,7 +287,7 @@ class Converted(Engine):
 
 
 class ConvertedCall:
-    """One converted graph behind a door. It has as many threads as PyTorch has at the call."""
+    """One converted graph behind a dispatcher. It uses as many threads as PyTorch has at the call."""
 
     def __init__(
         self, spec: CallSpec, start: Callable[[int], Infer], fallback: Callable[[], GraphCall] | None = None
@@ -387,7 +388,9 @@ def _remove(path: Path) -> None:
 
 
 def handed_over(name: str, program: ExportedProgram) -> CallSpec:
-    """What the graph takes and gives. Raises `RefusedTechnique` for what arrays and plain data cannot hand over."""
+    """Return the graph's inputs and results. Raises `RefusedTechnique` for values that arrays and plain data cannot
+    hold.
+    """
     spec = described(name, program)
     if written(program):
         raise RefusedTechnique(
@@ -417,8 +420,8 @@ def _graph(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec]:
 
 
 def _free_sizes(target: Target, case: Case, *, only: bool) -> tuple[ExportedProgram, CallSpec] | None:
-    """The graph with what the call leaves free, or else, of the `only` call, its number of rows; None where nothing is
-    free, or the model does not let it be."""
+    """Return the graph with the call's dynamic dimensions or, for the `only` call, a dynamic batch size; None if
+    there are no dynamic dimensions, or the model does not allow them."""
     if case.dynamic is not None:
         return _exported(target, case, dynamic_shapes(target.model, case))
     tensors = tensors_of(case)
@@ -439,7 +442,7 @@ def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, 
 
 
 def _resized(case: Case, spec: CallSpec) -> Case | None:
-    """The call with each size that is free at about half of what it was; None where none can be."""
+    """Return the call with each dynamic size at about half; None if that is impossible for all."""
     tensors = tensors_of(case)
     sizes = spec.bind([tuple(tensor.shape) for tensor in tensors])
     if not sizes or not sizes.keys() <= spec.sizes.keys():
@@ -479,8 +482,8 @@ def _at_example(spec: CallSpec, case: Case) -> CallSpec:
 
 
 def _alike(model: Callable[..., Any], call: ConvertedCall, other: Case, converted: Case) -> bool:
-    """Whether a converted graph answers another call as the model does, but for rounding, or twice its error at the
-    sizes that it was converted with."""
+    """Check that a converted graph answers another call as the model does, up to rounding or twice its error at the
+    sizes of its conversion."""
     error = _error(model, call, other)
     return error <= ROUNDING or error <= 2 * _error(model, call, converted) < float("inf")
 

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What the search needs to know of an original before it tries anything."""
+"""Describe an original: the facts that the search needs before it tries anything."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Description:
     original: Identity
     properties: frozenset[str]
     variants: tuple[tuple[Step, str | None], ...]
-    """What is worth trying, each with the reason where it is not."""
+    """The steps worth trying, and the reason against each of the others."""
     counts: dict[str, Counts]
-    """Of each call."""
+    """The seconds of each call."""
     kernel_seconds: dict[str, float]
-    """As in `Target`."""
+    """See `Target`."""
     export_seconds: float
     called_as_is: bool
-    """As in `Workload`."""
+    """See `Workload`."""
     features: Features
 
 
@@ -110,7 +110,7 @@ def _features(target: Target, cases: Sequence[Case], counts: dict[str, Counts]) 
 
 
 def _variants(cls: type[Technique], target: Target) -> list[tuple[Step, str | None]]:
-    """What is worth trying of one technique, each with the reason where it is not."""
+    """Return one technique's steps worth trying, and the reason against each of the others."""
     blanket = cls.available(target.device)
     if blanket:
         return [(Step(name=cls.name), blanket)]
@@ -118,7 +118,9 @@ def _variants(cls: type[Technique], target: Target) -> list[tuple[Step, str | No
 
 
 def _graph_properties(model: nn.Module, cases: Sequence[Case], *, judged: bool) -> set[str]:
-    """What the exported graphs show; `judged`, also whether they write, which may take a second."""
+    """Return the properties that the exported graphs show; with `judged`, also whether they write, which may take a
+    second.
+    """
     try:
         programs = export(model, cases).values()
     except RefusedTechnique:

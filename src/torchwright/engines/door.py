@@ -79,10 +79,10 @@ class Door:
         self._device, self._threads = torch.device(device), threads
         self._known: dict[Any, tuple[Way | None, tuple[Alike, Way] | None]] = {}
         self._recent: tuple[Alike, Way] | None = None
-        """What the last call looked like, and its way, where calls like it may skip the looking up."""
+        """The signature of the last call and its path, if calls like it may skip the lookup."""
         self._said: set[str] = set()
         self.mutates = any(call.spec.mutates for call in self._all_calls())
-        """Whether a call changes one of its inputs in place."""
+        """True if a call changes one of its inputs in place."""
         self.returns_instances = any(nested.has_classes(call.spec.nesting) for call in self._all_calls())
         """True if a result is of a class that pytree does not know: a dataclass, or a named tuple."""
 
@@ -213,7 +213,7 @@ class Door:
     def _predicted(
         self, calls: Sequence[CompiledCall], types: list[str], shapes: list[tuple[Any, ...]]
     ) -> tuple[CompiledCall, list[Output]] | None:
-        """What `_way` will lead to."""
+        """Return where `_way` will lead."""
         for call, rows in self._takers(calls, types, shapes):
             fitted = shapes if rows is None else self._fitted(call, shapes)
             if fitted is not None and call.spec.outputs is not None:
@@ -234,7 +234,9 @@ class Door:
     def _takers(
         self, calls: Sequence[CompiledCall], types: list[str], shapes: list[tuple[Any, ...]]
     ) -> list[tuple[CompiledCall, Any]]:
-        """The calls that take tensors like these, the best first; with the number of rows where it is in pieces."""
+        """Return the calls that take tensors like these, the best first, with the batch size if it is split into
+        pieces.
+        """
         found: list[tuple[CompiledCall, Any]] = []
         count = self._rows(shapes)
         for call in calls:
@@ -255,7 +257,7 @@ class Door:
     # -------------------------------------------------------------------------------------- finding the way
 
     def _find(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Way | None:
-        """The way for a call; None for the original. Raises `WorkloadError` where there is none."""
+        """Return the path of a call; None for the original. Raises `WorkloadError` if there is none."""
         if any(isinstance(leaf, torch.fx.Proxy) for leaf in nested.leaves((args, kwargs))):
             raise untraceable("torch.fx")
         counter = [0]
@@ -273,7 +275,7 @@ class Door:
         return self._last(args, kwargs)
 
     def _last(self, args: Any, kwargs: Any, why: str = "") -> None:
-        """The way to the original; raises `WorkloadError` where there is none."""
+        """Return the path to the original; raises `WorkloadError` if there is none."""
         if self.original is None or self.strict:
             raise self._refused(args, kwargs, why)
         self._say("original", "the original, since what was compiled takes no such call", args, kwargs)
@@ -352,7 +354,7 @@ class Door:
         return Pieces(functools.partial(self._laid_out, call), self.takes.batched, B)
 
     def _rows(self, shapes: Sequence[tuple[Any, ...]]) -> Any:
-        """The number of rows of a call; None where it has none, or several."""
+        """Return a call's batch size; None if it has none, or several."""
         batched = self.takes.batched
         if not (batched and all(i < len(shapes) and shapes[i] for i in batched)):
             return None
@@ -360,7 +362,7 @@ class Door:
         return rows if all(shapes[i][0] == rows for i in batched) else None
 
     def _fitted(self, call: CompiledCall, shapes: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
-        """The shapes with the number of rows that `call` is compiled for; None where it is not for these.
+        """Return the shapes with the batch size that `call` is compiled for; None if it is not compiled for these.
 
         Not for one that changes its inputs: it would change a piece, or one piece twice.
         """
@@ -392,7 +394,7 @@ class Door:
         return self.by_original(args, kwargs)
 
     def by_original(self, args: Any, kwargs: Any) -> Any:
-        """The original's answer; raises `WorkloadError` where there is no original."""
+        """Return the original's answer; raises `WorkloadError` if there is no original."""
         if self.original is None or self.strict:
             raise self._refused(args, kwargs)
         with torch.no_grad():
@@ -436,7 +438,7 @@ def _tensor_of(array: Any) -> torch.Tensor:
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether two of the tensors have an element in common; parts of one another's gaps are taken for such."""
+    """Check whether two of the tensors share an element; tensors that lie in one another's gaps count as sharing."""
     spans = []
     for tensor in tensors:
         if tensor.numel():
@@ -453,7 +455,9 @@ def _reordered(way: Way, order: Sequence[int]) -> Way:
 def _layout_fix(
     spec: Any, tensor: torch.Tensor, device: torch.device
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What brings tensors like this one into a compiled call's layout, or None where they lie so already."""
+    """Return the function that brings tensors like this one into a compiled call's layout, or None if they have it
+    already.
+    """
     wanted = spec.strides(tensor.shape)
     apart = tensor.numel() and any(
         a != b and size > 1 for a, b, size in zip(tensor.stride(), wanted, tensor.shape, strict=True)

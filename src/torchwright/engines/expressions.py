@@ -15,9 +15,9 @@ LONGEST, MOST_PARTS = 10_000, 400
 LARGEST_INTEGER = 2**63
 LARGEST_EXPONENT, LARGEST_SHIFT = 8, 62
 MOST_BITS = 16_384
-"""Of any number that an expression can come to, taking every size for 64 of them: powers of powers grow fast."""
+"""The limit on the bits of an expression's value, with 64 bits for every size: powers of powers grow fast."""
 SYMBOL = re.compile(r"[a-z]{1,4}[0-9]{1,5}")
-"""As torch names sizes. Its loader counts up to the number."""
+"""The pattern of torch's names for sizes. Its loader counts up to the number."""
 KEY = re.compile(r"[A-Za-z0-9_.\- :/+@]{0,200}")
 """Keys of dicts in a model's inputs and outputs."""
 
@@ -27,7 +27,7 @@ ToFloat TruncToInt TruncToFloat RoundToInt CeilToInt FloorToInt FloatTrueDiv Int
 Equality Unequality LessThan StrictLessThan GreaterThan StrictGreaterThan Eq Ne Le Lt Ge Gt And Or Not
 """
 FUNCTIONS = frozenset(_FUNCTIONS.split())
-"""All that a shape expression may call, beside `Symbol` and `Pow`."""
+"""The functions that a shape expression may call, in addition to `Symbol` and `Pow`."""
 POWERS = frozenset(["Pow", "PowByNatural"])
 ASSUMPTIONS = frozenset(["positive", "nonnegative", "integer", "real", "finite", "precision"])
 OPERATIONS = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Subscript, ast.UnaryOp)
@@ -56,7 +56,8 @@ def guard(text: str) -> str:
 
 
 def node_bits(operator: str, values: list[int | None], bits: list[int]) -> int:
-    """How many bits an operator on sizes can come to, by those of its inputs; `values` has the constants among these.
+    """Return the bits that an operator on sizes can produce, from those of its inputs; `values` holds the constants
+    among them.
 
     Raises `ValueError` beyond what is allowed.
     """
@@ -86,7 +87,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _bits(node: ast.expr) -> int:
-    """How many bits a shape expression can come to at most."""
+    """Return the most bits that a shape expression can produce."""
     match node:
         case ast.Constant(value=bool()):
             return 1
@@ -167,7 +168,7 @@ def _check_guard(node: ast.AST) -> None:
 
 
 def _check_source(node: ast.AST) -> None:
-    """An input, or one size, stride or offset of it: `L['x'][0].size()[1]`."""
+    """An input, or one size, stride or offset of an input: `L['x'][0].size()[1]`."""
     match node:
         case ast.Subscript(
             value=ast.Call(func=ast.Attribute(value=source, attr="size" | "stride"), args=[], keywords=[]),

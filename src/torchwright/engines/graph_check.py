@@ -1,11 +1,13 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-"""What of a graph's file reaches torch's deserializer: plain data of its own schema, every text held against a rule.
+"""Check a graph's file before torch's deserializer sees it: plain data of torch's schema, every string held to a
+rule.
 
     graphs = checked(json)       programs.json as plain data, rebuilt
 
 torch's loader trusts its files: it looks operators up with `getattr`, evaluates shapes, executes guards, imports what
-the structure of inputs names, and writes all names into Python and C++ that it generates. So each text of the schema
-has a rule here, and a text that has none is refused. What only a debugger reads (stack traces, modules) is dropped.
+the structure of inputs names, and writes all names into Python and C++ that it generates. So each string of the
+schema has a rule here, and a string without a rule is refused. Fields that only a debugger reads (stack traces,
+modules) are dropped.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from torchwright.engines.results import HOMES
 from torchwright.json_file import parse_json
 
 MOST_VALUES = 20_000_000
-"""Of one file: numbers, texts, lists and objects."""
+"""The limit on one file's values: numbers, strings, lists and objects."""
 SIZE_BITS = 64
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
 PATH = re.compile(r"[A-Za-z0-9_\-+@:/ ]{1,500}(\.[A-Za-z0-9_\-+@:/ ]{1,500}){0,99}")
-"""Of a parameter or module."""
+"""The pattern of a parameter's or module's name."""
 REGISTERED = re.compile(r"torch\.ops\.[A-Za-z]\w*\._?[A-Za-z]\w*\.[A-Za-z]\w*", re.ASCII)
 TEXT = re.compile(r"[A-Za-z0-9_ ,.>:;=+*()\[\]-]{0,1000}")
 """A constant argument, such as the equation of an einsum: nothing that ends a text in Python or C++."""

@@ -171,7 +171,7 @@ class Fallback:
         self._said = False
 
     def run(self, tensors: list[torch.Tensor], why: str) -> Any:
-        """The answer. Raises `OutsideDomain` where there is no graph that gives it."""
+        """Return the answer. Raises `OutsideDomain` if there is no graph to compute it."""
         if self._make is None:
             raise OutsideDomain("the engine does not compute this call as PyTorch does", found=why)
         if not self._said:

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What tells one original from another that goes by the same name."""
+"""Fingerprints that tell two originals of the same name apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def identity(model: nn.Module) -> Identity:
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
-    """The bytes of some of a tensor's values; none where it is no plain dense tensor."""
+    """Return the bytes of a sample of a tensor's values; empty if it is not a plain dense tensor."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not plain or tensor.is_quantized or not tensor.numel():
         return b""

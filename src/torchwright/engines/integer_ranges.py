@@ -147,7 +147,7 @@ class IntegerRanges:
     def _range(
         self, node: fx.Node, given: dict[fx.Node, Range], found: dict[fx.Node, Range | None]
     ) -> Range | None:
-        """The range of a node's values; None where nothing is known of it."""
+        """Return the range of a node's values; None if it is unknown."""
         if node in given:
             return given[node]
         if node in self._constants:
@@ -261,7 +261,7 @@ def _rule(node: fx.Node) -> Callable[[fx.Node, _Of], Range | None] | None:
 
 
 def _cast(node: fx.Node, limits: Range) -> Range | None:
-    """A value that is brought to a narrower type wraps: nothing is known of it then."""
+    """A cast to a narrower type wraps, so its range is unknown."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and _is_whole(value) and value.dtype != torch.bool:
         info = torch.iinfo(value.dtype)
@@ -402,7 +402,7 @@ def _bucket(node: Any, of: _Of) -> Range:
 
 
 def _bits(node: Any, of: _Of) -> Range:
-    """Of numbers that are not negative the result needs no more bits than they do."""
+    """For operands that are not negative the result needs no more bits than they do."""
     (a, b), (c, d) = of(node.args[0]), of(node.args[1])
     if min(a, c) < 0:
         raise ValueError

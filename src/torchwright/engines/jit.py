@@ -23,7 +23,7 @@ from torchwright.techniques.shared.blocks import repeated_blocks
 from torchwright.workloads.base import Case
 
 GRAPHS, CODE = "cache.bin", "code.zip"
-"""What torch keeps of its compiled graphs, and what its C++ compiler made of them."""
+"""torch's caches of compiled graphs, and the C++ compiler's output for them."""
 GRAPHS_RECORDED = "reduce-overhead"
 """The mode in which torch.compile records CUDA graphs: what a call returns is overwritten by the next one."""
 RECOMPILE_LIMIT = 8
@@ -106,7 +106,7 @@ class Jit(Engine):
         return {"package": "aot", own: cls.name}
 
     def keep(self, folder: Path) -> str | None:
-        """What torch.compile compiled in this process, for who makes the model anew: it is no loss if that fails."""
+        """Restore what torch.compile compiled in this process, for a rebuilt model; a failure costs only time."""
         return keep_compiled(folder / NATIVE)
 
     @classmethod
@@ -151,6 +151,6 @@ def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:
 
 
 def _call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What a block does when it is called. `Module.compile` of a class of torch.nn, such as Sequential, does nothing:
-    its code is of those files that Dynamo does not look into unless they are called from another."""
+    """Return the function that a block's call runs. `Module.compile` of a torch.nn class such as Sequential does
+    nothing: its code is in files that Dynamo skips unless they are called from another."""
     return block._call_impl(*args, **kwargs)

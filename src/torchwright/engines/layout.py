@@ -59,7 +59,7 @@ def lay_out_additions(graph_module: GraphModule) -> None:
 
 
 def _is_8_bit(node: Any) -> bool:
-    """Whether it is what a linear layer makes of integers."""
+    """Check whether a node is a linear layer's output computed from integers."""
     node = _before_casts(node)
     if not isinstance(node, Node) or node.target is not aten.linear.default:
         return False

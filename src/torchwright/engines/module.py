@@ -1,4 +1,4 @@
-"""What a user calls: an `nn.Module` whose weights lie inside compiled code."""
+"""The user's interface: an `nn.Module` whose weights lie inside compiled code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchwright.errors import TorchwrightError
 
 
 class OptimizedModule(nn.Module):
-    """Called like the original; runs what the recipe made of it, without gradients.
+    """Called like the original; runs the recipe's result, without gradients.
 
     It is callable from several threads, and from inside a model that is compiled. A copy shares its code. What an
     `nn.Module` does with its weights it refuses in words: they are inside compiled code, in types of their own.
@@ -58,7 +58,7 @@ class OptimizedModule(nn.Module):
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Of `.to()`, `.half()`, `.cuda()`, …: what changes nothing is done."""
+        """Apply `.to()`, `.half()`, `.cuda()`, … as far as they change nothing."""
         probe = torch.zeros(1, dtype=self._dtype(), device=self._device)
         moved = fn(probe)
         if moved.dtype != probe.dtype or moved.device.type != probe.device.type:
@@ -103,7 +103,7 @@ class OptimizedModule(nn.Module):
         _refuse("take a state_dict", "load it into the original, and optimize again")
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """As a child of a module that is given a state_dict."""
+        """Load nothing as the child of a module that is given a state_dict."""
         if any(key.startswith(prefix) for key in state_dict):
             self.load_state_dict()
 

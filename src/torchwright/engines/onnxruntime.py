@@ -1,7 +1,8 @@
 # pyright: basic, reportMissingImports=false
-"""ONNX Runtime as an engine: an ONNX file, with its weights inside, is what an artifact keeps.
+"""ONNX Runtime as an engine: an artifact keeps an ONNX file with its weights inside.
 
-A stranger's file is read from memory and checked first: it names no other file, and calls no operator but ONNX's own.
+An untrusted file is read from memory and checked first: it may not name another file, nor call operators other than
+ONNX's own.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from torchwright.techniques.base import Target
 
 LARGEST = 2**31 - 1
-"""Bytes of an ONNX file: protobuf's own limit. What is larger would keep its weights in files beside it."""
+"""The largest ONNX file in bytes: protobuf's own limit. A larger model would need separate files for its weights."""
 SQUEEZES = ("aten.squeeze.dim", "aten.squeeze.dims")
 DOMAINS = ("", "ai.onnx", "pkg.torch", "pkg.onnxscript.torch_lib", "pkg.onnxscript.torch_lib.common")
-"""Of operators that are ONNX's own, and of functions that the exporter writes in their terms."""
+"""The domains of ONNX's own operators, and of functions that the exporter writes in their terms."""
 
 
 class OnnxRuntime(Converted):

@@ -2,7 +2,7 @@
 """A compiled call as one operator, so that a model around it compiles without a graph break.
 
 A tracer runs the model with tensors that have sizes and no data. It sees `torchwright_calls::call`, whose results'
-sizes come from the call's specification; the door itself runs when the compiled model does.
+sizes come from the call's specification; the dispatcher itself runs when the compiled model does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ _doors: weakref.WeakValueDictionary[int, Door] = weakref.WeakValueDictionary()
 """By `id`: an operator takes numbers and tensors only."""
 _MARK = "torchwright: None or text"
 _odd: list[str | None] = []
-"""What a traced call cannot give back, and so gives the place of here, in a dictionary with `_MARK`."""
+"""Placeholders for values that a traced call cannot return, in a dictionary with `_MARK`."""
 _numbers = itertools.count()
 _forms: dict[int, tuple[list[Any], Any]] = {}
 """Arguments as (leaves, with None for tensors; pytree's spec), by the number that the operator is given."""
 
 
 def exporting() -> bool:
-    """Whether torch.export is at work. Dynamo takes torch's own `is_exporting()` for true until 2.11, whoever asks."""
+    """Check whether torch.export is running. Until 2.11 Dynamo takes torch's own `is_exporting()` for true in any
+    caller.
+    """
     return torch.compiler._is_exporting_flag
 
 

@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false
-"""OpenVINO as an engine: its intermediate representation (IR), XML and a file of constants, is what an artifact keeps.
+"""OpenVINO as an engine: an artifact keeps its intermediate representation (IR), XML and a file of constants.
 
-An IR is data: a graph of operators of OpenVINO's own. A stranger's is held against rules before OpenVINO sees it, and
-is read from memory, so that it names no file; no extension is ever loaded.
+An IR is data: a graph of OpenVINO's own operators. An untrusted one is checked before OpenVINO sees it, and is read
+from memory, so that it cannot name a file. No extension is ever loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 GRAPH, CONSTANTS, OPTIONS = "graph.xml", "graph.bin", "options.json"
 MODULES = "modules.json"
-"""What a conversion leaves for the next; no artifact has it."""
+"""The record that a conversion leaves for the next; it is not part of an artifact."""
 ATTENTION = ("ScaledDotProductAttention", "Softmax")
 """Operators of OpenVINO's that show a transformer."""
 LARGEST = 256 * 2**20
@@ -43,7 +43,7 @@ LARGEST = 256 * 2**20
 PRECISION = "INFERENCE_PRECISION_HINT"
 HINTS = ("LATENCY", "THROUGHPUT")
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
-"""What a processor must say of itself."""
+"""The required processor features."""
 NARROWER = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -129,7 +129,7 @@ class OpenVino(Converted):
 
 
 def _write_options(file: Path, precision: str, hint: str, others: str | None = None) -> None:
-    """Beside what other trials may have of the file. Calls with free sizes compute in `others`."""
+    """Written in addition to what other trials keep of the file. Calls with dynamic shapes compute in `others`."""
     options = {"precision": precision, "hint": hint} | ({"others": others} if others else {})
     with replacing(file / OPTIONS) as beside:
         beside.write_text(json.dumps(options), encoding="utf-8")
@@ -195,7 +195,7 @@ def _in_order(model: Any, decoder: Any, spec: CallSpec) -> Any:
 
 
 def _modules(module: fx.GraphModule) -> dict[str, str]:
-    """Name of each operator → that of the module which calls it. OpenVINO calls what it makes of it `NAME/…`."""
+    """Return each operator's name → the name of the module that calls it. OpenVINO names its own operators `NAME/…`."""
     found: dict[str, str] = {}
     for node in module.graph.nodes:
         if stack := list((node.meta.get("nn_module_stack") or {}).values()):
@@ -233,7 +233,7 @@ def _quantized(
 
 
 def read_settings(file: Path, *, others: bool = False) -> dict[str, Any]:
-    """The precision and the hint that a graph is compiled with, for `others` one whose sizes are free.
+    """Return the precision and the hint to compile a graph with; `others` stands for graphs with dynamic shapes.
 
     Raises `ArtifactError`.
     """
@@ -268,10 +268,10 @@ def _read(core: Any, file: Path) -> tuple[Any, Any]:
 
 
 def _keep_finite(model: Any, precision: str) -> None:
-    """Have constants be the largest numbers of a narrower type where they are larger, and not its infinities.
+    """Clamp constants to the range of a narrower type, so that they do not become infinite.
 
-    float32's least number, with which masks hide keys, is -inf in bfloat16: what sees no key at all was NaN (DeBERTa
-    v2, for a fixed number of rows).
+    float32's least number, with which masks hide keys, is -inf in bfloat16: a query without visible keys gave NaN
+    (DeBERTa v2, for a fixed batch size).
     """
     import numpy as np
     from openvino import opset15 as operators

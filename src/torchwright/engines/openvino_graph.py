@@ -1,5 +1,7 @@
 # pyright: basic
-"""OpenVINO's intermediate representation as text: what a stranger's may hold, and which operators stay in float32."""
+"""OpenVINO's intermediate representation as text: the contents allowed in an untrusted one, and operators kept in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 DEEPEST = 100
-"""Of elements in it: graphs within graphs."""
+"""The limit on the depth of elements: graphs within graphs."""
 OPSET = re.compile(r"opset[0-9]{1,2}")
 """Operators of these sets are OpenVINO's own; another set is an extension's."""
 PRODUCTS = frozenset(
@@ -23,7 +25,7 @@ PRODUCTS = frozenset(
         "GroupConvolutionBackpropData",
     }
 )
-"""What a narrower type makes faster."""
+"""The operators that a narrower type makes faster."""
 LAYOUT = frozenset(
     {
         "Concat",
@@ -39,7 +41,7 @@ LAYOUT = frozenset(
     }
 )
 ACTIVATIONS = frozenset({"Gelu", "HSwish", "ReLU", "Sigmoid", "Swish", "Tanh"})
-"""Of one value each: OpenVINO computes them before a product's result is rounded."""
+"""The elementwise operators: OpenVINO computes them before a product's result is rounded."""
 PERIODIC = frozenset({"Cos", "Sin"})
 ENDS = frozenset({"Const", "Parameter", "Result"})
 PRECISE = {"name": "precise", "version": "0"}
@@ -87,7 +89,7 @@ def _of_periodic(layers: dict[str, Any], edges: Any) -> set[str]:
 
 
 def _made_of(operators: Collection[str], layers: dict[str, Any]) -> set[str]:
-    """What OpenVINO made of operators of the exported graph: it calls that `NAME/…`."""
+    """Return OpenVINO's operators that were converted from operators of the exported graph: it names them `NAME/…`."""
     return {
         name
         for name, layer in layers.items()
@@ -120,7 +122,7 @@ def _mark(layer: Any) -> None:
 
 
 def _set_apart(product: Any, layers: Any, edges: Any) -> None:
-    """Have others read a product through the larger of it and itself.
+    """Let other nodes read a product through the larger of it and itself.
 
     OpenVINO makes one operator of a product and the constant added to it, on which the mark is lost (2026.4).
     """

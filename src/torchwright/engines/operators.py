@@ -156,7 +156,7 @@ NAMESPACES = {
 
 
 def is_allowed(target: str) -> bool:
-    """Whether a graph's file may call `target`, such as `torch.ops.aten.add.Tensor`."""
+    """Check whether a graph's file may call `target`, such as `torch.ops.aten.add.Tensor`."""
     if target in PLAIN:
         return True
     parts = target.split(".")

@@ -23,10 +23,10 @@ from torchwright.workloads.base import Case
 
 
 def build_packages(target: Target, folder: Path) -> list[CallSpec]:
-    """Export and compile every call into `folder`; keeps the portable graphs beside the packages.
+    """Export and compile every call into `folder`; keeps the portable graphs next to the packages.
 
-    Returns what each call takes. Raises `RefusedTechnique` when the model does not export, or not all of it is to be
-    compiled.
+    Returns the inputs of each call. Raises `RefusedTechnique` if the model does not export, or parts are excluded
+    from compiling.
     """
     if target.settings.parts:
         raise RefusedTechnique(

@@ -48,11 +48,11 @@ GRAPHS, TENSORS = "programs.json", "programs.safetensors"
 LARGEST = 512 * 2**20
 """Bytes of GRAPHS."""
 DEEPEST = 100
-"""Of lists and objects in it: graphs within graphs."""
+"""The limit on nested lists and objects: graphs within graphs."""
 LARGEST_INPUT = 2**34
 """Bytes of the inputs that are made up for a graph that is compiled again."""
 SPARSEST = 64
-"""How many times its own size a tensor may spread over, as a part of a larger one does."""
+"""The factor by which a tensor may spread beyond its own size, as a part of a larger one does."""
 UNBOUNDED = 2**20
 """A free size that may be larger takes the one it was exported with."""
 
@@ -140,10 +140,10 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _drop_metadata_checks(graph_module: torch.fx.GraphModule) -> None:
-    """Remove export's checks that a tensor has the type it was traced with, one at every `.to()`.
+    """Remove export's checks that a tensor has the dtype it was traced with, one at every `.to()`.
 
-    They can never fail in the exported graph, and as one more reader of a value they keep Inductor's patterns, which
-    count readers, from fusing anything into a layer before or after them.
+    They can never fail in the exported graph, and as an additional reader of a value they keep Inductor's patterns,
+    which count readers, from fusing anything into a layer before or after them.
     """
     for node in list(graph_module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
@@ -347,7 +347,7 @@ def _register_operators(graph: dict[str, Any]) -> None:
 
 
 def _targets(value: Any) -> Iterator[str]:
-    """What all nodes call, those of graphs within the graph too: what is under autocast is one."""
+    """Return the targets of all nodes, including those of nested graphs: a block under autocast is one."""
     if isinstance(value, dict):
         if isinstance(value.get("target"), str):
             yield value["target"]

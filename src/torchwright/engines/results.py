@@ -17,18 +17,18 @@ from torchwright.errors import ArtifactError
 
 Builder = Callable[[list[Any]], Any]
 HOMES = {"transformers": "transformers.modeling_outputs", "diffusers": "diffusers.models.modeling_outputs"}
-"""Where a library has the classes of results that its models share. No module that a file names is imported."""
+"""The module in which a library has its models' shared result classes. No module that a file names is imported."""
 
 
 def call_result(
     spec: str | pytree.TreeSpec, layouts: Sequence[tuple[int, ...] | None], results: Sequence[str]
 ) -> Builder:
-    """What makes the result of a call as the original gives it: its form, its layout in memory, its constants."""
+    """Builds a call's result in the original's form: its structure, its memory layout, its constants."""
     return with_constants(laid_out(result_builder(spec), layouts), results)
 
 
 def result_builder(spec: str | pytree.TreeSpec) -> Builder:
-    """What makes a result of flat outputs; `spec` is pytree's, or its JSON.
+    """Builds a result from flat outputs; `spec` is pytree's, or its JSON.
 
     The usual forms (one tensor, a flat tuple, list or dict) take a fraction of a microsecond; pytree takes several.
     """
@@ -73,7 +73,7 @@ def _import_homes(tree: pytree.TreeSpec) -> None:
 
 
 def _imported(module: str | None) -> bool:
-    """Whether the module was not there, and is now."""
+    """Check whether the module was missing before, and is now loaded."""
     if module is None or module in sys.modules:
         return False
     try:
@@ -84,7 +84,7 @@ def _imported(module: str | None) -> bool:
 
 
 def with_constants(build: Builder, results: Sequence[str]) -> Builder:
-    """`build` with what is no tensor in its place; compiled code returns 0-dimensional tensors for numbers.
+    """Wrap `build` to restore non-tensors; compiled code returns 0-dimensional tensors for numbers.
 
     `results` is of `CallSpec`.
     """

@@ -26,13 +26,13 @@ GROUPS, GROUPED_SECONDS = (4, 12), 8.0
 
 
 def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
-    """The error that each module causes which the last of `steps` would change, worst first.
+    """Return the error from each module that the last of `steps` would change, worst first.
 
-    Earlier steps are those without which it has nothing to change. Where the workload gives a `glance`, the error is
-    the glance's, with this module alone changed. Else, and for modules that there was no time for, it is that of the
-    module's output on the inputs that the model without it gives it: errors that add up through the network are the
-    metric's business, the order of retreat is this one's. Of a technique whose `errors_add` it is the module's part in
-    the error of the whole model, measured by groups of neighbours, of which each has an equal part.
+    Earlier steps are those without which it has nothing to change. If the workload gives a `glance`, the error is the
+    glance's, with this module alone changed. Otherwise, and for modules that there was no time for, it is the error
+    of the module's output, on the inputs that the unchanged model gives it. The metric judges how errors add up
+    through the network; this function only orders the retreat. For a technique whose `errors_add` it is the module's
+    share of the whole model's error, measured by groups of neighbours, each of which has an equal share.
     """
     technique = from_step(steps[-1])
     if steps[:-1]:
@@ -113,7 +113,7 @@ def _parts(target: Target, technique: Technique) -> dict[str, float]:
 
 
 def parts_seconds(once: float) -> float:
-    """What `_parts` takes at most, of a model whose call takes `once`."""
+    """Return the most seconds that `_parts` takes for a model whose call takes `once`."""
     return once + max(GROUPS[0] * once, GROUPED_SECONDS)
 
 
@@ -142,7 +142,7 @@ def _instead(
 
 
 def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
-    """What each module by itself does to the workload's glance, worst first; none where there is no glance."""
+    """Return each module's own effect on the workload's glance, worst first; empty if there is no glance."""
     model, begun = target.model, time.monotonic()
 
     def glance() -> torch.Tensor | None:

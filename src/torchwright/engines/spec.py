@@ -1,5 +1,5 @@
 # pyright: basic
-"""What compiled calls take, as plain data that an artifact keeps. No torch here.
+"""Input specifications of compiled calls, as plain data that an artifact keeps. No torch here.
 
 A structure is nested lists, tuples and dicts as JSON: `{"tensor": 0}`, `{"constant": "3"}`, `{"tuple": […]}`,
 `{"list": […]}`, `{"dict": {…}}`. A dataclass instance or named tuple is `{"class": "Name(field, …)", "items": […]}`, as
@@ -16,17 +16,17 @@ from torchwright.errors import WorkloadError
 
 Structure = dict[str, Any]
 DEEPEST = 32
-"""Of containers in one another."""
+"""The limit on nested containers."""
 TENSOR, SIZE = "tensor", "size"
 """Results of a call: a tensor, and a whole number that follows from the sizes of its inputs."""
 UNKNOWN = "…"
 """A default that no plain data can say; no `repr` of a constant is this."""
 Kind = Literal["POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KEYWORD_ONLY", "VAR_KEYWORD"]
-"""Of parameters, by their names in `inspect`."""
+"""Kinds of parameters, by their names in `inspect`."""
 
 
 def package_file(index: int) -> str:
-    """How the package of a workload's call of this number is called."""
+    """Return the package name of the workload's call of this number."""
     return f"package-{index}.pt2"
 
 
@@ -43,11 +43,11 @@ class NumberDomain:
     """The numbers that an engine computes as PyTorch does."""
 
     integer_bits: Literal[32, 64] = 64
-    """Of arithmetic with int64."""
+    """The bits of int64 arithmetic."""
     values: Literal["any", "numbers", "finite"] = "any"
-    """Of floating-point inputs: `numbers` excludes NaN, `finite` infinity as well."""
+    """The domain of floating-point inputs: `numbers` excludes NaN, `finite` infinity as well."""
     checks_indices: bool = True
-    """Whether an index out of range raises an error, as it does in PyTorch."""
+    """True if an index out of range raises an error, as it does in PyTorch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +88,18 @@ class CallSpec:
 
     name: str
     structure: Structure
-    """Of (args, kwargs)."""
+    """The structure of (args, kwargs)."""
     tensors: tuple[TensorSpec, ...]
     sizes: dict[str, tuple[int, int | None]] = field(default_factory=dict[str, "tuple[int, int | None]"])
     """Name → least and largest value."""
     mutates: tuple[int, ...] = ()
     """Tensors that the call changes in place."""
     outputs: tuple[TensorSpec, ...] | None = None
-    """Its results' tensors, flat; None where one has a size that is no plain number or name."""
+    """The results' tensors, flat; None if one has a size that is neither a plain number nor a name."""
     results: tuple[str, ...] = ()
     """For each of its results, flat: `TENSOR`, `SIZE`, or the `repr` of a constant; empty where all are tensors."""
     nesting: str = ""
-    """Of its results, as pytree writes it in JSON; empty where what runs the call knows it."""
+    """The results' structure, as pytree writes it in JSON; empty if the engine knows it."""
     guards: tuple[Guard, ...] = ()
     """Checked before the call: outside of them the fallback answers."""
 
@@ -126,7 +126,7 @@ class Parameter:
     name: str
     kind: Kind
     default: str | None = None
-    """`repr` of a plain default, `UNKNOWN` for another; None where there is none."""
+    """`repr` of a plain default, `UNKNOWN` for another; None if there is no default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,20 +141,20 @@ class Substitute:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """What the original was seen to take beside the example: found when the artifact was made."""
+    """The other inputs that the original was seen to take: found when the artifact was made."""
 
     parameters: tuple[Parameter, ...] = ()
     batched: tuple[int, ...] = ()
-    """Tensors whose first size is the number of rows."""
+    """The tensors whose first size is the batch size."""
     pieces: bool = False
-    """Whether rows may be computed apart, in calls of the compiled number."""
+    """True if rows may be computed separately, in calls of the compiled batch size."""
     substitutes: tuple[Substitute, ...] = ()
     arrays: bool = False
     """NumPy arrays for tensors."""
 
 
 def is_structure(value: Any, tensors: int, depth: int = 0) -> bool:
-    """Whether `value` is a structure whose tensors are numbered below `tensors`."""
+    """Check whether `value` is a structure whose tensors are numbered below `tensors`."""
     if not isinstance(value, dict) or depth > DEEPEST:
         return False
     match value:

@@ -16,7 +16,7 @@ from torchwright.engines.call import written_by
 aten = torch.ops.aten
 MADE = {aten.zeros.default, aten.ones.default, aten.full.default}
 MADE_LIKE = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
-"""Of their first argument they take the type and the device, which are no values."""
+"""Operators that read only the dtype and the device of their first argument, not its values."""
 LARGEST = 64 * 2**20
 """Bytes of a table, which an artifact keeps."""
 ONCE = {"wrap_with_autocast", "wrap_with_set_grad_enabled"}
@@ -25,11 +25,11 @@ KEPT = "made_table_"
 
 
 def keep_tables(program: ExportedProgram) -> None:
-    """Replace, in place, the tables that a graph fills by writing into parts of them by what they hold in the end.
+    """Replace, in place, tables that a graph fills by partial writes with their final contents.
 
-    Each of Swin's masks is nine writes. In a graph without operators that write, each write is a choice between what
-    was there and what is new, one choice within the other, and these took most of the time in which Swin-tiny was
-    compiled. What is computed of weights or inputs stays, and so does a table that nobody writes to: compilers fold it.
+    Each of Swin's masks is nine writes. In a graph without operators that write, each write selects between the old
+    and the new value, one selection within the other, and these took most of the compile time of Swin-tiny. Values
+    computed from weights or inputs stay, and so does a table without writes: compilers fold it.
     """
     count, regions = 0, _regions(program)
     for region in regions:
@@ -61,7 +61,7 @@ class _Region:
     lifted: dict[fx.Node, torch.Tensor]
     """Placeholder → its tensor, of numbers that stand in the model's code."""
     call: fx.Node | None = None
-    """What runs it, of the graph of `caller`."""
+    """Return the node that runs it, in the graph of `caller`."""
     caller: _Region | None = None
 
     @property
@@ -95,12 +95,12 @@ def _regions(program: ExportedProgram) -> list[_Region]:
 
 
 def _body(call: fx.Node) -> int:
-    """Where among a call's arguments the graph is that it runs; what it gives to it follows."""
+    """Return the position of the nested graph among a call's arguments; that graph's own arguments follow."""
     return next(n for n, arg in enumerate(call.args) if isinstance(arg, fx.Node) and arg.op == "get_attr")
 
 
 def _made(graph: fx.Graph, lifted: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, None]:
-    """What is computed of numbers alone, in the graph's order, and has one size."""
+    """Return the nodes that are computed from numbers alone and have one size, in the graph's order."""
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -132,7 +132,7 @@ def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, No
             tables[each] = own
     foreign: set[fx.Node] = set()
     below: dict[fx.Node, set[fx.Node]] = {}
-    """Of what is not made, what it may be a view of."""
+    """Return the nodes of which another node may be a view."""
     for node in graph.nodes:
         if node in made:
             below[node] = {node}
@@ -150,7 +150,7 @@ def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, No
 
 
 def _is_settled(graph: fx.Graph, table: dict[fx.Node, None]) -> bool:
-    """Whether nobody reads a table before the last write to it, and no caller gets it."""
+    """Check that a table is not read before its last write, and that no caller receives it."""
     written = False
     last = [node for node in table if written_by(node)][-1]
     readers = {user for node in table for user in node.users if user not in table}

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What the original takes beside its example, and how it answers: found by calling it while it is at hand.
+"""Find the inputs that the original takes in addition to its example, and how it answers, by calling it.
 
 Compiled code takes what it was compiled for. What else the original takes can be answered by the same code only where
 that is known to be right: other numbers of rows, other types, arrays. Each is tried on the original here.
@@ -25,7 +25,9 @@ from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 
 SECONDS = 5.0
-"""Calls of the original are not begun after so much work of this thread, beside others however long that takes."""
+"""Stop calling the original after this much processor time of this thread, however long that takes on a busy
+machine.
+"""
 ALIKE = 1e-3
 """Relative error between answers for a row among others and apart, in the original's own type."""
 FLOATS = ("float64", "float16", "bfloat16")
@@ -33,13 +35,13 @@ INTEGERS = ("int64", "int32", "uint8", "bool")
 SMALL = ("uint8", "int64", "int32")
 """Integers that are tried for floating values."""
 MOST_GUESSES = 8
-"""Of which tensors have the rows."""
+"""The rule for which tensors have the rows."""
 MOST_TOGETHER = 4
 """Tensors of integers of which every combination is tried."""
 
 
 def probe(model: nn.Module, case: Case, seconds: float = SECONDS) -> Takes:
-    """What `model` takes beside the tensors of `case`."""
+    """Return the inputs that `model` takes in addition to the tensors of `case`."""
     end = time.thread_time() + seconds
     takes = Takes(parameters=parameters_of(model.forward))
     answer = _Original(model, case, end)
@@ -59,14 +61,14 @@ def probe(model: nn.Module, case: Case, seconds: float = SECONDS) -> Takes:
 
 @dataclass(frozen=True)
 class OriginalAnswer:
-    """What the original gave."""
+    """The original's answer."""
 
     tensors: list[torch.Tensor]
     """Numbers among them."""
     types: tuple[str, ...]
-    """Of those that are tensors."""
+    """The leaves that are tensors."""
     others: list[str]
-    """Every leaf that is no tensor, as text."""
+    """Every leaf that is not a tensor, as text."""
 
     def rows(self, order: Any) -> OriginalAnswer:
         return replace(self, tensors=[t[order] for t in self.tensors])
@@ -127,7 +129,7 @@ def with_tensors(case: Case, tensors: Sequence[torch.Tensor]) -> Case:
 def _rows(
     answer: _Asked, tensors: Sequence[torch.Tensor], reference: OriginalAnswer
 ) -> tuple[tuple[int, ...], bool]:
-    """The tensors whose first size is the number of rows, and whether rows are answered apart from each other."""
+    """Return the tensors whose first size is the batch size, and whether rows are independent."""
     found: tuple[int, ...] = ()
     for batched in perhaps_batched(tensors):
         rows = len(tensors[batched[0]])
@@ -159,8 +161,8 @@ def _with(
 def _apart(
     answer: _Asked, tensors: Sequence[torch.Tensor], batched: Sequence[int], reference: OriginalAnswer
 ) -> bool:
-    """Whether each row is answered as if it were alone: among more and fewer rows, in another order, beside loud
-    ones and beside NaN."""
+    """Check that each row is answered as if it were alone: in larger and smaller batches, in another order, next to
+    large values and next to NaN."""
     rows = len(tensors[batched[0]])
     if any(t.dim() == 0 or len(t) != rows for t in reference.tensors):
         return False
@@ -253,7 +255,7 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def _takes_arrays(answer: _Asked, tensors: Sequence[torch.Tensor], reference: OriginalAnswer) -> bool:
-    """Whether arrays give what tensors give; not an original that answers arrays with arrays."""
+    """Check whether arrays give what tensors give; false for an original that answers arrays with arrays."""
     try:
         arrays = [tensor.cpu().numpy().copy() for tensor in tensors]
     except TypeError:  # bfloat16 and such, which NumPy has not

@@ -1,4 +1,4 @@
-"""What torch.export misses in a model's Python while it traces a call with free sizes, put right for that long."""
+"""Temporary fixes for Python code of models that torch.export cannot trace with dynamic shapes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sizes_by_len(model: nn.Module) -> Generator[None]:
 
 
 def _is_models(name: str) -> bool:
-    """Whether a model's own code may be in a module: Python's and PyTorch's own take sizes as they should."""
+    """Check whether a module may hold a model's own code: Python's and PyTorch's own take sizes correctly."""
     return name.partition(".")[0] not in {"torch", *sys.stdlib_module_names}
 
 

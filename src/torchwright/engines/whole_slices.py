@@ -15,7 +15,7 @@ SLICE = torch.ops.aten.slice.Tensor
 def remove_whole_slices(program: ExportedProgram) -> None:
     """Replace, in place, each slice of a whole dimension by its input.
 
-    torch.export drops those of fixed sizes. With a free number of rows `x[:, :n] += y` keeps one, from which
+    torch.export drops those of fixed sizes. With a dynamic batch size `x[:, :n] += y` keeps one, from which
     functionalization makes a `slice_scatter` and OpenVINO a scatter of the whole tensor: GhostNetV2 took 1.4 times as
     long. A whole slice is the same memory as its input, so writes to either are writes to both.
     """

@@ -1,4 +1,4 @@
-"""What happens to memory between two calls."""
+"""Memory retention between two calls."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Allocator(Technique):
     least_gain: ClassVar[float] = 1.05  # everything else in its user's process is changed with it
 
     kind: Literal["retain", "huge_pages", "jemalloc", "mimalloc", "tcmalloc"] = "retain"
-    """`retain`: glibc's malloc keeps what is freed; `huge_pages`: PyTorch asks for pages of 2 MB
-    (THP_MEM_ALLOC_ENABLE); the others replace malloc, where they are installed (LD_PRELOAD). All but `retain` are a
-    process's from its start: whoever loads the artifact must start theirs so, too, or is told."""
+    """`retain`: glibc's malloc keeps freed memory; `huge_pages`: PyTorch asks for pages of 2 MB
+    (THP_MEM_ALLOC_ENABLE); the others replace malloc, where they are installed (LD_PRELOAD). All but `retain` must
+    be set when a process starts: a user who loads the artifact must start theirs the same way, and gets a notice
+    otherwise."""
 
     def variants(self, target: Target) -> Iterable[Self]:
         # Not the others: loading an artifact cannot bring one into a process that runs already.

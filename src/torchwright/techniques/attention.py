@@ -178,7 +178,7 @@ def used_by(model: Any) -> str:
 
 
 def _sites(target: Target) -> list[Site] | None:
-    """Where the model calls attention, or None when that cannot be seen before the model is adapted."""
+    """Return where the model calls attention, or None if that cannot be seen before the model is adapted."""
     try:
         return find_sites(target.model, target.workload.cases(target.compute_dtype))
     except CannotCall:

@@ -90,10 +90,10 @@ class Phase(enum.IntEnum):
 
 @dataclass(kw_only=True)
 class Settings:
-    """How the model is run, apart from what the model is. Applied inside a trial's own process only."""
+    """Runtime settings, apart from the model itself. Applied only inside a trial's own process."""
 
     engine: str = "eager"
-    """Of the registry of engines (`engines/base.py`)."""
+    """A name in the registry of engines (`engines/base.py`)."""
     inductor: dict[str, Any] = field(default_factory=dict)
     """Overrides of torch._inductor.config, patched around compilation."""
     dynamic: bool | None = False
@@ -106,7 +106,7 @@ class Settings:
     allocator: str | None = None
     """For `devices.allocator.apply_allocator`, before the model runs."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of an engine that has some, by the technique that asks for it."""
+    """The engine's own options, set by the technique that asks for it."""
     rewrites: list[Callable[[torch.fx.GraphModule], None]] = field(default_factory=list)
     """Changes to every exported graph before it is compiled, each in place."""
     endings: list[Callable[[], None]] = field(default_factory=list)
@@ -152,17 +152,17 @@ class Technique:
     The contract tests hold it against this; what a user's model may lose is the budget's to say.
     """
     enables: ClassVar[bool] = False
-    """Whether it is there for what it gives to others: dropped alone, it is tried again with each that needs it."""
+    """True if its purpose is what it gives to others: dropped alone, it is tried again with each step that needs it."""
     rounds_between: ClassVar[bool] = False
-    """Whether it rounds between layers, too, also where layers are left alone."""
+    """True if it rounds between layers as well, even where layers are left alone."""
     runs_only: ClassVar[bool] = False
-    """Whether it changes how a process runs and nothing of what an engine makes of the model."""
+    """True if it changes how a process runs and not what an engine builds from the model."""
     keeps_pages: ClassVar[bool] = False
-    """Whether it saves what fresh pages cost, and nothing else."""
+    """True if it saves only the cost of page faults."""
     times_kernels: ClassVar[bool] = False
-    """Whether its compilation times kernels, beside which nothing may run."""
+    """True if its compilation times kernels, so that nothing may run concurrently."""
     own_kernels: ClassVar[bool] = False
-    """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
+    """True if it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -170,7 +170,7 @@ class Technique:
         return None
 
     def variants(self, target: Target) -> Iterable[Self]:
-        """What is worth trying on this model and machine, most promising first."""
+        """Return the variants worth trying on this model and machine, most promising first."""
         return (self,)
 
     def refuse(self, target: Target) -> str | None:
@@ -217,7 +217,7 @@ class Technique:
 
     @property
     def expected_gain(self) -> float | None:
-        """What it gains where it pays, if that is not what its phase or running the whole model promises.
+        """Return the gain to expect where it pays, if it differs from its phase's or its engine's.
 
         Only the order of trials comes from it.
         """
@@ -225,12 +225,12 @@ class Technique:
 
     @property
     def calibrates(self) -> bool:
-        """Whether it reads the workload's calibration calls."""
+        """True if it reads the workload's calibration calls."""
         return False
 
     @property
     def errors_add(self) -> bool:
-        """Whether its layers' errors are independent, so that the model's is the root of the sum of their squares."""
+        """True if its layers' errors are independent, so that the model's is the root of the sum of their squares."""
         return False
 
     @property
@@ -240,21 +240,25 @@ class Technique:
 
     @property
     def conversion(self) -> Step | None:
-        """The step that stands for all those of its options for which its engine makes the same of the model, and runs
-        it in one way or another; None where what is made is not kept for other trials."""
+        """Return the step that stands for all options with which its engine builds the same files and only runs them
+        differently; None if the files are not kept for other trials."""
         return None
 
     def replaces(self, other: Technique) -> bool:
-        """Whether a recipe has room for one of the two only, because both are one technique with other options."""
+        """Check whether a recipe can hold only one of the two, because both are one technique with different
+        options.
+        """
         return self.name == other.name
 
     def covers(self, name: str) -> bool:
-        """Whether the module of this name may be one that it changes."""
+        """Check whether it may change the module of this name."""
         return True
 
     @property
     def is_open(self) -> bool:
-        """Whether it lacks an option that only measuring finds: asked for by name, its `variants` stand for it."""
+        """Check whether it lacks an option that only measuring finds: asked for by name, its `variants`
+        stand for it.
+        """
         return False
 
     @property
@@ -270,7 +274,7 @@ class Technique:
         return None
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
-        """What takes a module's place, so that its effect on the whole model can be measured; None where nothing does.
+        """Return a module's replacement, to measure its effect on the whole model; None if there is none.
 
         `module_error` measures its effect on the module's own output.
         """
@@ -358,7 +362,7 @@ def conversion_of(steps: Iterable[Step]) -> str | None:
 
 
 def compiles(steps: Iterable[Step]) -> bool:
-    """Whether one of these steps is a compiler."""
+    """Check whether one of these steps is a compiler."""
     return any("compiled" in from_step(step).gives for step in steps)
 
 

@@ -9,7 +9,7 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 
 GAIN = 1.5
-"""Where launching kernels takes longer than running them, as it does on a fast card in all but large models."""
+"""The gain where launching kernels takes longer than running them, as on a fast card in all but large models."""
 
 
 @dataclass(frozen=True, kw_only=True)

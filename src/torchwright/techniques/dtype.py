@@ -34,7 +34,7 @@ class Dtype(ForParts):
     """Type of weights and activations; float16 has more digits and less range."""
     autocast: bool = False
     """Keep weights in float32 and cast operation by operation, as torch.autocast does; with `keep_float32` layer by
-    layer: what is no linear layer or convolution stays in float32, too."""
+    layer: everything but linear layers and convolutions stays in float32, too."""
     keep_float32: tuple[str, ...] = ()
     """Module names (prefixes) that stay in float32."""
 

@@ -61,7 +61,7 @@ class FastMath(Technique):
 
 
 class FastFloat32(nn.Module):
-    """Calls the inner module in oneDNN's bf16 mode; what a compiler makes of it keeps the mode it is called in."""
+    """Calls the inner module in oneDNN's bf16 mode; a compiler's output keeps the mode in which it is called."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ class FusedQKV(Technique):
 
 
 def _drop_unused(module: Any) -> bool:
-    """Forget the layers that the fused one stands for, which diffusers keeps beside it; whether there was one."""
+    """Delete the layers that the fused one replaces, which diffusers keeps as well; return whether there were any."""
     names = ("to_q", "to_k", "to_v") if hasattr(module, "to_qkv") else ("to_k", "to_v")
     if not (hasattr(module, "to_qkv") or hasattr(module, "to_kv")):
         return False

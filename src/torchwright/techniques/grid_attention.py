@@ -34,7 +34,7 @@ KNOWN = frozenset(
 """Classes that compute this attention, all in the same way."""
 DTYPES = (torch.float32, torch.bfloat16)
 GAIN = 1.5
-"""Of its layers in float32, at the least (docs/log.md, 23 November); in a SAM they are most of the encoder's time."""
+"""The least gain of its layers in float32 (docs/log.md, 23 November); in a SAM they are most of the encoder's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class GridAttention(Technique):
 
 
 class AttentionOverGrid(nn.Module):
-    """What transformers' SamVisionAttention computes: (B, Y, X, E) in and out."""
+    """Computes transformers' SamVisionAttention: (B, Y, X, E) in and out."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()

@@ -25,11 +25,11 @@ class GuidanceSkip(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"guided"})
 
     share: float = 0.5
-    """Of the steps, the last ones."""
+    """The share of the steps, at the end, that skip guidance."""
 
     @property
     def expected_gain(self) -> float | None:
-        """Where the denoiser is all: half of each of these steps."""
+        """The gain if the denoiser takes all the time: half of each of these steps."""
         return 1 / (1 - min(max(self.share, 0.0), 1.0) / 2)
 
     def variants(self, target: Target) -> Iterable[Self]:

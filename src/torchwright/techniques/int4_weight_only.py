@@ -112,9 +112,9 @@ class Int4Linear(nn.Module):
     """A linear layer whose weight is `(code - 8) * scale + zero`, codes of 4 bits, scale and zero per group.
 
     The buffers hold the plain form: `codes_NK` with two codes in a byte (even column in the low nibble) and
-    `scales_GN2` (scale, zero) in bfloat16. The kernel wants an order of its own that depends on the instruction set:
-    it is made once per process when running eagerly, and inside the graph when exporting, where freezing folds it into
-    a constant of the compiled package. So what is saved runs everywhere, and what is compiled runs at once.
+    `scales_GN2` (scale, zero) in bfloat16. The kernel needs its own packed order, which depends on the instruction
+    set. It is packed once per process in eager mode, and inside the graph when exporting, where freezing folds it
+    into a constant of the compiled package. So saved files run everywhere, and compiled packages start at once.
     """
 
     codes_NK: torch.Tensor
@@ -145,7 +145,7 @@ class Int4Linear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """What the codes stand for, in the layer's own type: models read it to cast what they pass in."""
+        """Return the dequantized codes, in the layer's own dtype: models read it to cast what they pass in."""
         return dequantize(self._codes(), self.scales_GN2, self.group).to(self.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ WORTH = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Int8WeightOnly(Int8Layers):
-    """Keep the weights of linear layers in 8 bits, one scale an output feature; arithmetic stays in bfloat16."""
+    """Keep the weights of linear layers in 8 bits, per-channel; arithmetic stays in bfloat16."""
 
     name: ClassVar[str] = "int8_weight_only"
     tolerance: ClassVar[float] = 0.03

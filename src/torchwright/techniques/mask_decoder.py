@@ -1,11 +1,11 @@
 """Many prompts on one picture by fewer products: SAM's mask decoder with its projections absorbed.
 
-The decoder projects the 4,096 places of a picture to keys, values and queries anew for each prompt, which has seven
-tokens. Scores and outputs are bilinear: (Wq t)ᵀ(Wk p) = (Wkᵀ Wq t)ᵀ p, and Σ aᵢ Wv pᵢ = Wv Σ aᵢ pᵢ. So the projections
-of places are taken over by the tokens, as DeepSeek-V2 (2024) absorbs those of its latent attention: eight heads of
-seven tokens meet 256 features where 128 were made of them before. A bias of keys adds the same to all scores of a
-query, which softmax takes away. What the first layer reads is the same for all prompts and stays one picture, and a
-transposed convolution whose pieces do not overlap is a product, whose pieces are put in their places once, as masks.
+The decoder projects the 4,096 places of a picture to keys, values and queries again for each prompt, which has seven
+tokens. Scores and outputs are bilinear: (Wq t)ᵀ(Wk p) = (Wkᵀ Wq t)ᵀ p, and Σ aᵢ Wv pᵢ = Wv Σ aᵢ pᵢ. So the tokens
+absorb the projections of places, as DeepSeek-V2 (2024) absorbs those of its latent attention: eight heads of seven
+tokens meet the 256 features themselves instead of their 128 projections. A bias of keys adds the same to all scores
+of a query, so softmax cancels it. The input of the first layer is the same for all prompts and stays one picture. A
+transposed convolution with disjoint pieces is a product, whose pieces are placed once, as masks.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PlacesAsk(_Absorbed):
 
 
 class MasksByProducts(nn.Module):
-    """What transformers' SamMaskDecoder computes, with its transposed convolutions as products over the features."""
+    """Computes transformers' SamMaskDecoder, with its transposed convolutions as products over the features."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class MasksByProducts(nn.Module):
 
 
 def _uncalled(decoder: Any) -> tuple[nn.Module, ...]:
-    """What `MasksByProducts` does not call any more."""
+    """Submodules that `MasksByProducts` no longer calls."""
     return (
         decoder,
         decoder.upscale_conv1,

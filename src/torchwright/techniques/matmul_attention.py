@@ -75,7 +75,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What scaled_dot_product_attention computes, (B, H, T, D) in and out, without its fused kernel."""
+    """Computes scaled_dot_product_attention, (B, H, T, D) in and out, without its fused kernel."""
     T, S = query.shape[-2], key.shape[-2]
     if query.dtype not in (torch.bfloat16, torch.float16) or dropout_p or longest < T or query.dim() != 4:
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -97,7 +97,7 @@ def attend(
 
 
 def _masked_softmax(scores: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
-    """As torch's own attention has it: a query that sees no key weighs all with 0, where a plain softmax is NaN."""
+    """Match torch's own attention: a query that sees no key weighs all with 0, where a plain softmax gives NaN."""
     hidden = attn_mask.dtype == torch.bool
     scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask.float()
     sees_none = scores.amax(-1, keepdim=True) == -math.inf

@@ -26,8 +26,8 @@ class MaxAutotune(Technique):
     backends: Literal["CPP,ATEN", "CPP", "TRITON,ATEN", "TRITON", "CUTLASS,TRITON,ATEN", "CK,TRITON,ATEN"] = (
         "CPP,ATEN"
     )
-    """Where candidate kernels come from: templates in C++, in Triton, of NVIDIA's CUTLASS, of AMD's Composable Kernel
-    (CK), beside the library (ATEN) or without it."""
+    """The sources of candidate kernels: templates in C++, in Triton, of NVIDIA's CUTLASS, of AMD's Composable Kernel
+    (CK), with or without the library (ATEN)."""
     prologue_fusion: bool = True
     """Compute what feeds a matrix product inside its Triton template."""
 

@@ -37,7 +37,7 @@ class NativeSpeech(Technique):
     tolerance: ClassVar[float] = 3e-2
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of weights and activations; in float32 linear layers are PyTorch's, and nothing of it can be quantized."""
+    """The dtype of weights and activations; in float32, linear layers are PyTorch's and cannot be quantized."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:

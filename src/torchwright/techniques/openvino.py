@@ -22,10 +22,11 @@ from torchwright.techniques.shared.wrapping import known_names, named, relative_
 NAME = "openvino"
 LIBRARIES = ("openvino", "nncf")
 EPSILONS = {"f32": 0.0, "f16": 2.0**-10, "bf16": 1.3 * 2.0**-8, "int8": EPSILON}
-"""`Technique.epsilon` by precision. Its bfloat16 loses 1.3 times what PyTorch's autocast loses (the median of 22 models
-of benchmarks/hundred.py, 0.3 to 2.8 times of each), and a model in bfloat16 twice as much as PyTorch's autocast."""
+"""`Technique.epsilon` by precision. Its bfloat16 loses 1.3 times as much as PyTorch's autocast (the median of 22
+models of benchmarks/hundred.py, 0.3 to 2.8 times each), and a model in bfloat16 twice as much as PyTorch's
+autocast."""
 AUTOCAST = 0.6
-"""The part of it that `autocast` loses (seven transformers: 0.1 to 0.8, the most where the budget is near)."""
+"""The share that `autocast` loses (seven transformers: 0.1 to 0.8, the most where the budget is near)."""
 RATES = {"bf16": "bfloat16", "f16": "float16"}
 
 
@@ -41,9 +42,11 @@ class RunOpenVino(Technique):
     tolerance: ClassVar[float] = 0.1
 
     precision: Literal["f32", "bf16", "f16", "int8"] = "f32"
-    """Of the arithmetic; int8 is NNCF's, calibrated, with what is left in bf16 where the processor has that."""
+    """The precision of the arithmetic; int8 is NNCF's, calibrated, with the rest in bf16 where the processor supports
+    it.
+    """
     hint: Literal["latency", "throughput"] = "latency"
-    """Whether one call has all threads, or calls from several threads share them."""
+    """Whether one call uses all threads, or calls from several threads share them."""
     autocast: bool = False
     """Compute products alone in half precision, and what stands between them in float32, as torch.autocast does."""
     skip: tuple[str, ...] = ()
@@ -128,5 +131,5 @@ class RunOpenVino(Technique):
         return replace(self, skip=names) if self.precision == "int8" or self.autocast else None
 
     def _layers(self) -> tuple[type[nn.Module], ...]:
-        """What `skip` may name."""
+        """Return the names that `skip` takes."""
         return half.LAYERS if self.autocast else LAYERS

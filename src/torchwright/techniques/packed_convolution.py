@@ -1,10 +1,10 @@
 """Convolutions on Torchwright's own kernels, whose call costs less than oneDNN's.
 
-oneDNN's convolution is prepared anew at every call, 22 us on an AMX machine; in small nets that is more than the
-arithmetic of most layers. Ours take 3, and what stands before and after a layer is joined to it in the exported graph
-(`shared/convolution_graph.py`). Large layers stay but float32: with AVX-512 ours keep up with oneDNN's at any size, and
-on a machine with tiles they multiply in bfloat16, each value as the sum of two (`kernels/conv.py`). Linear layers of
-few rows, as behind a net's last mean, go the same way, which is that of weights read once.
+oneDNN prepares a convolution again at every call, 22 us on an AMX machine; in small nets that is more than the
+arithmetic of most layers. Ours take 3 us, and the operators before and after a layer are fused into it in the
+exported graph (`shared/convolution_graph.py`). Large layers stay in float32: with AVX-512 ours keep up with oneDNN's
+at any size, and on a machine with tiles they multiply in bfloat16, each value as the sum of two (`kernels/conv.py`).
+Linear layers at small batch sizes, as after a net's last mean, take the same path, which reads weights once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ MOST_FIRST = 9
 """Places of a picture's first window; with more, arithmetic is most of its time (a 7x7 window takes as long as
 oneDNN's)."""
 MOST_ROWS = 8
-"""Of a linear layer's call, up to which ours took 1.2 to 1.6 times less than oneDNN's (0.94 to 1.01 from 32 on)."""
+"""The batch size of a linear layer up to which ours took 1.2 to 1.6 times less than oneDNN's (0.94 to 1.01 from 32
+on).
+"""
 NONE_FOUND = "the model has no 1x1 or depthwise 2-D convolution whose call is much of its cost"
 
 
@@ -220,12 +222,12 @@ def _products(model: nn.Module, case: Any) -> dict[nn.Module, int]:
 
 
 def _split(layer: nn.Conv2d) -> bool:
-    """Whether a layer's products are more exact than bfloat16's, of which tiles make them."""
+    """Check whether a layer needs more exact products than bfloat16's, which tiles compute."""
     return layer.groups == 1 and layer.weight.dtype != torch.bfloat16 and torch.ops.torchwright.isa() == "amx"
 
 
 def _is_first(layer: nn.Conv2d) -> bool:
-    """Whether a layer reads a picture's few planes as they are, which oneDNN has put side by side at every call."""
+    """Check whether a layer reads a picture's few planes as they are, which oneDNN interleaves at every call."""
     small = (
         layer.groups == 1
         and layer.in_channels < LANES
@@ -235,8 +237,7 @@ def _is_first(layer: nn.Conv2d) -> bool:
 
 
 def _at_any_size(layer: nn.Conv2d) -> bool:
-    """Whether a dense layer takes no longer on our kernels than on oneDNN's, however large it is (docs/log.md,
-    27 November)."""
+    """Check whether a dense layer of any size is as fast on our kernels as on oneDNN's (docs/log.md, 27 November)."""
     plain = layer.groups == 1 and layer.weight.dtype == torch.float32
     return _split(layer) or (plain and torch.ops.torchwright.isa() == "avx512")
 
@@ -251,7 +252,7 @@ def _padding(layer: nn.Conv2d) -> list[int] | None:
 
 
 def _reason_of_linear(layer: nn.Linear) -> str | None:
-    """Why a linear layer is none for these kernels, or cannot be replaced."""
+    """Return why these kernels do not support a linear layer, or why it cannot be replaced."""
     if reason := deviation(layer, (nn.Linear,)):
         return reason
     if layer.weight.dtype != torch.float32 or torch.ops.torchwright.isa() not in VECTORS:
@@ -260,7 +261,7 @@ def _reason_of_linear(layer: nn.Linear) -> str | None:
 
 
 def _reason(layer: Any) -> str | None:
-    """Why a convolution is none for these kernels, or cannot be replaced."""
+    """Return why these kernels do not support a convolution, or why it cannot be replaced."""
     if reason := deviation(layer, (nn.Conv2d,)):
         return reason
     if layer.weight.dtype not in TYPES:

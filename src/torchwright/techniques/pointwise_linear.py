@@ -76,7 +76,7 @@ class Pointwise(nn.Module):
 
 
 def _reason(layer: Any) -> str | None:
-    """Why a convolution is no linear layer over its channels, or cannot be replaced by one."""
+    """Return why a convolution is not a linear layer over its channels, or cannot be replaced by one."""
     if layer.kernel_size != (1, 1):
         return f"its window is {layer.kernel_size[0]} x {layer.kernel_size[1]}"
     if layer.stride != (1, 1) or layer.groups != 1 or layer.padding not in ((0, 0), "same", "valid"):

@@ -22,8 +22,9 @@ DTYPES = (torch.float16, torch.bfloat16)
 ROWS, COLUMNS = 32, 64
 """torch's semi-structured kernels take weights whose sides are multiples of these (16-bit types, CUTLASS)."""
 DROPPED, GAIN = 0.36, 1.1
-"""Of normal weights the two smallest of four carry 13% of the squares, whose root it is: a model that was not trained
-for it loses too much. Where it pays it gains 1.1x to 1.3x, with what surrounds the products."""
+"""The expected error and gain. The two smallest of four normal weights carry 13% of the squares, and the error is the
+root: a model that was not trained for it loses too much. Where it pays it gains 1.1x to 1.3x, including the work
+around the products."""
 CALL_ROWS = 16
 """cuSPARSELt multiplies 8-bit integers by multiples of this many rows."""
 
@@ -42,7 +43,7 @@ class Sparse24(Technique):
     min_features: int = 512
     """Leave linear layers narrower than this alone."""
     bits: Literal[16, 8] = 16
-    """8: what is kept is rounded to 8 bits, one scale an output feature, and multiplied by 8-bit rows."""
+    """8: kept weights are rounded to 8 bits, per-channel, and multiplied by 8-bit rows."""
 
     @property
     def epsilon(self) -> float:

@@ -17,7 +17,7 @@ from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 
 THRESHOLDS = (0.4, 0.25, 0.15, 0.08)
-"""Of the sum of relative changes that a reused prediction may miss, the boldest first."""
+"""Thresholds of the summed relative change up to which a prediction is reused, the boldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class StepCaching(Technique):
 
     @property
     def expected_gain(self) -> float | None:
-        """Where the denoiser is all: the steps over those that are left."""
+        """The gain if the denoiser takes all the time: the steps over those that are computed."""
         if not self.reused or not all(text.isdecimal() for text in self.reused):
             return None
         least = max(map(int, self.reused)) + 2

@@ -1,4 +1,4 @@
-"""How many threads one call uses."""
+"""The number of threads of one call."""
 
 from __future__ import annotations
 

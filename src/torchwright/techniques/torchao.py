@@ -31,9 +31,9 @@ CAPABILITY = {
 }
 """Compute capability from which each configuration has kernels; most promising first."""
 BLOCKS = {"nvfp4": 16, "mxfp8": 32}
-"""Both sides of a weight must be multiples of it."""
+"""The divisor of both sides of a weight."""
 FEWEST_ROWS = {"int8_dynamic": 17}
-"""Of a product that multiplies 8-bit integers (`torch._int_mm`)."""
+"""The fewest rows of a product that multiplies 8-bit integers (`torch._int_mm`)."""
 EPSILONS = {"nvfp4": 2.0**-2, "mxfp8": 2.0**-4, "float8": 2.0**-4, "int8": EPSILON, "int4": 16 * EPSILON}
 """`Technique.epsilon` by the format's name: of floats half of the last bit that is kept."""
 
@@ -141,7 +141,7 @@ class TorchAO(ForParts):
         return ((name, layer) for name, layer in named(target.model, nn.Linear) if self.covers(name))
 
     def _takes(self, module: nn.Module) -> bool:
-        """Whether the format has a place for a module's weight; torchao itself leaves others alone."""
+        """Check whether the format supports a module's weight; torchao itself leaves other modules alone."""
         block = BLOCKS.get(self.config, 1)
         # Hooks stay: torchao changes the weight and keeps the layer.
         if overridden(module, (nn.Linear,)):
@@ -170,7 +170,7 @@ class TorchAO(ForParts):
 
     @property
     def _keeps_float32(self) -> bool:
-        """Whether torchao's kernels for the format give float32 as well."""
+        """Check whether torchao's kernels for the format return float32 as well."""
         return self.config == "int8_dynamic"
 
     def _config(self) -> Any:

@@ -12,7 +12,7 @@ from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import part_of
 
 SMALLEST = 4
-"""Latents of a tile's side: of fewer, diffusers' overlap of a quarter is none."""
+"""Latents per side of a tile: with fewer, diffusers' overlap of a quarter vanishes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class VaeTiling(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"denoising_steps"})
 
     tile: int = 64
-    """Latents of a tile's side; a quarter of it overlaps the next tile."""
+    """Latents per side of a tile; a quarter of it overlaps the next tile."""
 
     def variants(self, target: Target) -> Iterable[Self]:
         yield self

@@ -11,7 +11,7 @@ from torchwright.techniques.shared.packed_weights import PackedWeights
 
 @dataclass(frozen=True, kw_only=True)
 class W8A8(PackedWeights):
-    """Native decoder: 8-bit weights, one scale an output feature, on activations quantized per token."""
+    """Native decoder: 8-bit weights, per-channel, on activations quantized per token."""
 
     name: ClassVar[str] = "w8a8"
     wider: ClassVar[Scheme] = BF16

@@ -1,1 +1,1 @@
-"""What several techniques have in common."""
+"""Code that several techniques share."""

@@ -45,7 +45,7 @@ PRODUCTS = frozenset(
 
 @dataclass(kw_only=True)
 class Folded:
-    """What `fold` did."""
+    """The result of `fold`."""
 
     replaced: list[tuple[nn.Module, nn.Module]]
     """(old, new) modules, in the order of replacement."""

@@ -104,7 +104,7 @@ class BlockedMask(nn.Module):
         scale: float | None,
         enable_gqa: bool,
     ) -> torch.Tensor:
-        """What scaled_dot_product_attention with this mask returns: (B, H, Q, D)."""
+        """Return scaled_dot_product_attention with this mask: (B, H, Q, D)."""
         if self.causal:
             return F.scaled_dot_product_attention(
                 q_BHQD, k_BHKD, v_BHKD, is_causal=True, scale=scale, enable_gqa=enable_gqa

@@ -46,7 +46,7 @@ def fuse_convolutions(graph_module: GraphModule) -> None:
 
 
 def _is_mean(node: Node) -> bool:
-    """Whether a node is the mean over all pixels of each image."""
+    """Check whether a node is the mean over all pixels of each image."""
     if node.target is aten.adaptive_avg_pool2d.default:
         return list(node.args[1]) == [1, 1]  # type: ignore[arg-type]
     if node.target is not aten.mean.dim or node.kwargs:
@@ -84,7 +84,7 @@ def _take_scale(layer: Any) -> None:
 
 
 def _is_scale(scale: Any, x: Any) -> bool:
-    """Whether one number a channel of each image multiplies x, of the same type."""
+    """Check whether one number per channel of each image multiplies x, in the same dtype."""
     if not isinstance(scale, Node) or not isinstance(x, Node):
         return False
     one, all_ = scale.meta["val"], x.meta["val"]

@@ -1,4 +1,4 @@
-"""What packed layers and attention of a whole exported graph can share: passes over a functional one, each in place.
+"""Graph passes that packed layers and attention share: over a functional exported graph, each in place.
 
 fuse_layers(graph)   layers of one input become one; activations and residual additions join the layer before them
 drop_masks(graph)    attention masks that no input reaches and that hide nothing are left out
@@ -98,7 +98,7 @@ def _join_readers(layers: Sequence[Any]) -> None:
 
 
 def _constant(node: Any, known: dict[Node, torch.Tensor | None]) -> torch.Tensor | None:
-    """What a node always computes, or None where that depends on an input or is too large to look at."""
+    """Return a node's constant value, or None if it depends on an input or is too large to look at."""
     if not isinstance(node, Node):
         return None
     if node not in known:

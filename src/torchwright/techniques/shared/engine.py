@@ -1,4 +1,4 @@
-"""What the techniques share that hand the whole model to a library of others."""
+"""Shared code of techniques that hand the whole model to a third-party library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Target
 
 FLOAT32_GAIN = 1.5
-"""What an engine that computes in float32, or in float16 on a CPU, is expected to gain: what a compiler does."""
+"""The expected gain of an engine that computes in float32, or in float16 on a CPU: that of a compiler."""
 REPLACED = frozenset(
     [
         "eager",

@@ -13,7 +13,7 @@ from torchwright.techniques.shared.wrapping import named, plain_name
 
 
 def strange_part(parts: Sequence[str], target: Target) -> str | None:
-    """Which of these is no component of the model, and what it has; or None."""
+    """Return the name that is not a component of the model, with the model's components; or None."""
     known = target.workload.parts()
     strange = [part for part in parts if part not in known]
     if not strange:
@@ -24,7 +24,7 @@ def strange_part(parts: Sequence[str], target: Target) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ForParts(Technique):
-    """What changes modules, and can be told whose.
+    """A technique that changes modules, and can be restricted to a component's.
 
     Two steps of one technique stand in a recipe side by side where no component has both.
     """
@@ -59,7 +59,7 @@ class ForParts(Technique):
         return f"{', '.join(self.parts)} has no {' or '.join(kind.__name__ for kind in kinds)} to change"
 
     def covers(self, name: str) -> bool:
-        """Whether a module of this name is of its components."""
+        """Check whether a module of this name belongs to its components."""
         plain = f"{plain_name(name)}."
         return not self.parts or any(plain.startswith(f"{part}.") for part in self.parts)
 

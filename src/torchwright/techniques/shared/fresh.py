@@ -1,5 +1,5 @@
 # pyright: basic
-"""Whether a changed model still answers as before: on its own calls, and on others that its branches may take."""
+"""Check that a changed model still answers as before: on its own calls, and on others that its branches may take."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 
 def answers(model: nn.Module, cases: Sequence[Case]) -> list[Any]:
-    """What the model gives for each case in each form of its inputs; an exception where it raises.
+    """Return the model's answer to each case in each form of its inputs; an exception where it raises.
 
     Raises `RefusedTechnique` where it draws from Python's or NumPy's generators, whose numbers a graph would hold fast.
     """
@@ -65,7 +65,9 @@ def _generators() -> tuple[Any, ...]:
 
 
 def disagreement(before: Sequence[Any], after: Sequence[Any]) -> str | None:
-    """How a model's answers differ from those it gave, in words; what raised before is not compared."""
+    """Return how a model's answers differ from its earlier ones, in words; calls that raised before are not
+    compared.
+    """
     for expected, found in zip(before, after, strict=True):
         if isinstance(expected, Exception):
             continue
@@ -82,7 +84,9 @@ def disagreement(before: Sequence[Any], after: Sequence[Any]) -> str | None:
 
 
 def _calls(cases: Sequence[Case]) -> Iterator[tuple[Any, Any]]:
-    """Fresh copies of the calls, their floating-point inputs in all forms and the rows of others in another order."""
+    """Return fresh copies of the calls: floating-point inputs in all forms, other inputs with their rows in another
+    order.
+    """
     torch.manual_seed(SEED)
     for case in cases:
         for index, form in enumerate(FORMS):

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torchwright.techniques.shared.wrapping import AttentionBy
 
 NAMES = ("score_mod", "mask_mod")
-"""What FlexAttention calls the user's functions."""
+"""FlexAttention's names for the user's functions."""
 Modification = Callable[..., torch.Tensor]
 """Called with (score,) batch, head, query, key."""
 

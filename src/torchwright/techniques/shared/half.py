@@ -1,4 +1,4 @@
-"""Layers in half precision one by one, whose part in a model's error can be told."""
+"""Layers in half precision one by one, whose share of a model's error can be measured."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""What is cast by itself."""
+"""The layer types that are cast individually."""
 
 
 class Lower(nn.Module):
-    """What a layer gives under torch.autocast, in float32."""
+    """Computes a layer under torch.autocast, with its output in float32."""
 
     def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

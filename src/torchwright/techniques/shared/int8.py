@@ -1,12 +1,12 @@
 """8-bit integer layers, written as quantize → dequantize → layer so that Inductor puts oneDNN's int8 kernels there.
 
-The form is what PyTorch's own PT2E flow leaves behind (`quantized_decomposed` operators around a float layer). It
-runs anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
+The form is the output of PyTorch's own PT2E flow (`quantized_decomposed` operators around a float layer). It runs
+anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
 `qconv_pointwise` with the weight packed ahead of time, and the following activation and re-quantization fused in.
-Activations between layers keep the model's own type, float32 or bfloat16; `int8_graph.py` joins what they share.
+Activations between layers keep the model's own dtype, float32 or bfloat16; `int8_graph.py` joins the quantizations
+that they share.
 
-Weights: symmetric, one scale per output channel. Activations: asymmetric uint8; one scale per tensor that calibration
-has fixed, or one per row that the call finds.
+Weights: symmetric, per-channel. Activations: asymmetric uint8; per-tensor if calibrated, or per-token at the call.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def largest_activation() -> int:
 
 
 def activation_range(low: float, high: float) -> tuple[float, int]:
-    """(scale, zero point) of `largest_activation` steps for values in [low, high].
+    """Return (scale, zero point) of `largest_activation` steps for values in [low, high].
 
     The whole range is kept: clipping for the least squared error moves the mean of an activation, and over the layers
     of a random ResNet-50 that costs 14% of the output where the full range costs 2% (MiniLM's shape: 2.0% and 0.8%).

@@ -1,8 +1,8 @@
-"""What the modules of `int8.py` cannot say one by one: which values of the whole graph are read as integers.
+"""Whole-graph passes over the modules of `int8.py`: decide which values are read as integers.
 
-share_integers(graph) makes readers of one value share one quantization, and a residual addition beside an 8-bit layer
-read the integers that the next layer reads. Inductor then fuses addition, activation and re-quantization into the
-layer, and no float copy of the activation is written: what PT2E's quantizer arranges by annotation.
+share_integers(graph) lets readers of one value share one quantization, and lets a residual addition next to an 8-bit
+layer read the integers that the next layer reads. Inductor then fuses addition, activation and re-quantization into
+the layer, and writes no float copy of the activation. PT2E's quantizer arranges the same by annotation.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _share_quantization(value: Node) -> None:
 
 
 def _pool_integers(pool: Node) -> None:
-    """Take the maximum of integers where only integers are read of it: rounding keeps the order of values, so they are
-    the same, and the layer before the pooling writes them as it goes."""
+    """Take the maximum over integers if only integers are read from it: rounding keeps the order of values, so the
+    results are equal, and the layer before the pooling writes them directly."""
     quantize = next(iter(pool.users))
     if len(pool.users) > 1 or quantize.target is not QUANTIZE:
         return
@@ -68,11 +68,11 @@ def _pool_integers(pool: Node) -> None:
 
 
 def _read_integers(addition: Node) -> None:
-    """Let an addition with an 8-bit layer's output read the integers of its other operand, where there are some, and
-    where nothing but integers is read of the sum.
+    """Let an addition with an 8-bit layer's output read the integers of its other operand, if the sum is read only as
+    integers.
 
     Inductor fuses the sum in place of the dequantized operand, and in a bfloat16 model takes the result for float32,
-    as that operand is (the operator's meta function returns its type, whatever `output_dtype` says). A bfloat16
+    as that operand is (the operator's meta function returns its dtype, whatever `output_dtype` says). A bfloat16
     convolution that reads it has its weight, packed for bfloat16, cast to float32 and read in float32's order.
     """
     if len(addition.args) < 2 or addition.kwargs or not _ends_in_integers(addition):
@@ -100,7 +100,7 @@ def _narrow_again(addition: Node, before: torch.Tensor) -> None:
 
 
 def _ends_in_integers(addition: Node) -> bool:
-    """Whether the one reader of a sum, or of its relu, is a quantization."""
+    """Check whether the only reader of a sum, or of its relu, is a quantization."""
     reader = _only_reader(addition)
     if reader is not None and reader.target is aten.relu.default:
         reader = _only_reader(reader)
@@ -116,7 +116,7 @@ def _dequantized(quantize: Node) -> Node | None:
 
 
 def _is_layer(node: Node) -> bool:
-    """Whether a node is a layer whose own input came from integers."""
+    """Check whether a node is a layer whose own input came from integers."""
     node = _before_casts(node)
     return node.target in LAYERS and _before_casts(node.args[0]).target is DEQUANTIZE
 

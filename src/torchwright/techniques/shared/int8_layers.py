@@ -1,4 +1,4 @@
-"""What the techniques share that put 8-bit layers in the place of a model's own."""
+"""Shared code of techniques that replace a model's layers by 8-bit ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Int8Layers(ForParts):
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
     kernels: ClassVar[str] = "oneDNN int8 (u8 x s8)"
-    """What the layers run on, in words."""
+    """Return the name of the layers' kernels, for messages."""
     rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = share_integers
     """For the exported graph: what its layers can share."""
 
@@ -71,11 +71,11 @@ class Int8Layers(ForParts):
         return "int8"
 
     def replace_layer(self, layer: Any) -> nn.Module | str:
-        """An 8-bit layer that needs no calibration, or the reason why there is none."""
+        """Return an 8-bit layer that needs no calibration, or the reason against one."""
         return Int8Layer(layer, None)
 
     def replacements(self, target: Target) -> Replacement:
-        """What `apply` puts in the place of layers; it may prepare the model and calibrate first."""
+        """Return the replacement layers for `apply`; may prepare the model and calibrate first."""
         called = fewest_rows(target, self.kinds, target.workload.calibration(target.compute_dtype))
         return lambda layer: self.replace_layer(layer) if layer in called else UNCALLED
 
@@ -149,9 +149,9 @@ def quantizable(
 def fewest_rows(
     target: Target, kinds: tuple[type[nn.Module], ...], calls: Sequence[Case]
 ) -> dict[nn.Module, int]:
-    """The layers that these calls of the model call, each with the rows of its smallest call.
+    """Return the layers that these calls of the model run, each with the rows of its smallest call.
 
-    Of others the owner may read the weight, as torchvision's Swin does.
+    The owner of another layer may read its weight directly, as torchvision's Swin does.
     """
     rows: dict[nn.Module, int] = {}
 

@@ -23,7 +23,7 @@ SIX = (0, 6)
 
 
 def drop_copies(layer: Node) -> None:
-    """Take a layer's output for plain copies of it: a functional graph has one where a dropout did nothing."""
+    """Treat plain copies of a layer's output as that output: a functional graph has one where a dropout did nothing."""
     for user in list(layer.users):
         if user.target is aten.clone.default and not user.kwargs:
             user.replace_all_uses_with(layer)
@@ -66,7 +66,7 @@ def _activation(node: Any) -> str | None:
 
 
 def same_kind(one: Node, other: Node) -> bool:
-    """Whether the values of two nodes have one shape and type."""
+    """Check whether the values of two nodes have one shape and dtype."""
     a, b = one.meta["val"], other.meta["val"]
     return a.shape == b.shape and a.dtype == b.dtype
 

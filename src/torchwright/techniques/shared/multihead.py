@@ -1,7 +1,7 @@
 """nn.MultiheadAttention as linear layers around scaled_dot_product_attention, which techniques can see and change.
 
-torch's module keeps three projections in one parameter and hands the weights of all to a function (in inference to one
-fused operator), so that no linear layer in it is ever called.
+torch's module keeps three projections in one parameter and hands all weights to a function (in inference to one fused
+operator), so that its linear layers are never called.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _reason(module: Any) -> str | None:
 
 
 class SeparateHeads(nn.Module):
-    """What an nn.MultiheadAttention computes in eval mode, called as it is.
+    """Computes an nn.MultiheadAttention in eval mode, with the same signature.
 
     Its layers `q`, `k`, `v` and `out` are ordinary linear layers; those of one input are joined again in the graph.
     """
@@ -111,7 +111,7 @@ class SeparateHeads(nn.Module):
 def _merged(
     attn_mask: torch.Tensor | None, padding: torch.Tensor | None, q_BHTD: torch.Tensor, k_BHSD: torch.Tensor
 ) -> torch.Tensor | None:
-    """What is added to the scores, (B or 1, H or 1, T or 1, S): both masks in torch's form, where True hides."""
+    """Return the bias of the scores, (B or 1, H or 1, T or 1, S): both masks in torch's form, where True hides."""
     B, H, S = *q_BHTD.shape[:2], k_BHSD.shape[2]
     parts = []
     if attn_mask is not None:

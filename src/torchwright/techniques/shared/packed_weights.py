@@ -1,4 +1,4 @@
-"""What the techniques share that quantize the native decoder's packed layers."""
+"""Shared code of techniques that quantize the native decoder's packed layers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class PackedWeights(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"wide_weights"})
     wider: ClassVar[Scheme]
-    """What the layers of `skip` are packed as."""
+    """The scheme of the layers in `skip`."""
 
     skip: tuple[str, ...] = ()
     """Names of layers that keep more bits."""
     side: Literal["both", "encoder", "decoder"] = "both"
-    """Of a model that has both."""
+    """The stacks to quantize, in a model with an encoder and a decoder."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -55,7 +55,9 @@ class PackedWeights(Technique):
         return None
 
     def importance(self, target: Target) -> dict[nn.Module, torch.Tensor]:
-        """What calibration says of each layer's input features, for schemes that ask; see `PackedLinear`."""
+        """Return the calibration statistics of each layer's input features, for schemes that need them; see
+        `PackedLinear`.
+        """
         return {}
 
     def apply(self, target: Target) -> None:

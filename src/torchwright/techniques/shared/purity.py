@@ -184,7 +184,7 @@ FUNCTIONS = frozenset(
         "interpolate",
     ]
 )
-"""Of torch, and as methods of tensors: what they refuse depends on types and sizes, which the trace shows."""
+"""Functions of torch, and methods of tensors: what they refuse depends on dtypes and shapes, which the trace shows."""
 BUILTINS = (len, abs, float, int, bool, str, repr, isinstance, tuple, list, dict, round, format, min, max)
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """In training."""
@@ -194,7 +194,7 @@ FAILING = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True)
 class Scope:
-    """What names in a function stand for; `self` is each of the modules whose method it is."""
+    """Return the values of names in a function; `self` is each of the modules whose method it is."""
 
     function: types.FunctionType
     modules: Sequence[nn.Module]
@@ -281,7 +281,7 @@ def _module_reason(module: nn.Module) -> str | None:
 
 
 def _is_fixed(index: ast.expr) -> bool:
-    """Whether an index is made of numbers, slices and names of sizes alone."""
+    """Check whether an index consists only of numbers, slices and names of sizes."""
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
     return all(isinstance(part, ast.Slice) or _is_constant(part) for part in parts)
 

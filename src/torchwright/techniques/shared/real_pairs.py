@@ -43,12 +43,12 @@ LINEAR = frozenset(
         *(aten.cumsum.default, aten.tril.default, aten.triu.default, aten.zeros_like.default),
     }
 )
-"""What does the same to both parts; none of its other arguments is complex."""
+"""Operators that treat both parts alike; none of their other arguments is complex."""
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 
 
 def has_complex(graph_module: GraphModule) -> bool:
-    """Whether any value of a graph is complex."""
+    """Check whether any value of a graph is complex."""
     return any(_is_complex(node) for node in graph_module.graph.nodes)
 
 
@@ -97,7 +97,7 @@ class _Pairs:
         return rule(*args)
 
     def parts(self, node: Node) -> Pair:
-        """Of a complex tensor that the graph is given."""
+        """Return the pair of a complex tensor that the graph is given."""
         both = self._add(aten.view_as_real.default, node)
         return self._unstacked(both)
 

@@ -1,4 +1,4 @@
-"""What a batch norm's subclass does after its normalization, as a module of its own."""
+"""The computation of a batch norm's subclass after its normalization, as a separate module."""
 
 from __future__ import annotations
 

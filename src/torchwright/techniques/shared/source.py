@@ -38,7 +38,7 @@ class Bound:
 
 
 class Functions:
-    """What a model's modules call of their user's: their methods, and functions that these name."""
+    """Return the user's code that a model's modules call: their methods, and functions that these name."""
 
     def __init__(self, model: nn.Module) -> None:
         self.methods = list(_methods(model))
@@ -116,13 +116,13 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef:
 
 
 def _is_private(node: ast.AST) -> bool:
-    """Whether Python writes the name of its class before it."""
+    """Check whether Python prefixes the name with its class (name mangling)."""
     name = getattr(node, "attr", getattr(node, "id", ""))
     return name.startswith("__") and not name.endswith("__")
 
 
 def bound_names(function: types.FunctionType) -> ChainMap[str, Any]:
-    """What a function's outer names stand for, as far as they are bound."""
+    """Return the values of a function's outer names, as far as they are bound."""
     return ChainMap(_closed(function), function.__globals__)
 
 
@@ -180,7 +180,7 @@ def _methods(model: nn.Module) -> Iterator[Bound]:
 
 
 def is_users(function: types.FunctionType) -> bool:
-    """Whether its code is none of torch's, and is in a file."""
+    """Check that its code is not part of torch, and is in a file."""
     file = function.__code__.co_filename
     return not file.startswith("<") and not Path(file).is_relative_to(LIBRARY)
 

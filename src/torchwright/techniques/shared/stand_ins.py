@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false
-"""What rewritten lines call in place of what broke the graph."""
+"""Functions that rewritten lines call in place of the code that broke the graph."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Unbreak:
         return changed
 
     def _is_message(self, node: ast.expr) -> bool:
-        """Whether it prints, warns or logs, and does nothing else."""
+        """Check whether it only prints, warns or logs."""
         if not isinstance(node, ast.Call):
             return False
         values = self.scope.values(node.func)
@@ -324,7 +324,7 @@ def _is_choice(node: ast.Call) -> bool:
 
 
 def _is_number(node: ast.AST) -> bool:
-    """Whether it is a call of a stand-in for a number."""
+    """Check for a call of a stand-in for a number."""
     numbers = (stand_ins.item, stand_ins.to_float, stand_ins.to_int, stand_ins.largest, stand_ins.smallest)
     names = {PREFIX + function.__name__ for function in numbers}
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
@@ -350,7 +350,7 @@ def _function(
 
 
 def _ends(body: Sequence[ast.stmt]) -> bool:
-    """Whether nothing runs behind it."""
+    """Check whether it is the last statement to run."""
     if not body:
         return False
     final = body[-1]
@@ -360,7 +360,7 @@ def _ends(body: Sequence[ast.stmt]) -> bool:
 
 
 def _is_assignment(statement: ast.stmt) -> bool:
-    """Whether it binds names of its function alone."""
+    """Check whether it binds only names of its function."""
     return isinstance(statement, ast.Assign) and all(map(_is_local, statement.targets))
 
 

@@ -27,7 +27,7 @@ Lines = dict[types.FunctionType, dict[int, set[str]]]
 
 @dataclass
 class Unbroken:
-    """What became of a model's breaks."""
+    """The outcome of removing a model's graph breaks."""
 
     model: nn.Module
     rewritten: list[GraphBreak] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Unbroken:
     complex: list[GraphBreak] = field(default_factory=list)
     """Lines whose complex numbers the graph's own rewriting (`real_pairs`) is for."""
     methods: list[tuple[nn.Module, str]] = field(default_factory=list)
-    """What the modules have of their own now."""
+    """The attributes that the modules have of their own now."""
 
     def undo(self) -> None:
         """Let the modules run what their classes say."""
@@ -114,7 +114,7 @@ def _scope(functions: Functions, function: types.FunctionType) -> Scope:
 
 
 def _is_shadow(each: GraphBreak, lines: Lines, functions: Functions) -> bool:
-    """Whether a break only says that another one is there: a loop around it, or arrays that are tensors by now."""
+    """Check whether a break only follows from another one: a loop around it, or arrays that are tensors by now."""
     if each.cause == LOOP.name:
         return True
     arrays = {function for function, at in lines.items() if any(NUMPY in causes for causes in at.values())}
@@ -125,5 +125,5 @@ def _is_shadow(each: GraphBreak, lines: Lines, functions: Functions) -> bool:
 
 
 def place(each: GraphBreak) -> str:
-    """Where a break is, as people read it."""
+    """Return a break's location, for people."""
     return f"{Path(each.file).name}:{each.line}"

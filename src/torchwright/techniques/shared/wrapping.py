@@ -1,4 +1,4 @@
-"""What techniques share: outputs compared, wrapped models looked through, modules replaced under all their names."""
+"""Helpers of techniques: compare outputs, look through wrapped models, replace modules under all their names."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def of_classes(model: nn.Module, classes: Collection[str]) -> list[tuple[str, An
 
 
 def known_names(option: str, given: Iterable[str], known: Iterable[str]) -> set[str]:
-    """`given` without what was wrapped around the model since.
+    """Strip wrappers that were added to the model since from the names `given`.
 
-    Raises `UnknownName`, with the nearest of the `known` plain names, where one of them is none of the model's.
+    Raises `UnknownName`, with the nearest of the `known` plain names, for a name that the model does not have.
     """
     known, asked = set(known), {plain_name(name) for name in given}
     strange = sorted(asked - known)
@@ -59,7 +59,9 @@ def known_names(option: str, given: Iterable[str], known: Iterable[str]) -> set[
 
 
 def layer_input(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a linear layer or convolution is called on, by place or by its name in torch; None in other calls."""
+    """Return the input of a linear layer's or convolution's call, by position or by torch's name; None in other
+    calls.
+    """
     return args[0] if args else kwargs.get("input")
 
 
@@ -99,7 +101,7 @@ def replace_where(
     reason: Callable[[Any], str | None],
     make: Callable[[Any], nn.Module],
 ) -> dict[str, str]:
-    """Put `make(module)` in the place of each for which there is no reason against it; name → reason of the others."""
+    """Replace each module by `make(module)` unless there is a reason against it; return name → reason of the others."""
     left: dict[str, str] = {}
     for name, module in found:
         if why := reason(module):
