@@ -10,8 +10,8 @@ import pytest
 import torch
 from export_models import small
 
-from torchwright.errors import RefusedTechnique
-from torchwright.exporter.gguf import MODEL, Gguf, _by_reader, _geometry
+from torchwright.errors import ModelError, RefusedTechnique
+from torchwright.exporter.gguf import MODEL, Gguf, _by_reader, _geometry, _turned
 from torchwright.exporter.gguf_file import stored
 from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.subject import Subject, make_subject
@@ -94,3 +94,9 @@ def test_a_module_is_no_language_model(tmp_path: Path) -> None:
     with pytest.raises(RefusedTechnique, match="comes from no model folder"):
         Gguf.write(make_subject(ModuleWorkload(*small())), "bf16", tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_heads_that_do_not_divide_the_rows_are_refused() -> None:
+    config = {"model_type": "llama", "num_attention_heads": 32}
+    with pytest.raises(ModelError, match="has 32 rows, which 32 heads of config.json do not divide"):
+        _turned("model.layers.0.self_attn.q_proj.weight", torch.zeros(32, 16), config)

@@ -23,7 +23,7 @@ from torchwright.serve.preflight import preflight
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.train.kinds import kind_of_model
 from torchwright.train.model import Transformer
-from torchwright.train.model.weights import load_weights
+from torchwright.train.model.weights import check_shapes, load_weights
 from torchwright.train.planning.models import read_model
 from torchwright.workloads.detect import from_target
 
@@ -75,7 +75,10 @@ def export(folder: Path) -> None:
 
 def train(folder: Path) -> None:
     kind_of_model(folder)
-    model = Transformer(read_decoder_config(folder))
+    with torch.device("meta"):
+        model = Transformer(read_decoder_config(folder))
+    check_shapes(model, folder)
+    model.to_empty(device="cpu")
     load_weights(model, folder)
 
 

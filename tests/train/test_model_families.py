@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from tiny import MODELS, TOKENS, build, save, token_ids
 
 from torchwright.decoder import load_decoder, read_decoder_config
 from torchwright.errors import ModelError
-from torchwright.train.model import Transformer, explicit_attention, load_weights, save_folder, weights
+from torchwright.train.model import (
+    Transformer,
+    check_shapes,
+    explicit_attention,
+    load_weights,
+    save_folder,
+    weights,
+)
 from torchwright.train.model.loss import shift_labels
 from torchwright.train.model.vocabulary import IGNORE
 
@@ -60,6 +68,21 @@ def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Path]) 
         total.backward()
         torch.testing.assert_close(ours.embedding.weight.grad, gradient, rtol=1e-3, atol=1e-3)
     assert all(parameter.grad is not None for parameter in ours.parameters())
+
+
+def test_sizes_that_the_files_do_not_have_are_refused_before_memory_is_taken(
+    pair: tuple[Any, Path], tmp_path: Path
+) -> None:
+    _, folder = pair
+    with torch.device("meta"):
+        check_shapes(Transformer(read_decoder_config(folder)), folder)
+    wrong = Path(shutil.copytree(folder, tmp_path / "wrong"))
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps({**config, "vocab_size": 2**24}))
+    with torch.device("meta"):
+        model = Transformer(read_decoder_config(wrong))
+    with pytest.raises(ModelError, match="has another shape than config.json says"):
+        check_shapes(model, wrong)
 
 
 def test_a_saved_folder_is_read_back_exactly(pair: tuple[Any, Path], tmp_path: Path) -> None:

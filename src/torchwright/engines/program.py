@@ -51,6 +51,8 @@ DEEPEST = 100
 """The limit on nested lists and objects: graphs within graphs."""
 LARGEST_INPUT = 2**34
 """Bytes of the inputs that are made up for a graph that is compiled again."""
+ALIGNMENT = 64
+"""Bytes, of what PyTorch allocates on the CPU."""
 SPARSEST = 64
 """The factor by which a tensor may spread beyond its own size, as a part of a larger one does."""
 UNBOUNDED = 2**20
@@ -231,7 +233,7 @@ def read_programs(
     try:
         graphs = checked(read_json(folder / GRAPHS, largest=LARGEST, deepest=DEEPEST), trust=trust)
         with safe_open(folder / TENSORS, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
+            tensors = {key: _aligned(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118, not a dict
         programs = {}
         for name, entry in graphs.items():
             if names is not None and name not in names:
@@ -253,6 +255,16 @@ def read_programs(
         raise ArtifactError(
             f"the graphs in {folder} cannot be read", found=f"{type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor at an address that PyTorch's allocator could have given it.
+
+    A file keeps tensors one after the other, so that 8-bit ones begin at any byte. torch's CPU kernels load them as if
+    they were allocated: `_weight_int8pack_mm` ends the process with a segmentation fault (torch 2.13). Wider types lie
+    at multiples of their own size, which their kernels accept.
+    """
+    return tensor.clone() if tensor.element_size() == 1 and tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @contextlib.contextmanager

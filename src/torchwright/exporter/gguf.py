@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torchwright.decoder.families import decoder_config
-from torchwright.errors import RefusedTechnique, shown
+from torchwright.errors import ModelError, RefusedTechnique, shown
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.gguf_file import BLOCK, Stored, Value, stored, write_gguf
 from torchwright.hub.checkpoint import Checkpoint
@@ -146,6 +146,11 @@ def _turned(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Te
     heads = config.get(TURNED.get(name.split(".")[-2], ""))
     if config["model_type"] != "llama" or heads is None:
         return tensor
+    if len(tensor) % (2 * heads):
+        raise ModelError(
+            f"the tensor '{name}' has {len(tensor)} rows, which {heads} heads of config.json do not divide",
+            next="take config.json and weights of one model",
+        )
     return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 

@@ -8,12 +8,13 @@ save_folder(model, model.config, out, source=folder)
 
 from torchwright.train.model.attention import Attend, Scores, explicit_attention, fused_attention
 from torchwright.train.model.transformer import Transformer
-from torchwright.train.model.weights import load_weights, save_folder
+from torchwright.train.model.weights import check_shapes, load_weights, save_folder
 
 __all__ = [
     "Attend",
     "Scores",
     "Transformer",
+    "check_shapes",
     "explicit_attention",
     "fused_attention",
     "load_weights",

@@ -100,10 +100,51 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
 def load_weights(model: Transformer, folder: Path) -> None:
     """Fill the model from a folder's safetensors, in the parameters' own dtype; sharded ones take their part.
 
-    A classifier's output layer is left as it is; biases by which experts are chosen begin at zero where it has none.
+    A classifier's output layer is left as it is. Biases that choose experts begin at zero if the folder has none.
 
     Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
     """
+    checkpoint, biased = _open_float(folder)
+    # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
+    gathered: dict[str, list[torch.Tensor]] = {}
+    for tensor, parameters in _wanted(model):
+        if tensor.bias and not biased:
+            fill(parameters[0], torch.zeros(()))
+            continue
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        if tensor.name == EMBEDDING and model.config.tied:
+            fill(parameters[0], _tied_table(checkpoint, shapes[0]))
+            continue
+        if tensor.expert is not None:
+            (name,), (shape,) = tensor.parameters, shapes
+            parts = gathered.setdefault(name, [])
+            parts.append(_whole(checkpoint, tensor.name, shape[1:]))
+            if len(parts) == shape[0]:
+                fill(parameters[0], torch.stack(gathered.pop(name)))
+            continue
+        full = _whole(checkpoint, tensor.name, _file_shape(tensor, shapes))
+        for parameter, part in zip(parameters, full.split([shape[0] for shape in shapes]), strict=True):
+            fill(parameter, part)
+    checkpoint.close()
+
+
+def check_shapes(model: Transformer, folder: Path) -> None:
+    """Raise `ModelError` as `load_weights` does for missing tensors and wrong shapes, without reading a value.
+
+    The model may be on the meta device, so that a config.json with sizes of its own takes no memory.
+    """
+    checkpoint, biased = _open_float(folder)
+    for tensor, parameters in _wanted(model):
+        if tensor.bias and not biased:
+            continue
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        tied = tensor.name == EMBEDDING and model.config.tied and EMBEDDING not in checkpoint
+        checkpoint.weight(HEAD if tied and HEAD in checkpoint else tensor.name, _file_shape(tensor, shapes))
+    checkpoint.close()
+
+
+def _open_float(folder: Path) -> tuple[Checkpoint, bool]:
+    """Open an unquantized checkpoint; the flag says whether its config has biases that choose experts."""
     described = read_config(folder)
     checkpoint = Checkpoint(folder, described)
     if checkpoint.quantized:
@@ -111,34 +152,25 @@ def load_weights(model: Transformer, folder: Path) -> None:
             f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
             next="take the model's original checkpoint",
         )
+    experts = decoder_config(described, f"{folder / 'config.json'}").experts
+    return checkpoint, bool(experts and experts.bias)
+
+
+def _wanted(model: Transformer) -> Iterator[tuple[FileTensor, list[torch.Tensor | FourBit]]]:
+    """Yield the tensors that this process's part of the model reads, each with its parameters."""
     parameters: dict[str, torch.Tensor | FourBit] = {**named_tensors(model)}
     parameters |= {name: part for name, part in model.named_modules() if isinstance(part, FourBit)}
-    of_folder = decoder_config(described, f"{folder / 'config.json'}").experts
-    # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
-    gathered: dict[str, list[torch.Tensor]] = {}
     for tensor in file_tensors(model.config, model.output):
         elsewhere = tensor.parameters[0] not in parameters  # of another process's pipeline stage
-        if elsewhere or tensor.name == f"{SCORE}.weight":
-            continue
-        if tensor.bias and not (of_folder and of_folder.bias):
-            fill(parameters[tensor.parameters[0]], torch.zeros(()))
-            continue
-        shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
-        if tensor.name == EMBEDDING and model.config.tied:
-            fill(parameters[tensor.parameters[0]], _tied_table(checkpoint, shapes[0]))
-            continue
-        if tensor.expert is not None:
-            (name,), (shape,) = tensor.parameters, shapes
-            parts = gathered.setdefault(name, [])
-            parts.append(_whole(checkpoint, tensor.name, shape[1:]))
-            if len(parts) == shape[0]:
-                fill(parameters[name], torch.stack(gathered.pop(name)))
-            continue
-        rows = [shape[0] for shape in shapes]
-        full = _whole(checkpoint, tensor.name, (sum(rows), *shapes[0][1:]))
-        for name, part in zip(tensor.parameters, full.split(rows), strict=True):
-            fill(parameters[name], part)
-    checkpoint.close()
+        if not elsewhere and tensor.name != f"{SCORE}.weight":
+            yield tensor, [parameters[name] for name in tensor.parameters]
+
+
+def _file_shape(tensor: FileTensor, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape in the file: parameters one below the other, or one expert's part of a parameter."""
+    if tensor.expert is not None:
+        return shapes[0][1:]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def _tied_table(checkpoint: Checkpoint, shape: tuple[int, ...]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.data.batch import WindowBatch
-from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model import Transformer, check_shapes, explicit_attention, load_weights
 from torchwright.train.model.classifier import reset_scores
 from torchwright.train.model.foreign import Foreign, ForeignConfig, ModelConfig, build_foreign
 from torchwright.train.model.lora import reset_adapters
@@ -49,6 +49,8 @@ def build_model(
             model = Staged(config, turns, mesh["pp"], layout.tp)
         else:
             model = decoder_of(run, config, folder)
+    if run.model.folder is not None:
+        check_shapes(model, folder / run.model.folder)
     convert(model, run.precision, device, layout.tp, gather=run.gather)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
