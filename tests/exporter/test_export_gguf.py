@@ -98,5 +98,5 @@ def test_a_module_is_no_language_model(tmp_path: Path) -> None:
 
 def test_heads_that_do_not_divide_the_rows_are_refused() -> None:
     config = {"model_type": "llama", "num_attention_heads": 32}
-    with pytest.raises(ModelError, match="has 32 rows, which 32 heads of config.json do not divide"):
+    with pytest.raises(ModelError, match=r"has 32 rows, which 32 heads of config.json do not divide"):
         _turned("model.layers.0.self_attn.q_proj.weight", torch.zeros(32, 16), config)

@@ -81,7 +81,7 @@ def test_sizes_that_the_files_do_not_have_are_refused_before_memory_is_taken(
     (wrong / "config.json").write_text(json.dumps({**config, "vocab_size": 2**24}))
     with torch.device("meta"):
         model = Transformer(read_decoder_config(wrong))
-    with pytest.raises(ModelError, match="has another shape than config.json says"):
+    with pytest.raises(ModelError, match=r"has another shape than config.json says"):
         check_shapes(model, wrong)
 
 
