@@ -1,131 +1,526 @@
-"""The web page in headless Chromium, driven over its debugging pipe: a chat, and the figures that change with it."""
+"""The chat page in headless Chromium: conversations, Markdown of an untrusted model, what the browser keeps, errors."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
+import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import httpx
+import numpy as np
 import pytest
-from http_support import MODEL, Running, serving, wait_until
+from browser_support import DESKTOP, PHONE, Browser, chromium
+from http_support import CONTEXT, MODEL, Running, serving, wait_until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-class Browser:
-    """One page of a headless Chromium; messages are JSON, ended by a zero byte, on the descriptors 3 and 4."""
-
-    def __init__(self, profile: Path) -> None:
-        assert CHROMIUM is not None
-        reads, self._out = os.pipe()
-        self._in, writes = os.pipe()
-        flags = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run"
-        words = [
-            CHROMIUM,
-            *flags.split(),
-            f"--user-data-dir={profile}",
-            "--remote-debugging-pipe",
-            "about:blank",
-        ]
-        self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", *words],
-            pass_fds=(reads, writes),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(reads)
-        os.close(writes)
-        self._buffer = b""
-        self._id = 0
-        self._session = ""
-
-    def open(self) -> None:
-        """A page of its own."""
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of one command."""
-        self._id += 1
-        message: dict[str, Any] = {"id": self._id, "method": method, "params": parameters}
-        message |= {"sessionId": self._session} if self._session else {}
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while (found := self._next()).get("id") != self._id:
-            pass
-        assert "result" in found, found
-        return found["result"]
-
-    def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
-        os.close(self._in)
-        os.close(self._out)
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            data = os.read(self._in, 1 << 16)
-            assert data, "the browser has ended"
-            self._buffer += data
-        message, _, self._buffer = self._buffer.partition(b"\0")
-        return json.loads(message)
+TALKED = "document.querySelectorAll('.assistant .acts').length"
+MEASURE = "[...document.querySelectorAll('body *')].filter(e => !e.closest('pre, .table, #list, .hidden-text, .skip'))"
+"""Elements that scroll by themselves, and those out of sight, may be wider than the window."""
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: `apt-get install chromium`")
-    browser = Browser(tmp_path)
-    try:
-        browser.open()
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
-    finally:
-        browser.close()
 
 
 @pytest.fixture
 def server() -> Iterator[Running]:
-    with serving(keys=["secret"]) as running:
+    with serving() as running:
         yield running
 
 
-def text(browser: Browser, selector: str) -> str:
-    return browser.run(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''")
+@pytest.fixture
+def page(server: Running, browser: Browser) -> Browser:
+    """The page of a server without a key, in a tab of its own; a new port, so that nothing is kept from before."""
+    page = opened(browser, server)
+    wait_until(lambda: MODEL in page.run("document.title"))
+    return page
 
 
-def test_a_chat_in_the_browser(server: Running, browser: Browser) -> None:
+def opened(browser: Browser, server: Running) -> Browser:
+    browser.open()
+    browser.console.clear()
+    browser.show(DESKTOP)
     browser.ask("Page.navigate", url=server.url)
-    wait_until(lambda: text(browser, "#model") == MODEL)
-    assert text(browser, "#state") == "ready"
+    wait_until(lambda: browser.text("#model") == MODEL)
+    return browser
 
-    # A key is asked for once it is missing; the figures come with it.
-    wait_until(lambda: browser.run("!document.querySelector('#key-row').hidden"))
-    browser.run("document.querySelector('#key').value = 'secret'; 0")
-    browser.run("document.querySelector('#limit').value = 12; 0")
-    browser.run("document.querySelector('#text').value = 'Hello <b>there</b> 🥊'; 0")
-    browser.run("document.querySelector('#form').requestSubmit(); 0")
-    wait_until(lambda: "12 new" in text(browser, ".assistant .foot"))
-    assert text(browser, ".user") == "Hello <b>there</b> 🥊"
-    assert text(browser, ".assistant span").startswith("User: Hello <b>there")
-    assert browser.run("document.querySelectorAll('.message b').length") == 0
-    assert text(browser, ".assistant .foot").startswith("length; ")
-    wait_until(lambda: text(browser, "#batch") == "0 / 0" and text(browser, "#kv") == "0.0 %")
 
-    # What the server refuses is shown, and the message can be sent again.
-    browser.run("document.querySelector('#limit').value = 100000; 0")
-    browser.run("document.querySelector('#text').value = 'more'; 0")
-    browser.run("document.querySelector('#form').requestSubmit(); 0")
-    wait_until(lambda: "too many" in text(browser, ".fault span"))
-    assert browser.run("messages.length") == 2
-    assert browser.run("document.querySelector('#send').disabled") is False
-    browser.run("document.querySelector('#clear').click(); 0")
-    assert browser.run("document.querySelectorAll('.message').length + messages.length") == 0
+def say(page: Browser, text: str) -> None:
+    """Write a message with the keyboard and send it."""
+    page.run("document.querySelector('#text').focus(); 0")
+    page.type(text)
+    page.press("Enter")
+
+
+def answered(page: Browser, count: int) -> None:
+    """Wait until so many answers are complete."""
+    wait_until(
+        lambda: page.count(".assistant .acts") == count and page.run("document.querySelector('#stop').hidden")
+    )
+
+
+def limit(page: Browser, tokens: int) -> None:
+    """Let answers have so many tokens: the fake engine never ends one by itself."""
+    kept = json.dumps({"limit": str(tokens)})
+    page.run(f"localStorage.setItem('torchwright.settings', {json.dumps(kept)}); 0")
+    again(page)
+
+
+def again(page: Browser) -> None:
+    """Reload the page, and wait until it knows the model."""
+    page.reload()
+    wait_until(lambda: MODEL in page.run("document.title"))
+
+
+def slow(page: Browser) -> None:
+    """Let bytes come slowly: the fake engine writes its longest answer in less than a second."""
+    page.ask("Network.enable")
+    page.ask(
+        "Network.emulateNetworkConditions",
+        offline=False, latency=0, downloadThroughput=30_000, uploadThroughput=-1,
+    )  # fmt: skip
+
+
+def draw(page: Browser, *sources: str) -> str:
+    """Return the HTML of a text as an answer, drawn after each of its beginnings."""
+    return page.run(f"""(async () => {{
+        const {{ render }} = await import("/page/markdown.js");
+        const target = document.createElement("div");
+        for (const source of {json.dumps(sources)}) render(target, source);
+        return target.innerHTML; }})()""")
+
+
+def test_the_pages_files_have_types_and_digests_and_need_no_key() -> None:
+    with serving(keys=["secret"]) as running, httpx.Client(base_url=running.url) as http:
+        names = re.findall(r'"(page/[\w.]+)"', http.get("/").text)
+        scripts = [name for name in names if name.endswith(".js")]
+        while scripts:  # what the scripts import
+            for name in re.findall(r'from "\./([\w.]+)"', http.get(scripts.pop()).text):
+                if f"page/{name}" not in names:
+                    names.append(f"page/{name}")
+                    scripts.append(f"page/{name}")
+        types = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+        assert len(names) > 10
+        for name in names:
+            found = http.get(f"/{name}")
+            assert found.status_code == 200
+            assert found.headers["content-type"].partition(";")[0] == types[name.rpartition(".")[2]]
+            assert found.headers["cache-control"] == "no-cache"
+            again = http.get(f"/{name}", headers={"if-none-match": f'"other", W/{found.headers["etag"]}'})
+            assert (again.status_code, again.content) == (304, b"")
+        assert "MIT" in http.get("/page/marked.license.txt").text
+        assert "https://" not in http.get("/").text
+        for name in ("none.js", "..%2fapp.py", "%2e%2e/app.py"):
+            assert http.get(f"/page/{name}").status_code == 404
+        policy = http.get("/").headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
+
+
+def test_what_a_model_takes_is_in_its_card() -> None:
+    for kind, path, takes in (
+        ("decoder", "/v1/chat/completions", "text"),
+        ("encoder", "/v1/embeddings", "text"),
+        ("recognizer", "/v1/audio/transcriptions", "audio"),
+    ):
+        with serving(kind=kind) as running, httpx.Client(base_url=running.url) as http:
+            (card,) = http.get("/v1/models").json()["data"]
+            assert (card["endpoints"][0], card["input_modalities"]) == (path, [takes])
+            assert set(card["endpoints"]) <= set(http.get("/openapi.json").json()["paths"])
+
+
+def test_a_conversation_by_keyboard_is_kept_and_can_be_edited(page: Browser) -> None:
+    limit(page, 12)
+    assert page.text("#batch") == "0 / 0"
+    say(page, "Hello <b>there</b> 🥊")
+    answered(page, 1)
+    assert page.text(".user .body") == "Hello <b>there</b> 🥊"
+    assert page.text(".assistant .body").startswith("User: Hello <b>there")
+    assert page.count(".message b") == 0
+    assert page.text(".assistant .end") == "Cut off: it has as many tokens as it may."
+    assert page.text(".note span").startswith("12 tokens, ")
+
+    # Two lines: Shift+Enter does not send.
+    page.type("one")
+    page.press("Enter", shift=True)
+    page.type("two")
+    page.press("Enter")
+    answered(page, 2)
+    assert page.run("document.querySelectorAll('.user .body')[1].textContent") == "one\ntwo"
+
+    # Regenerate replaces the last answer; the roles still alternate for the next question.
+    page.run(
+        "[...document.querySelectorAll('.acts button')].find(b => b.textContent === 'Regenerate').click(); 0"
+    )
+    answered(page, 2)
+    say(page, "three")
+    answered(page, 3)
+
+    # An edited message replaces what came after it, and Undo brings that back.
+    page.run("[...document.querySelectorAll('.acts button')].find(b => b.textContent === 'Edit').click(); 0")
+    wait_until(lambda: page.run("document.activeElement.matches('.editor textarea')"))
+    page.run("document.activeElement.value = 'Good morning'; 0")
+    page.press("Enter")
+    answered(page, 1)
+    assert page.text(".user .body") == "Good morning"
+    page.click("#undo")
+    wait_until(lambda: page.count(".user") == 3)
+
+    # A reload shows the same conversation, and the settings are there.
+    again(page)
+    wait_until(lambda: page.count(".user") == 3)
+    assert page.text("#list [aria-current]") == "Hello <b>there</b> 🥊"
+    assert page.console == []
+
+
+def test_conversations_are_listed_renamed_and_deleted(page: Browser) -> None:
+    limit(page, 2)
+    for title in ("first", "second"):
+        page.click("#new")
+        say(page, title)
+        answered(page, 1)
+    names = "[...document.querySelectorAll('#list a')].map(a => a.textContent)"
+    wait_until(lambda: page.run(names) == ["second", "first"])
+    page.click("#list li:nth-child(2) [title=Rename]")
+    wait_until(lambda: page.run("document.activeElement.matches('#list input')"))
+    page.type("A <i>name</i>")
+    page.press("Enter")
+    wait_until(lambda: page.run(names) == ["second", "A <i>name</i>"])
+    page.click("#list li:nth-child(2) a")
+    wait_until(lambda: page.text("#list [aria-current]") == "A <i>name</i>")
+    assert page.text(".user .body") == "first"
+    page.click("#list [aria-current] ~ [title=Delete]")
+    wait_until(lambda: page.run(names) == ["second"] and page.count(".message") == 0)
+    page.click("#undo")
+    wait_until(lambda: page.run(names) == ["second", "A <i>name</i>"] and page.text(".user .body") == "first")
+    page.run("history.back(); 0")
+    assert page.console == []
+
+
+def test_an_answer_goes_to_its_own_conversation_and_stops(server: Running, page: Browser) -> None:
+    slow(page)
+    say(page, "a long one")
+    wait_until(lambda: page.text(".assistant .body").startswith("User: a long"))
+    page.click("#new")
+    assert page.count(".message") == 0
+    assert page.count("#list .busy") == 1
+    page.click("#list a")
+    wait_until(lambda: page.count(".growing") == 1)
+    page.run("document.querySelector('#text').focus(); 0")
+    page.press("Escape")
+    wait_until(lambda: page.text(".assistant .end") == "Stopped." and server.cancelled())
+    assert page.run("document.querySelector('#send').hidden") is False
+
+
+def test_an_answer_that_breaks_off_keeps_its_text(page: Browser) -> None:
+    slow(page)
+    say(page, "a long one")
+    kept = "import('/page/store.js').then(s => s.load(location.hash.slice(1))).then(c => c.messages.at(-1).content)"
+    wait_until(lambda: page.text(".assistant .body") != "" and page.run(kept) != "")
+    page.reload()  # in the midst of it
+    wait_until(lambda: page.text(".assistant .end") == "The page was closed before this was complete.")
+    assert page.text(".assistant .body").startswith("User: a long")
+    page.run(
+        "[...document.querySelectorAll('.acts button')].find(b => b.textContent === 'Regenerate').click(); 0"
+    )
+    wait_until(lambda: page.count(".growing") == 1)
+    # Deleted while it is being written, it stays deleted; brought back, it is whole.
+    page.click("#list [aria-current] ~ [title=Delete]")
+    wait_until(lambda: page.count("#list li") == 0)
+    page.reload()
+    wait_until(lambda: MODEL in page.run("document.title"))
+    assert page.count("#list li") == 0
+
+
+def test_a_key_is_asked_for_and_remembered(browser: Browser) -> None:
+    with serving(keys=["secret"]) as server:
+        page = opened(browser, server)
+        wait_until(lambda: "asks for an API key" in page.text("#fault"))
+        for given, then in (("日本", "no key has"), ("wrong", "does not know"), ("secret", "")):
+            page.run("document.querySelector('#fault button')?.click(); 0")
+            wait_until(lambda: page.run("document.activeElement.name === 'key'"))
+            page.run("document.activeElement.value = ''; 0")
+            page.type(given)
+            page.press("Enter")
+            wait_until(lambda then=then: then in page.text("#fault"))
+        wait_until(lambda: page.run("document.querySelector('#fault').hidden"))
+        limited = json.dumps({"limit": "3", "key": "secret"})
+        page.run(f"localStorage.setItem('torchwright.settings', {json.dumps(limited)}); 0")
+        again(page)
+        wait_until(lambda: page.text("#batch") == "0 / 0" and page.text("#hits") == "–")
+        say(page, "hello")
+        answered(page, 1)
+
+
+def test_old_messages_are_left_out_when_the_context_is_full(page: Browser) -> None:
+    long = "word " * (CONTEXT // 3)
+    limit(page, CONTEXT // 4)
+    say(page, long)
+    answered(page, 1)
+    say(page, long)
+    wait_until(lambda: "longer than the model can read" in page.text("#fault"))
+    assert page.text("#fault details").endswith("too many")
+    page.click("#fault .strong")
+    answered(page, 2)
+    assert page.count(".left-out") == 2
+    assert "no longer reads" in page.text(".divider")
+    page.click(".divider button")
+    wait_until(lambda: page.count(".left-out") == 0)
+    page.click("#new")
+    say(page, "word " * CONTEXT)
+    wait_until(lambda: page.text("#fault").startswith("The message is longer than the model can read."))
+    assert page.count("#fault .strong") == 0
+
+
+def test_a_server_that_is_gone_is_told_in_words_and_tried_again(server: Running, page: Browser) -> None:
+    limit(page, 3)
+    page.ask("Network.enable")
+    offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.ask("Network.emulateNetworkConditions", offline=True, **offline)
+    say(page, "hello")
+    wait_until(lambda: page.text("#fault p") == "The server does not answer. Is it still running?")
+    assert page.text("#state") in ("ready", "the server does not answer")
+    page.ask("Network.emulateNetworkConditions", offline=False, **offline)
+    page.run("[...document.querySelectorAll('#fault button')].at(-1).click(); 0")
+    answered(page, 1)
+    assert page.count(".user") == 1
+    assert page.run("document.querySelector('#fault').hidden")
+
+
+HOSTILE = [
+    ("<img src=x onerror=alert(1)>", "<p", "<img"),
+    ("a <script>alert(1)</script> b", "&lt;script&gt;", "<script"),
+    ("<svg onload=alert(1)>\n<p>x", "&lt;svg", "<svg"),
+    ("[x](javascript:alert(1))", "<span>x</span>", "href"),
+    ("[x](JaVa&#115;cript:alert(1))", "<span>x</span>", "href"),
+    ("[x](data:text/html,<script>)", "x", "href"),
+    ("[x](//evil.example/a)", "<span>x</span>", "href"),
+    ("<javascript:alert(1)>", "javascript", "href"),
+    ("![cat](https://example.com/cat.png)", "Picture: cat</a>", "<img"),
+    ('[x](https://example.com/" onclick="alert(1)")', "x", "<[^>]* onclick"),
+    ("```<img>\n</code><img src=x>\n```", "&lt;/code&gt;&lt;img", "<img"),
+    ("> " * 5000 + "deep", "deep", "<script"),
+]
+
+
+def test_a_hostile_answer_stays_text(page: Browser) -> None:
+    for source, shown, never in HOSTILE:
+        html = draw(page, source)
+        assert shown in html, source
+        assert not re.search(never, html), source
+    safe = draw(page, "[x](https://example.com/a?b=1&amp;c=2) <me@example.com>")
+    assert 'href="https://example.com/a?b=1&amp;c=2"' in safe
+    assert 'href="mailto:me@example.com"' in safe
+    assert safe.count('rel="noopener noreferrer nofollow"') == 2
+    # Should a node ever be made from HTML after all, the page's policy refuses it.
+    caught = (
+        "(() => { try { document.body.innerHTML = '<b>x</b>'; return '' } catch (e) { return e.name } })()"
+    )
+    assert page.run(caught) == "TypeError"
+
+
+def test_markdown_is_drawn_as_it_grows(page: Browser) -> None:
+    source = (
+        "# Title\n\na *b* **c** `d<br>` ~~e~~ 1 < 2 &lt;tag&gt; &amp;amp; x<br>y\n\n"
+        "```python\nif a < b:\n    pass\n```\n\n"
+        "1. one\n   - two\n2. three\n\n- [x] done\n\n| a | b |\n|:-:|--:|\n| 1 | <br> |\n\n> quoted\n\n---\n"
+    )
+    whole = draw(page, source)
+    assert draw(page, *(source[:end] for end in range(0, len(source), 3)), source) == whole
+    for part in (
+        "<h3>Title</h3>",
+        "<em>b</em> <strong>c</strong> <code>d&lt;br&gt;</code> <del>e</del> 1 &lt; 2 &lt;tag&gt; &amp;amp; x<br>y",
+        "<span>python</span>",
+        "<code>if a &lt; b:\n    pass</code>",
+        "<li>one<ul><li>two</li></ul></li>",
+        '<li class="task"><input type="checkbox" disabled="" aria-label="done">',
+        '<th class="align-center">a</th>',
+        "<blockquote><p>quoted</p></blockquote><hr>",
+    ):
+        assert part in re.sub(r' class=""| checked=""', "", whole), part
+
+
+PIECES = (
+    "- a\n", "  b\n", "\n", "\n\n", "```\n", "> q\n", "# h\n", "| a |\n", "|--|\n", "words\n", "---\n", "1. x\n",
+    "    deep\n", "**b", "`c", "<p>\n", "===\n", "\t- t\n", "* * *\n", "\r\n",
+)  # fmt: skip
+
+
+def test_a_grown_answer_is_drawn_as_a_whole_one(page: Browser) -> None:
+    rng = random.Random(0)
+    texts = [[rng.choice(PIECES) for _ in range(rng.randint(4, 24))] for _ in range(200)]
+    differing = page.run(f"""(async () => {{
+        const {{ render }} = await import("/page/markdown.js");
+        return {json.dumps(texts)}.filter((pieces) => {{
+            const grown = document.createElement("div"), whole = document.createElement("div");
+            pieces.forEach((_, at) => render(grown, pieces.slice(0, at + 1).join("")));
+            render(whole, pieces.join(""));
+            const plain = (node) => node.innerHTML.replace(/\\s/g, ""); // marked strips some tabs late
+            return plain(grown) !== plain(whole);
+        }}); }})()""")
+    assert differing == []
+
+
+def test_no_text_holds_the_page_up(page: Browser) -> None:
+    """Each of these takes marked seconds, and again for every token that follows, if it is read as a paragraph."""
+    for text in ("_a_", "[", "*a ", "`a", "![a]("):
+        nodes = page.run(f"""(async () => {{
+            const {{ render }} = await import("/page/markdown.js");
+            const target = document.createElement("div");
+            render(target, {json.dumps(text)}.repeat(20000));
+            return target.querySelectorAll("*").length; }})()""")
+        assert nodes == 1  # one paragraph of text, whose marks were not looked at
+
+
+def test_blocks_that_are_complete_keep_their_nodes(page: Browser) -> None:
+    """A selection in an answer stays while the answer grows, and a long answer costs no more than its last block."""
+    kept = page.run("""(async () => {
+        const { render } = await import("/page/markdown.js");
+        const target = document.createElement("div");
+        render(target, "one\\n\\ntwo\\n\\nthr");
+        const [one, two, three] = target.children;
+        render(target, "one\\n\\ntwo\\n\\nthree");
+        return [one === target.children[0], two === target.children[1], three === target.children[2]]; })()""")
+    assert kept == [True, True, False]
+
+
+def test_enter_that_ends_a_composition_does_not_send(page: Browser) -> None:
+    page.run("""(() => { const box = document.querySelector('#text'); box.value = 'にほん';
+        for (const more of [{ isComposing: true }, { keyCode: 229 }])
+            box.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true, ...more })); })()""")
+    assert page.count(".message") == 0
+    assert page.run("document.querySelector('#text').value") == "にほん"
+
+
+def test_reasoning_is_folded(browser: Browser) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
+    )
+    with serving(template=template) as server:
+        page = opened(browser, server)
+        limit(page, 200)
+        say(page, "I think</think>So *it* is. ")
+        answered(page, 1)
+        assert page.text(".reasoning > div").startswith("think")
+        assert page.run("document.querySelector('.reasoning').open") is False
+        assert "So it is." in page.text(".assistant .body")
+
+
+def test_a_sound_is_transcribed(browser: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("python_multipart", reason="uploads are read with python-multipart")
+    soundfile = pytest.importorskip("soundfile", reason="sound files are read with soundfile")
+    soundfile.write(tmp_path / "talk.wav", np.zeros(32_000), 16_000)
+    with serving(kind="recognizer") as server:
+        page = opened(browser, server)
+        wait_until(lambda: page.run("!document.querySelector('#sound-row').hidden"))
+        root = page.ask("DOM.getDocument")["root"]["nodeId"]
+        node = page.ask("DOM.querySelector", nodeId=root, selector="#sound")["nodeId"]
+        page.ask("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / "talk.wav")])
+        wait_until(lambda: page.text("#sound-name") == "talk.wav")
+        page.click("#send")
+        wait_until(lambda: "heard 16000" in page.text(".assistant .body"))
+        answered(page, 1)
+        assert page.text(".user .file") == "talk.wav"
+        assert page.count("audio") == 1
+        assert page.console == []
+
+
+def test_a_picture_is_made_and_kept(browser: Browser) -> None:
+    with serving(kind="painter") as server:
+        page = opened(browser, server)
+        wait_until(lambda: page.run("document.querySelector('#text').placeholder") == "Describe a picture")
+        say(page, "a red bicycle")
+        wait_until(lambda: page.run("document.querySelector('.assistant img')?.naturalWidth ?? 0") == 24)
+        again(page)
+        wait_until(lambda: page.run("document.querySelector('.assistant img')?.naturalWidth ?? 0") == 24)
+        assert page.console == []
+
+
+def test_a_model_that_writes_nothing_says_so(browser: Browser) -> None:
+    with serving(kind="encoder") as server:
+        page = opened(browser, server)
+        wait_until(lambda: page.text("#hello") == "This model does not write.")
+        assert page.run("document.querySelector('#form').hidden")
+
+
+def axe() -> str:
+    """The source of axe-core, an npm package that checks pages for accessibility: `AXE_CORE` names its folder."""
+    path = Path(os.environ.get("AXE_CORE", "node_modules/axe-core")) / "axe.min.js"
+    if not path.is_file():
+        pytest.skip(
+            "axe-core is not here: `npm install axe-core`, or AXE_CORE=FOLDER (`.ci/nightly webui` has it)"
+        )
+    return path.read_text("utf-8")
+
+
+def scene(page: Browser) -> None:
+    """A conversation with everything that the page can show."""
+    content = "# T\n\n- [x] done\n\n```python\nx = 1\n```\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n> [q](https://example.com)\n"
+    conversation = {
+        "id": "scene", "title": "A scene", "updated": 1, "system": "", "from": 2,
+        "messages": [
+            {"role": "user", "content": "old"},
+            {"role": "assistant", "content": "older"},
+            {"role": "user", "content": "a question of some length " * 9},
+            {"role": "assistant", "content": content, "reasoning": "so", "thought": 2, "cut": True, "note": "1 token"},
+        ],
+    }  # fmt: skip
+    page.run(f"import('/page/store.js').then(store => store.save({json.dumps(conversation)}))")
+    page.run("location.hash = 'scene'; 0")
+    wait_until(lambda: page.count(".table") == 1)
+    page.run("import('/page/thread.js').then(thread => thread.fault('A fault.', 'Its detail.'))")
+
+
+def test_everything_is_reached_by_tab(page: Browser) -> None:
+    scene(page)
+    page.run("document.activeElement.blur(); 0")
+    wanted = (
+        "[...document.querySelectorAll('button, a[href], textarea, input, summary')].filter(e => e.checkVisibility()"
+        " && !e.disabled && !e.closest('dialog')).length"
+    )
+    page.run("window.reached = new Set(); 0")
+    for _ in range(60):
+        page.press("Tab")
+        page.run("window.reached.add(document.activeElement); 0")
+    controls = "[...window.reached].filter(e => e.matches('button, a[href], textarea, input, summary')).length"
+    assert page.run(controls) == page.run(wanted) > 15
+    assert page.run("[...window.reached].some(e => e.matches('#chat, pre'))")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_nothing_is_wider_than_the_window(page: Browser, size: tuple[int, int]) -> None:
+    page.show(size)
+    again(page)
+    scene(page)
+    wide = page.run(
+        MEASURE + f".filter(e => e.getBoundingClientRect().right > {size[0]} + 1).map(e => e.outerHTML)"
+    )
+    assert wide == []
+    assert page.run("document.documentElement.scrollWidth") <= size[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing_serious(page: Browser, size: tuple[int, int], dark: bool) -> None:
+    source = axe()
+    page.show(size, dark=dark)
+    again(page)
+    page.run(source + "\n;0")
+    found = (
+        "axe.run().then(all => all.violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
+        ".map(({id, nodes}) => `${id}: ${nodes.map(n => n.target).join(' ')}`))"
+    )
+    assert page.run(found) == []
+    scene(page)
+    assert page.run(found) == []
+    if size == PHONE:
+        page.click("#side-toggle")
+        assert page.run(found) == []
+        page.click("#side-close")
+    page.click("#open-settings")
+    assert page.run(found) == []

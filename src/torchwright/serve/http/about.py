@@ -199,4 +199,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "permission": [permission],
         # Ours: without one, conversations are written by a plain template that the model was not trained on.
         "chat_template": service.chat_template,
+        # Ours: what the chat page, and any other client, may send.
+        "endpoints": service.endpoints,
+        "input_modalities": service.input_modalities,
     }

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import struct
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve.api_error import invalid, unavailable
-from torchwright.serve.http import about, generating, painting, reference, scoring, transcribing
+from torchwright.serve.http import about, generating, painting, reference, scoring, transcribing, webpage
 from torchwright.serve.http.embedding import embed
 from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.http.openapi import Operation, document
@@ -37,13 +36,8 @@ from torchwright.serve.openai.tokens import Asked
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
 from torchwright.serve.wire.metrics import CONTENT_TYPE
 
-PAGE = Path(__file__).parent / "page" / "index.htm"
-PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 DOCS_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; "
+    "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -52,7 +46,8 @@ def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> AS
     """The ASGI application; `lifespan` starts and ends what it needs."""
     operations = (
         *OPERATIONS,
-        Operation("GET", "/", page, "The page", before_ready=True),
+        Operation("GET", "/", webpage.index, "The chat page", before_ready=True),
+        Operation("GET", "/page/{name}", webpage.file, "A file of the chat page", before_ready=True),
         Operation("GET", "/docs", docs, "The OpenAPI document as a page", before_ready=True),
     )
     routes = [
@@ -116,10 +111,6 @@ async def metrics_text(service: Service, request: Request) -> Response:
 
 async def openapi(service: Service, request: Request) -> Response:
     return Json(document(OPERATIONS, keys=bool(service.keys)))
-
-
-async def page(service: Service, request: Request) -> Response:
-    return HTMLResponse(PAGE.read_text("utf-8"), headers={"content-security-policy": PAGE_POLICY})
 
 
 async def docs(service: Service, request: Request) -> Response:

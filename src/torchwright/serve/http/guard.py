@@ -33,6 +33,8 @@ Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})
 """Paths that need no key: they tell whether the server is there, and what any Torchwright server takes."""
+PAGE_FILES = "/page/"
+"""The chat page's files need no key either: the page is where one is entered."""
 PROBES = frozenset({"/health", "/ready"})
 """Paths that are asked again and again while the engine loads: what it is doing is said once."""
 GONE = 499
@@ -160,7 +162,7 @@ class Guard:
             )
         if not self._keys:
             self._hosts.check(headers)
-        elif scope["path"] not in OPEN:
+        elif scope["path"] not in OPEN and not scope["path"].startswith(PAGE_FILES):
             self._check_key(headers)
 
     def _check_key(self, headers: Headers) -> None:

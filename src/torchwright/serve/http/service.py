@@ -33,6 +33,16 @@ USES = {
     "painter": "a pipeline of pictures: use /v1/images/generations",
     "classifier": "a classifier of text: use /v1/classify, /v1/score or /v1/rerank",
 }
+ENDPOINTS = {
+    "decoder": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    "encoder": ("/v1/embeddings", "/v1/score", "/v1/rerank"),
+    "recognizer": ("/v1/audio/transcriptions", "/v1/audio/translations"),
+    "painter": ("/v1/images/generations",),
+    "classifier": ("/v1/classify", "/v1/score", "/v1/rerank"),
+}
+"""The paths that a model of each kind answers, for /v1/models."""
+TRANSLATOR = ("/v1/completions",)
+"""The path that a language model with an encoder answers: it takes texts, not conversations."""
 
 
 @dataclass(kw_only=True)
@@ -88,6 +98,17 @@ class Service:
             return None
         template = self.model.template
         return [] if template.plain else sorted(template.sources)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The paths under /v1 that the served model answers; raises `ApiError` (503) while it is not ready."""
+        ready = self.engine()
+        return TRANSLATOR if ready.answer is not None else ENDPOINTS[ready.kind]
+
+    @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """The kinds of input that the served model takes: text, and sound for a speech model."""
+        return ("text",) if self.sounds is None else ("audio",)
 
     @cached_property
     def reader(self) -> BodyReader:
