@@ -137,6 +137,23 @@ ledger.close()
 """
 
 
+def test_attempts_keep_their_order_when_the_clock_is_set_back_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time_ns
+    with Ledger(tmp_path, launch="a") as ledger, ledger.phase("step", step=3):
+        pass
+    monkeypatch.setattr(write.time, "time_ns", lambda: real() - 3600 * 10**9)
+    with Ledger(tmp_path, launch="b") as ledger:
+        ledger.resumed(step=3)
+        with ledger.phase("step", step=5):
+            pass
+    account = read_account(tmp_path)
+    assert [attempt.reached for attempt in account.attempts] == [3, 5]
+    assert [session.launch for session in read_sessions(tmp_path)] == ["a", "b"]
+    assert account.wall < 60
+
+
 def test_a_kill_loses_no_more_than_the_time_between_lines(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _CHILD, str(tmp_path)]
     with subprocess.Popen([*command, "0", "6", "die"], stdout=subprocess.PIPE) as child:

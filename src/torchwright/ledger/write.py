@@ -17,6 +17,7 @@ which it came and no other, and a file does not grow by its steps.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -37,6 +38,8 @@ from torchwright.ledger.launcher import Launcher
 _LOG = logging.getLogger(__name__)
 _FREQUENT = frozenset({"step", "data_wait"})
 """Phases that alternate too often for a line each."""
+CLOCKS_DIFFER = NANO
+"""Clocks of hosts that work together differ by less (NTP keeps them within milliseconds)."""
 
 
 class Ledger:
@@ -80,8 +83,8 @@ class Ledger:
         those that died before they had a ledger is the next one's. `write_every`: seconds between lines, the most that
         a kill loses.
         """
-        now, wall = time.monotonic_ns(), time.time_ns()
-        before = 0 if started is None else max(0, wall - int(started * NANO))
+        now, clock = time.monotonic_ns(), time.time_ns()
+        before = 0 if started is None else max(0, clock - int(started * NANO))
         self._zero = self._changed = now - before
         self._spent: dict[str, int] = {}
         self._phases: list[str] = []
@@ -93,6 +96,7 @@ class Ledger:
         self._complained = False
         folder = Path(run_dir) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
+        wall = _after_the_last(folder, clock)
         self.path = folder / f"rank{rank:05d}-{wall}-{os.getpid()}.jsonl"
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         header = {
@@ -238,6 +242,15 @@ class Ledger:
         while not self._stop.wait(every):
             with self._lock:
                 self._write()
+
+
+def _after_the_last(folder: Path, clock: int) -> int:
+    """Return `clock`, or a later time that follows the last attempt: a clock that was set back would put it first."""
+    last = 0
+    for path in folder.glob("rank*.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            last = max(last, path.stat().st_mtime_ns)
+    return last if last - clock > CLOCKS_DIFFER else clock
 
 
 def _launch() -> str:

@@ -62,9 +62,10 @@ class _Message:
 
 
 _MESSAGES: deque[_Message] = deque(maxlen=ENTRIES)
-_SINCE = [0]
-"""When the recording of the present process groups began, nanoseconds since 1970. Like PyTorch's ring these two belong
-to the process; the ring still has the calls of groups that were destroyed, whose names and numbers come again."""
+_SINCE = [0, 0]
+"""When the recording of the present process groups began: nanoseconds since 1970, and of the monotonic clock. Like
+PyTorch's ring these two belong to the process; the ring still has the calls of groups that were destroyed, whose names
+and numbers come again."""
 LAST = 50
 """Calls in the dump of a rank that finished."""
 
@@ -75,7 +76,7 @@ def turn_on(entries: int = ENTRIES) -> None:
     A value that the user has set in the environment stays.
     """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(entries))
-    _SINCE[0] = time.time_ns()
+    _SINCE[:] = time.time_ns(), time.monotonic_ns()
     _record_messages()
 
 
@@ -106,7 +107,7 @@ def write_dump(
         "world": world,
         "taken_ns": time.time_ns(),
         "started_ns": started_ns,
-        "since_ns": _SINCE[0],
+        "since_ns": _since(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "reason": reason,
@@ -119,6 +120,12 @@ def write_dump(
     with replacing(path) as beside:
         beside.write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+def _since() -> int:
+    """Return the start of the recording by the present clock, which may have been set back: it stamps calls."""
+    began, began_monotonic = _SINCE
+    return min(began, time.time_ns() - (time.monotonic_ns() - began_monotonic))
 
 
 def _recorded() -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Watch:
         """The answer, where this rank was the one to look for it."""
         self._silence, self._say = silence, say if say is not None else _to_stderr
         self._started = time.time_ns()
+        self._old = self._stale()
         self._beaten = time.monotonic()
         self._stop = threading.Event()
         self._lock = threading.RLock()
@@ -134,11 +135,15 @@ class Watch:
         found = {path.name for place in places for path in place.glob("rank_*.json") if self._is_new(path)}
         return found - {f"rank_{self.rank}.json"}
 
+    def _stale(self) -> dict[Path, tuple[int, int]]:
+        """Return the stamps of dumps that an earlier run left: the clock may be set back while this one goes on."""
+        paths = [path for name in ("", FINISHED) for path in (self.folder / name).glob("rank_*.json")]
+        stamps = {path: _stamp(path) for path in paths}
+        return {path: stamp for path, stamp in stamps.items() if stamp and stamp[1] < self._started}
+
     def _is_new(self, path: Path) -> bool:
-        try:
-            return path.stat().st_mtime_ns >= self._started
-        except FileNotFoundError:  # its rank has begun anew and cleared it away
-            return False
+        stamp = _stamp(path)
+        return stamp is not None and stamp != self._old.get(path)
 
     def _dump(self, reason: str, *, failed: bool = False, finished: bool = False) -> None:
         with self._lock:
@@ -175,6 +180,15 @@ class Watch:
                 return
             self.finding = analyse(dumps, patience=min(PATIENCE, self._silence / 2))
             self._say(plain_text(self.finding) + f"\n(dumps: torchwright why-stuck {self.folder})")
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the inode and the time of the last change; None where the file's rank has cleared it away."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _of_world(dumps: dict[int, Dump], world: int) -> dict[int, Dump]:

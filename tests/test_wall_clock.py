@@ -1,0 +1,43 @@
+"""Only stamps come from the wall clock, which may be set back or forward; durations and deadlines are monotonic."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "torchwright"
+CLOCKS = {"time.time", "time.time_ns", "time.ctime", "datetime.now", "datetime.utcnow", "os.utime"}
+ALLOWED = {
+    "serve/http/service.py": "`created` of an answer",
+    "serve/http/scoring.py": "`created` of an answer",
+    "serve/http/painting.py": "`created` of an answer",
+    "serve/http/about.py": "a time of day in a gateway's form",
+    "serve/openai/response_answer.py": "`completed_at` of an answer",
+    "serve/openai/answers.py": "`created` of an answer",
+    "hub/template_sandbox.py": "`strftime_now`, which templates call",
+    "search/save.py": "`created` of a recipe",
+    "ledger/launcher.py": "when a process began, from its age by the boot clock",
+    "ledger/write.py": "the beginning of an account, put after the last one's end",
+    "stuck/record.py": "stamps that ranks compare; the beginning follows a clock that is set back",
+    "stuck/watch.py": "the beginning, beside the stamps of dumps that lay there before",
+    "kernels/cpu/build.py": "age of a failure: out of its range either way, the compiler is asked again",
+    "devices/base.py": "age of a disturbed measurement: out of its range either way, it is measured again",
+}
+
+
+def test_no_duration_is_measured_by_the_wall_clock() -> None:
+    found = {name for path in SOURCE.rglob("*.py") if (name := str(path.relative_to(SOURCE))) and _asks(path)}
+    assert found == set(ALLOWED), "use time.monotonic, or add the file with its reason"
+
+
+def _asks(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = Counter(ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    imported = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return bool(CLOCKS & (set(names) | imported))
