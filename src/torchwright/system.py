@@ -218,7 +218,8 @@ def is_mine(descriptor: int) -> bool:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file, waiting for whoever holds it; it goes with the process that holds it."""
-    with path.open("w", encoding="utf-8") as file:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
         if importlib.util.find_spec("fcntl") is not None:
             import fcntl
 

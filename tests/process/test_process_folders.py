@@ -175,6 +175,37 @@ def test_an_artifact_that_a_killed_run_had_moved_aside_is_put_back(
     assert (tmp_path / "out" / "recipe.json").read_text() == old
 
 
+def test_what_takes_the_place_of_a_dead_folder_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a folder that others may write to, another folder of the user's may be renamed at any moment."""
+    left, real = tmp_path / "x-abcdefgh", os.listdir
+    (left / "deep").mkdir(parents=True)
+    (left / "deep" / "scratch").write_text("")
+    (left / "link").symlink_to(tmp_path / "thesis")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+
+    def exchange(folder: int) -> list[str]:
+        left.rename(tmp_path / "moved")
+        (tmp_path / "thesis").rename(left)
+        return real(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "listdir", exchange)
+        folders.sweep(tmp_path, "x-")
+    assert (left / "thesis.tex").read_text() == "years of work"
+    assert list((tmp_path / "moved").iterdir()) == []
+
+
+def test_a_folder_that_became_a_result_is_not_removed(tmp_path: Path):
+    folder = folders.make(tmp_path, "x-")
+    (folder.path / "file").write_text("keep")
+    folder.path.rename(tmp_path / "result")
+    folder.remove()
+    assert (tmp_path / "result" / "file").read_text() == "keep"
+
+
 def test_scratch_in_the_systems_own_place_is_swept_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Callable[[Path, str], subprocess.Popen[str]]
 ):

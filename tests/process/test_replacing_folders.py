@@ -98,3 +98,25 @@ def test_what_a_user_puts_there_meanwhile_is_left(tmp_path: Path) -> None:
         write_slowly(out, lambda: (out / "notes").write_text("mine"))
     assert (out / "notes").read_text() == "mine"
     assert (read(out), read(tmp_path / "out-3")) == ("old", "new")
+
+
+def test_a_link_in_the_place_of_a_folder_above_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    shared.mkdir()
+    elsewhere.mkdir()
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+
+    def exchange() -> None:
+        [temporary] = shared.iterdir()
+        shared.rename(tmp_path / "moved")
+        shared.symlink_to(elsewhere)
+        (elsewhere / temporary.name).symlink_to(private)
+
+    with pytest.raises(ArtifactError, match="is not the folder that was made there"):
+        write_slowly(shared / "out", exchange)
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert os.listdir(private) == []
+    assert not (elsewhere / "out").exists()
+    [left] = (tmp_path / "moved").iterdir()  # for the next writer to sweep
+    assert left.name.startswith(".out.unfinished-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -20,6 +21,7 @@ from torchwright.devices.base import Ceilings
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.run import trainer as loop_trainer
 from torchwright.train.run.checkpoint import CheckpointError
+from torchwright.train.run.folder import hold
 from torchwright.train.run.metrics import FILE, RunMetrics, perplexity, read_figures
 from torchwright.train.shape import Shape
 
@@ -140,3 +142,16 @@ def test_the_measured_peak_is_that_of_the_products_type(
     assert loop_trainer._measured_peak(run, "cpu") == peak
     ceilings[0] = Ceilings(read_gb_per_s=1.0, tflops=rates, disturbed="machine busy")
     assert loop_trainer._measured_peak(run, "cpu") is None
+
+
+def test_a_link_in_the_place_of_the_figures_is_not_written_through(tmp_path: Path) -> None:
+    """A run folder may come from somebody else."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    (tmp_path / "lock").symlink_to(precious)
+    with contextlib.ExitStack() as held, pytest.raises(OSError, match="symbolic links"):
+        hold(tmp_path, held)
+    (tmp_path / FILE).symlink_to(precious)
+    with RunMetrics(tmp_path, steps=4, live=False) as metrics:
+        metrics.begin(0)
+    assert precious.read_text() == "keep"

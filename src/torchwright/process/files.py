@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +15,26 @@ from torchwright.process import ending
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
-    """A name beside `path`: the file that the block writes there takes its place, unless the block fails."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    """Yield a new file beside `path`, empty: what the block writes into it takes its place, unless the block fails."""
+    beside = _new_beside(path)
     with ending.unfinished(beside):
         try:
             yield beside
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def _new_beside(path: Path) -> Path:
+    """Create a file that was not there, so that no link that somebody else has put there is followed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    return beside
+
+
+def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file of this user's for writing, made if need be; raises `OSError` where a link lies in its place."""
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), mode)
 
 
 def check_writable(folder: Path) -> None:

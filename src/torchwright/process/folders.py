@@ -37,7 +37,7 @@ class Folder:
 
     def remove(self) -> None:
         """Delete the folder and let go of it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove(self.path, self.lock)
         self.release()
 
     def release(self) -> None:
@@ -74,14 +74,35 @@ def make(parent: Path, prefix: str, *, scratch: bool = True) -> Folder:
             os.close(lock)
 
 
+def remove(path: Path, folder: int) -> None:
+    """Delete an open folder if it lies at `path`, and no other that somebody puts there meanwhile.
+
+    `folder` is its file descriptor; -1 where the system has none for folders.
+    """
+    if folder < 0 or not shutil.rmtree.avoids_symlink_attacks:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        if not os.path.samestat(os.lstat(path), os.fstat(folder)):  # it became a result, or was moved away
+            return
+        for name in os.listdir(folder):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+            with contextlib.suppress(OSError):  # a folder, which is gone
+                os.unlink(name, dir_fd=folder)
+        path.rmdir()  # another folder stays if anything lies in it
+
+
 def sweep(parent: Path, prefix: str) -> None:
     """Remove what processes that are dead left in `parent`."""
-    for path in dead(parent, prefix):
-        shutil.rmtree(path, ignore_errors=True)
+    for path, folder in dead(parent, prefix):
+        remove(path, folder)
 
 
-def dead(parent: Path, prefix: str) -> Iterator[Path]:
-    """This user's folders `prefix`… in `parent` that no living process holds; each is held while it is looked at."""
+def dead(parent: Path, prefix: str) -> Iterator[tuple[Path, int]]:
+    """Yield this user's folders `prefix`… in `parent` that no living process holds, with their file descriptors.
+
+    Each is held while it is looked at.
+    """
     if not system.folders_lock():
         return
     for name in glob.glob(glob.escape(prefix) + SUFFIX, root_dir=parent, include_hidden=True):
@@ -92,7 +113,7 @@ def dead(parent: Path, prefix: str) -> Iterator[Path]:
             continue
         try:
             if system.is_mine(lock) and try_lock(lock):
-                yield path
+                yield path, lock
         finally:
             os.close(lock)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -75,9 +74,9 @@ def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
     check_writable(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = f".{path.name}.unfinished-"
-    for left in folders.dead(path.parent, unfinished):
+    for left, folder in folders.dead(path.parent, unfinished):
         if (left / MARK).is_file() or not any(left.iterdir()):
-            shutil.rmtree(left, ignore_errors=True)
+            folders.remove(left, folder)
     put_back(path, not_ours)
     temporary = folders.make(path.parent, unfinished)
     try:
@@ -85,24 +84,42 @@ def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
             (temporary.path / MARK).touch()
             yield temporary.path
             interrupts.check()
+            _check_still_there(temporary)
             (temporary.path / MARK).unlink()
-            temporary.path.chmod(0o755)
+            _open_to_readers(temporary)
             with _turn(path.parent):
                 _take_place(temporary.path, path, seen, not_ours)
     finally:
         temporary.remove()
 
 
+def _check_still_there(temporary: folders.Folder) -> None:
+    """Raise `ArtifactError` where the folder's path leads to another one now, through a link that was put there."""
+    if temporary.lock >= 0 and _number(temporary.path) != _number(temporary.lock):
+        raise ArtifactError(
+            f"{temporary.path} is not the folder that was made there",
+            found="somebody renamed it or a folder above it, or put a link in its place",
+            next="choose a place with -o in which only you can write",
+        )
+
+
+def _open_to_readers(temporary: folders.Folder) -> None:
+    if temporary.lock >= 0:
+        os.fchmod(temporary.lock, 0o755)
+    else:
+        temporary.path.chmod(0o755)
+
+
 def put_back(path: Path, not_ours: NotOurs) -> None:
     """Bring back the folder that a dead process had moved aside; what is anything else stays where it is."""
     path = path.absolute()
-    for left in folders.dead(path.parent, _aside(path)):
+    for left, folder in folders.dead(path.parent, _aside(path)):
         entries = list(left.iterdir())
         if entries and (entries != [left / path.name] or not_ours(left / path.name)):
             continue
         if entries and not path.exists():
             os.replace(left / path.name, path)
-        shutil.rmtree(left, ignore_errors=True)
+        folders.remove(left, folder)
 
 
 def steady(path: Path, read: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchwright.escapes import escaped
 from torchwright.paths import cache_folder
+from torchwright.process.files import open_own
 
 POLL_SECONDS = 0.05
 
@@ -43,7 +44,7 @@ def _detached(log: Path) -> int | None:
     if pid := os.fork():
         return pid
     os.setsid()
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    written = open_own(log, os.O_WRONLY | os.O_TRUNC, 0o600)
     for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (written, 1), (written, 2)):
         os.dup2(descriptor, target)
     return None

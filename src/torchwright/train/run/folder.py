@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright.hub.run_folder import MODEL
-from torchwright.process.files import replacing
+from torchwright.process.files import open_own, replacing
 from torchwright.process.folders import try_lock
 from torchwright.train.run import checkpoint, torchrun
 from torchwright.train.run.checkpoint import CheckpointError
@@ -74,7 +74,7 @@ def undo(out: Path, begun: Begun) -> None:
 
 def hold(out: Path, held: contextlib.ExitStack) -> None:
     """Lock the folder until `held` or this process ends, however it ends; raises `RunError` where another has it."""
-    lock = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = open_own(out / LOCK, os.O_RDWR, 0o644)
     held.callback(os.close, lock)
     if try_lock(lock) is False:
         raise RunError(

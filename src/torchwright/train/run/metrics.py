@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchwright.duration import written
 from torchwright.errors import TorchwrightError
-from torchwright.process.files import replacing
+from torchwright.process.files import open_own, replacing
 from torchwright.report.console import SafeConsole
 from torchwright.train.run.config import Wandb
 from torchwright.train.run.wandb_run import wandb_run
@@ -115,7 +116,7 @@ class RunMetrics:
             ]
             with replacing(path) as new:
                 new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
-            self._file = path.open("a", buffering=1, encoding="utf-8")
+            self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "a", 1, "utf-8")
             self._board = _tensorboard(self._folder, at)
             if self._wandb is not None:
                 self._wandb_run = wandb_run(self._folder, self._wandb, facts)
