@@ -41,7 +41,11 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
                 self._expect_headers()
 
         def data_received(self, data: bytes) -> None:
-            if len(data) > SMALL_CHUNK and len(_SMALL.findall(data)) > len(data) // SMALL_CHUNK:
+            if (
+                len(data) > SMALL_CHUNK
+                and self._body_is_chunked()
+                and len(_SMALL.findall(data)) > len(data) // SMALL_CHUNK
+            ):
                 self._end(ApiError(400, "the body comes in chunks of a few bytes", code="invalid_http"))
                 return
             super().data_received(data)
@@ -56,6 +60,12 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             self._end(ApiError(400, "this is no HTTP request that can be read", code="invalid_http"))
+
+        def _body_is_chunked(self) -> bool:
+            """Check whether a body is being read whose lines may be heads of chunks; in others they are content."""
+            return self.conn.their_state is h11.SEND_BODY and any(
+                name == b"transfer-encoding" for name, _ in self.headers
+            )
 
         def _expect_headers(self) -> None:
             self._headers_due = self.loop.call_later(limits.header_seconds, self._too_slow)
