@@ -313,6 +313,15 @@ def test_more_answers_than_a_step_has_tokens_are_refused_at_once(capsys: pytest.
     assert "--step-tokens 600" in capsys.readouterr().err
 
 
+def test_the_engines_command_line_holds_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine reads command lines."""
+    (tmp_path / "keys").write_text("secret-of-a-file")
+    monkeypatch.setenv(KEY_VARIABLE, "secret-of-the-environment")
+    options = ServerOptions(api_keys=["secret-of-the-command"], api_key_file=tmp_path / "keys")
+    assert len(api_keys(options)) == 2
+    assert "secret" not in " ".join(engine_command("ipc://x", options.engine))
+
+
 def test_keys_come_from_options_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,6 +370,7 @@ def test_what_is_wrong_is_refused_by_name(http: httpx.Client, body: bytes, statu
         ({"top_logprobs": 2}, "logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "differ"),
         ({"chat_template_kwargs": {"messages": []}}, "cannot set messages"),
+        ({"chat_template": "{{ 7 * 7 }}"}, "'chat_template' is not supported"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"max_tokens": CONTEXT}, f"the model's context is {CONTEXT} tokens"),

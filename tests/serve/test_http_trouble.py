@@ -261,7 +261,7 @@ def test_an_engine_that_hangs_is_killed(
     ("kind", "said"),
     [
         ("broken", "the engine ended before it was ready (exit code 4)"),
-        ("killed", "the engine died 4 times in a row (signal SIGKILL)"),
+        ("killed", "the engine died 4 times in a row (signal SIGKILL: most likely out of memory)"),
     ],
 )
 def test_an_engine_that_cannot_live_is_given_up(

@@ -18,6 +18,8 @@ FILE = "file"
 """The field that is written to the disk, whatever else its part says of itself."""
 DISCARDED_BYTES = 64 * MIB
 """So much behind the limit is read, so that the client reads the refusal."""
+PART_HEADER_BYTES = 8192
+"""The most that the headers of one part may have: a name, a file name and a type."""
 
 
 async def read_form(
@@ -85,6 +87,7 @@ class _Form:
         self._file, self._most, self._hold = file, most, hold
         self._name, self._header = "", b""
         self._headers, self._value = dict[bytes, bytes](), bytearray()
+        self._header_bytes = 0
         self._bytes, self._parts, self._ended = 0, 0, False
         self._values = dict[str, list[str]]()
         self.has_file = False
@@ -127,15 +130,24 @@ class _Form:
         if self._parts > FIELDS:
             raise _no_form(f"more than {FIELDS} fields")
         self._name, self._headers, self._value = "", {}, bytearray()
+        self._header_bytes = 0
 
     def _headers_begin(self) -> None:
         self._header = b""
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._count_header(end - start)
         self._header += data[start:end].lower()
 
     def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._count_header(end - start)
         self._headers[self._header] = self._headers.get(self._header, b"") + data[start:end]
+
+    def _count_header(self, count: int) -> None:
+        """Bound a part's headers: older versions of the parser do not, and each piece copies what came before."""
+        self._header_bytes += count
+        if self._header_bytes > PART_HEADER_BYTES:
+            raise _no_form(f"a part has more than {PART_HEADER_BYTES} bytes of headers")
 
     def _on_headers(self) -> None:
         _, options = self._options(self._headers.get(b"content-disposition"))

@@ -109,6 +109,8 @@ class EngineClient:
         self._grammars: OrderedDict[str, _Known] = OrderedDict()
         """Key → a grammar that this engine keeps, the last used last."""
         self._early_deaths = 0
+        self._killed = False
+        """Whether this engine's end was asked for here."""
         self._ready_at: float | None = None
         self._heard = 0.0
         """When the engine last spoke, or was given something to do."""
@@ -154,6 +156,7 @@ class EngineClient:
     def kill(self) -> None:
         """End this engine's life; unless the server stops, another begins."""
         if self._engine is not None:
+            self._killed = self._killed or self._engine.process.returncode is None
             self._engine.kill()
 
     @property
@@ -255,7 +258,7 @@ class EngineClient:
             if self.ready is None and code >= 0:
                 # No signal ended it, and it never ran: another start would end the same way.
                 self._become(
-                    "failed", f"the engine ended before it was ready ({_cause(code)}); its log says why"
+                    "failed", f"the engine ended before it was ready ({self._cause(code)}); its log says why"
                 )
                 log.error("%s", self.detail)
                 break
@@ -265,7 +268,7 @@ class EngineClient:
             if self._early_deaths >= EARLY_DEATHS:
                 self._become(
                     "failed",
-                    f"the engine died {self._early_deaths} times in a row ({_cause(code)})",
+                    f"the engine died {self._early_deaths} times in a row ({self._cause(code)})",
                 )
                 log.error("%s; it is not started again", self.detail)
                 break
@@ -281,6 +284,7 @@ class EngineClient:
         self._socket.linger = 0
         self._socket.bind(engine.endpoint)
         self._grammars.clear()
+        self._killed = False
         self._engine, self._ended = engine, asyncio.create_task(engine.ended())
         tasks = [asyncio.create_task(self._read(self._socket)), asyncio.create_task(self._watch())]
         try:
@@ -346,7 +350,7 @@ class EngineClient:
 
     def _lose(self, code: int) -> None:
         """The engine has died: all who wait are told, and its figures are kept."""
-        reason = f"the engine died ({_cause(code)}) and is being restarted"
+        reason = f"the engine died ({self._cause(code)}) and is being restarted"
         log.error("%s; %d requests were waiting", reason, len(self._mailboxes))
         if self.stats is not None:
             self.before.update({name: getattr(self.stats, name) for name in COUNTERS})
@@ -355,8 +359,9 @@ class EngineClient:
         for mailbox in self._mailboxes.values():
             mailbox.put(Lost(reason))
 
-
-def _cause(code: int) -> str:
-    if code < 0:
-        return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    def _cause(self, code: int) -> str:
+        """Return how an engine ended; the system's killer of processes leaves no other word."""
+        if code >= 0:
+            return f"exit code {code}"
+        name = f"signal {signal.Signals(-code).name}"
+        return f"{name}: most likely out of memory" if code == -signal.SIGKILL and not self._killed else name
