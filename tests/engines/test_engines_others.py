@@ -377,6 +377,21 @@ def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         assert f"pip install 'torchwright[{name}]'" in str(from_step(parse_step(name)).available(device))
 
 
+def test_an_operator_of_another_library_is_told(tmp_path: Path) -> None:
+    needs("onnxruntime")
+    import onnx  # pyright: ignore[reportMissingImports]
+
+    path = made(tmp_path, mlp(), ["onnxruntime"])
+    shutil.copytree(path, tmp_path / "copy")
+    file = tmp_path / "copy" / "onnxruntime" / "call-0"
+    model = onnx.load_model_from_string(file.read_bytes())
+    model.graph.node[0].domain = "com.microsoft.evil"
+    file.write_bytes(model.SerializeToString())
+    seal(tmp_path / "copy")
+    with pytest.raises(ArtifactError, match=r"an operator of 'com\.microsoft\.evil'"):
+        tw.load(tmp_path / "copy", trust=True)
+
+
 def test_a_file_that_names_another_is_told(tmp_path: Path) -> None:
     needs("onnxruntime")
     import onnx  # pyright: ignore[reportMissingImports]

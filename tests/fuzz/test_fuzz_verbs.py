@@ -8,11 +8,14 @@ import random
 import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "hub")]
@@ -23,6 +26,9 @@ from safetensors.torch import save_file
 from test_gguf import tiny_file  # pyright: ignore[reportMissingImports]
 
 import folders
+from forged_graphs import free_artifact
+from language_artifacts import native_artifact
+from mutations import mutate
 from torchwright.errors import TorchwrightError
 from torchwright.train.kinds import kind_of, verb
 
@@ -82,6 +88,25 @@ def test_a_wrong_config_is_refused_by_every_verb(model: Path, tmp_path: Path, na
         assert told(lambda: verbs.OF_FOLDERS[verb_name](folder), f"{verb_name} {name}"), verb_name  # noqa: B023
     for verb_name in ("optimize", "export"):  # transformers may read what the native decoder does not
         told(lambda: verbs.OF_FOLDERS[verb_name](folder), f"{verb_name} {name}")  # noqa: B023
+
+
+@pytest.mark.parametrize("model_type", ["llama", "evil"])
+def test_code_beside_a_model_is_not_imported(model: Path, tmp_path: Path, model_type: str) -> None:
+    """What `trust_remote_code` of transformers would run."""
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
+    evil = {
+        "auto_map": dict.fromkeys(names, "evil.Evil"),
+        "tokenizer_class": "Evil",
+        "model_type": model_type,
+    }
+    folders.write_json(folder / "config.json", config | evil)
+    folders.write_json(folder / "tokenizer_config.json", evil)
+    (folder / "evil.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'owned')!r}).touch()\n")
+    for verb_name, call in verbs.OF_FOLDERS.items():
+        told(lambda: call(folder), verb_name)  # noqa: B023
+    assert not (tmp_path / "owned").exists()
 
 
 def test_a_header_of_infinities_is_refused(model: Path, tmp_path: Path) -> None:
@@ -146,45 +171,86 @@ def read_run_file(path: Path) -> None:
     verb(kind_of(path), "read")(path)
 
 
-def fuzz(
-    sources: dict[str, tuple[Path, dict[str, Callable[[Path], None]]]], count: int, seed: int, work: Path
-) -> None:
+@dataclass(frozen=True)
+class Source:
+    """A good folder, the verbs that read it, and the mutation of a copy."""
+
+    folder: Path
+    calls: dict[str, Callable[[Path], None]]
+    mutate: Callable[[Path, random.Random], str] = wrong_files.break_one
+
+
+def fuzz(sources: dict[str, Source], count: int, seed: int, work: Path) -> None:
     """Pass mutants of folders through all verbs of their kind; print how many each did or refused."""
     chance, counts = random.Random(seed), Counter[tuple[str, str]]()
+    faults: dict[str, str] = {}
     names = list(sources)
     for index in range(count):
         name = chance.choice(names)
-        source, calls = sources[name]
-        copy = Path(shutil.copytree(source, work / "copy", symlinks=True))
-        what = ascii(f"mutant {index} of seed {seed}, {name}: {wrong_files.break_one(copy, chance)}")
-        for verb_name, call in calls.items():
-            refused = told(lambda: call(copy), f"{verb_name}, {what}")  # noqa: B023
-            counts[verb_name, "refused" if refused else "done"] += 1
+        source = sources[name]
+        copy = Path(shutil.copytree(source.folder, work / "copy", symlinks=True))
+        what = ascii(f"mutant {index} of seed {seed}, {name}: {source.mutate(copy, chance)}")
+        for verb_name, call in source.calls.items():
+            try:
+                refused = told(lambda: call(copy), f"{verb_name}, {what}")  # noqa: B023
+            except AssertionError as fault:
+                faults.setdefault(_class_of(fault), str(fault))
+                counts[verb_name, "wrong"] += 1
+            else:
+                counts[verb_name, "refused" if refused else "done"] += 1
         shutil.rmtree(copy)
     lines = [f"{verb_name}: {how} {number}" for (verb_name, how), number in sorted(counts.items())]
     print(f"\n{count} mutants of seed {seed}, {sum(counts.values())} calls: " + ", ".join(lines))
+    assert not faults, "\n\n".join(f"{place}: {fault}" for place, fault in sorted(faults.items()))
+
+
+def _class_of(fault: AssertionError) -> str:
+    """Return our innermost line of what was raised: the faults of one line are mended together."""
+    if fault.__cause__ is None:
+        return "no end"
+    frames = traceback.extract_tb(fault.__cause__.__traceback__)
+    ours = [frame for frame in frames if "/torchwright/" in frame.filename] or frames
+    return f"{type(fault.__cause__).__name__} at {Path(ours[-1].filename).name}:{ours[-1].lineno}"
 
 
 @pytest.fixture(scope="module")
-def sources(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    adapter = tmp_path_factory.mktemp("adapter")
+def sources(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
+    adapter, gguf, runs, data, checkpoints, artifacts = (
+        tmp_path_factory.mktemp(name)
+        for name in ("adapter", "gguf", "run", "data", "checkpoints", "artifacts")
+    )
     _write_adapter(adapter)
-    gguf = tmp_path_factory.mktemp("gguf")
     tiny_file(gguf)
-    runs = tmp_path_factory.mktemp("run")
     (runs / "run.toml").write_text(RUN)
-    return {
-        "model": (model, verbs.OF_FOLDERS),
-        "gguf": (
-            gguf,
-            {name: _on(verbs.OF_FOLDERS[name], "tiny.gguf") for name in ("generate", "serve", "train")},
-        ),
-        "adapter": (
-            adapter,
-            {"generate --adapter": lambda folder: verbs.generate(model, adapter=str(folder))},
-        ),
-        "run": (runs, {"train RUN.toml": _on(read_run_file, "run.toml")}),
+    _write_data(data)
+    verbs.write_checkpoint(checkpoints)
+    native = native_artifact(model, artifacts / "native")
+    free = free_artifact(artifacts / "free")
+    of_gguf = {
+        name: _on(verbs.OF_FOLDERS[name], "tiny.gguf")
+        for name in ("generate", "serve", "quantize", "optimize", "train", "plan-layout")
     }
+    return {
+        "model": Source(model, verbs.OF_FOLDERS),
+        "gguf": Source(gguf, of_gguf),
+        "adapter": Source(adapter, verbs.of_adapters(model)),
+        "run": Source(runs, {"train RUN.toml": _on(read_run_file, "run.toml")}),
+        "data": Source(data, verbs.of_data(model)),
+        "checkpoint": Source(checkpoints, {"train --resume": verbs.resume}, wrong_files.break_checkpoint),
+        "language artifact": Source(native, verbs.OF_ARTIFACTS, mutate),
+        "graph artifact": Source(free, verbs.OF_ARTIFACTS, mutate),
+    }
+
+
+def _write_data(folder: Path) -> None:
+    """Rows in the layouts that most files have, and token ids."""
+    turns = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+    (folder / "chat.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 5)
+    (folder / "rows.jsonl").write_text('{"prompt": "a b", "completion": "c d"}\n' * 5)
+    (folder / "table.csv").write_text("text,label\n" + "a b c,1\n" * 5)
+    (folder / "rows.json").write_text(json.dumps([{"instruction": "a", "output": "b"}] * 5))
+    (folder / "words.txt").write_text("a b c d\n" * 20)
+    np.save(folder / "ids.npy", np.arange(200, dtype=np.uint16) % 250)
 
 
 def _write_adapter(folder: Path) -> None:
@@ -229,12 +295,12 @@ def _on(call: Callable[[Path], None], file: str) -> Callable[[Path], None]:
     return lambda folder: call(folder / file)
 
 
-def test_a_few_wrong_files(sources: dict[str, Any], tmp_path: Path) -> None:
+def test_a_few_wrong_files(sources: dict[str, Source], tmp_path: Path) -> None:
     fuzz(sources, 60, 0, tmp_path)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_thousands_of_wrong_files(sources: dict[str, Any], tmp_path: Path, seed: int) -> None:
+def test_thousands_of_wrong_files(sources: dict[str, Source], tmp_path: Path, seed: int) -> None:
     fuzz(sources, 1000, seed, tmp_path)

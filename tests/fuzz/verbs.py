@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +13,16 @@ import torch
 
 from torchwright.answer import generate as answer_with
 from torchwright.answer import open_speech
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.load import load
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.load import load_decoder
 from torchwright.diffusion.folder import open_pipeline
+from torchwright.engines.base import engines
+from torchwright.errors import ArtifactError
 from torchwright.exporter.base import exports
 from torchwright.hub.chat_template import ChatTemplate
+from torchwright.remade import workload_of
 from torchwright.segment.load import load_segmenter
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions
@@ -25,6 +32,11 @@ from torchwright.train.kinds import kind_of_model
 from torchwright.train.model import Transformer
 from torchwright.train.model.weights import check_shapes, load_weights
 from torchwright.train.planning.models import read_model
+from torchwright.train.run import checkpoint
+from torchwright.train.run.processes import processes
+from torchwright.train.run.read import parse_run
+from torchwright.train.run.sample import sample
+from torchwright.train.run.survey import survey
 from torchwright.workloads.detect import from_target
 
 
@@ -98,3 +110,83 @@ OF_FOLDERS: dict[str, Callable[[Path], None]] = {
     "segment": lambda folder: load_segmenter(folder) and None,
     "imagine": lambda folder: open_pipeline(folder) and None,
 }
+
+
+def verify(folder: Path) -> None:
+    """Read what `verify` reads before it starts processes, and load the artifact as these do."""
+    recipe, _ = artifact.open_artifact(folder)
+    with contextlib.suppress(ArtifactError):  # it names a factory
+        workload_of(folder, recipe, trust=False)
+    load(folder)
+
+
+def bench(folder: Path) -> None:
+    """Read what `bench` reads before it starts processes."""
+    recipe, manifest = artifact.open_artifact(folder)
+    engines.get(manifest.engine)
+    workload_of(folder, recipe, trust=False, cases_only=manifest.self_contained)
+
+
+OF_ARTIFACTS: dict[str, Callable[[Path], None]] = {
+    "verify": verify,
+    "bench": bench,
+    "serve ARTIFACT": lambda folder: find(str(folder)) and None,
+    "optimize --resume": lambda folder: from_target(str(folder), prompt_tokens=4, new_tokens=2) and None,
+}
+
+
+def of_adapters(model: Path) -> dict[str, Callable[[Path], None]]:
+    """Return the verbs that add an adapter to a model."""
+    return {
+        "generate --adapter": lambda folder: generate(model, adapter=str(folder)),
+        "quantize --adapter": lambda folder: generate(
+            model, adapter=str(folder), quantize="w8a8", dtype=None
+        ),
+        "serve --adapter": lambda folder: serve_adapter(model, folder),
+    }
+
+
+def serve_adapter(model: Path, folder: Path) -> None:
+    target = find(str(model))
+    preflight(target, EngineOptions(model=str(model), adapter=str(folder)))
+    load_decoder(model, torch.bfloat16, adapter=str(folder))
+
+
+def of_data(model: Path) -> dict[str, Callable[[Path], None]]:
+    """Return the verbs that look at training data, for a folder of files."""
+
+    def run_of(folder: Path) -> Any:
+        files = {"train": [str(path) for path in sorted(folder.iterdir())]}
+        told = {"out": str(folder.parent / "out"), "tokens": 32, "batch_tokens": 32, "context": 32}
+        told |= {"precision": "fp32", "model": {"folder": str(model)}, "data": files}
+        return parse_run(told, "the fuzz")
+
+    def check(folder: Path) -> None:
+        for seen in survey(run_of(folder), folder):
+            assert seen.refused is None or "Traceback" not in seen.refused
+
+    def show(folder: Path) -> None:
+        shutil.rmtree(folder.parent / "out", ignore_errors=True)
+        sample(run_of(folder), folder, 0)
+
+    return {"data check": check, "data show": show}
+
+
+STATE = {"model.a": (8, 4), "model.b": (3,), "optimizer.a": (8, 4)}
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write a checkpoint of step 2 as a run of one process does."""
+    with processes(60):
+        made = checkpoint.Checkpoints(folder, 2, lambda step: None)
+        described = checkpoint.Described(step=2, tokens=64, run={"tokens": 64}, facts={"torch": "2"})
+        made.save({name: torch.ones(shape) for name, shape in STATE.items()}, described)
+        made.wait()
+
+
+def resume(folder: Path) -> None:
+    """Read the newest checkpoint, as a run that goes on does."""
+    with processes(60):
+        for newest in checkpoint.whole(folder / checkpoint.FOLDER)[-1:]:
+            checkpoint.describe(newest)
+            checkpoint.load(newest, {name: torch.empty(shape) for name, shape in STATE.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -39,6 +40,27 @@ def break_one(folder: Path, chance: random.Random) -> str:
     if path.suffix == ".json" and how < 0.8:
         return f"{path.name}: {_value(path, chance)}"
     return f"{path.name}: {_bytes(path, chance)}"
+
+
+def break_checkpoint(folder: Path, chance: random.Random) -> str:
+    """Change one file of a checkpoint; make the checksums right in two of three cases, as a forger does."""
+    what = break_one(folder, chance)
+    if chance.random() < 0.67:
+        for path in folder.rglob("checkpoint.json"):
+            _seal_checkpoint(path)
+    return what
+
+
+def _seal_checkpoint(path: Path) -> None:
+    if not path.is_file() or path.stat().st_size > 100_000:
+        return
+    try:
+        told = json.loads(path.read_bytes())
+        for name in told["files"]:
+            told["files"][name] = hashlib.sha256((path.parent / name).read_bytes()).hexdigest()
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return
+    path.write_text(json.dumps(told))
 
 
 def _number(path: Path, chance: random.Random) -> str:
