@@ -131,7 +131,6 @@ OF_ARTIFACTS: dict[str, Callable[[Path], None]] = {
     "verify": verify,
     "bench": bench,
     "serve ARTIFACT": lambda folder: find(str(folder)) and None,
-    "optimize --resume": lambda folder: from_target(str(folder), prompt_tokens=4, new_tokens=2) and None,
 }
 
 

@@ -34,7 +34,7 @@ def _new_beside(path: Path) -> Path:
 
 def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
     """Open a file of this user's for writing, made if need be; raises `OSError` where a link lies in its place."""
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), mode)
+    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), mode)
 
 
 def check_writable(folder: Path) -> None:
