@@ -37,8 +37,8 @@ def _cpu_fault(compiler: str) -> str | None:
             errors="replace",
         )
     if result.returncode:
-        said = (
-            (result.stderr or result.stdout).strip().splitlines()[-1:]
-        )  # Microsoft's compiler prints its errors
-        return f"{path} cannot compile a two-line OpenMP program ({''.join(said)}): {system.cxx_remedy()}"
+        # Microsoft's compiler prints its errors to standard output.
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        said = next((line for line in lines if "error" in line), "".join(lines[-1:]))
+        return f"{path} cannot compile a two-line OpenMP program ({said}): {system.cxx_remedy()}"
     return None
