@@ -41,6 +41,7 @@ from torchwright.serve.options import AUTO
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.launch import Launcher
 from torchwright.serve.wire.messages import (
+    OUT_OF_MEMORY,
     Cancel,
     Embed,
     Embedded,
@@ -318,7 +319,7 @@ TIMING = Timing(
 
 
 def fake_command(kind: str) -> Callable[[str], list[str]]:
-    """The command of a fake engine: `decoder`, `encoder`, `loading` for ever; `broken` and `killed` end at once."""
+    """The command of a fake engine: `decoder`, `encoder`, `loading` for ever; others end at once."""
     return lambda endpoint: [sys.executable, __file__, "--endpoint", endpoint, "--kind", kind]
 
 
@@ -479,6 +480,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.kind == "broken":
         sys.exit(4)
+    if given.kind == "without memory":
+        sys.exit(OUT_OF_MEMORY)
     if given.kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     FakeEngine(given.endpoint, kind=given.kind).run()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from torchwright.decoder import PAGE, PagedCache, read_decoder_config
 from torchwright.devices.cpu import available_memory_bytes
 from torchwright.errors import TorchwrightError
-from torchwright.serve.engine.memory import page_bytes, page_count
+from torchwright.serve.engine import process
+from torchwright.serve.engine.memory import is_out_of_memory, page_bytes, page_count
+from torchwright.serve.engine.process import ServedDecoder
+from torchwright.serve.wire.messages import OUT_OF_MEMORY
 from torchwright.workloads.language import BUNDLED
 
 CONFIG = read_decoder_config(BUNDLED)
@@ -46,3 +52,28 @@ def test_too_little_memory_says_how_much_is_needed() -> None:
 
 def test_there_is_some_memory_here() -> None:
     assert available_memory_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: torch.empty(1 << 60), lambda: bytearray(1 << 60)], ids=["torch", "python"]
+)
+def test_a_lack_of_memory_is_known_by_what_allocators_raise(ask: Callable[[], object]) -> None:
+    with pytest.raises((MemoryError, RuntimeError)) as found:
+        ask()
+    assert is_out_of_memory(found.value)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_an_engine_without_memory_ends_with_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(process, "open_served", lambda *_: ServedDecoder(engine=nothing, ready=nothing))
+    monkeypatch.setattr(process.Channel, "send", lambda *_: None)
+    for name in ("die_with_parent", "begin_log", "retain_where_possible"):
+        monkeypatch.setattr(process, name, lambda *_: None)
+    monkeypatch.setattr(process.sys, "setswitchinterval", lambda seconds: None)
+
+    def step(*_: object) -> None:
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr(process, "serve_decoder", step)
+    assert process.main(["--endpoint", "inproc://x", "--options", "{}"]) == OUT_OF_MEMORY

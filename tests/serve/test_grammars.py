@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from http_support import Running, Trouble, serving, wait_until
 
+from torchwright.serve.api_error import unavailable
 from torchwright.serve.folder import find
 from torchwright.serve.grammar.compile import COMMON, GrammarCompiler, GrammarJob
 from torchwright.serve.limits import Limits
@@ -70,6 +72,29 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def _structured(form: dict[str, Any], **options: Any) -> dict[str, Any]:
     return {"prompt": "x", "max_tokens": 2, "structured_outputs": form, **options}
+
+
+def test_a_fault_after_all_clients_have_left_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the server's end, which ends the compiler's process."""
+
+    async def fail(self: Workers, job: bytes) -> bytes:
+        await asyncio.sleep(0.01)
+        raise unavailable("the process has ended")
+
+    async def run() -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        compiler = GrammarCompiler(find(None).folder, Limits())
+        job = GrammarJob(kind="json", text='{"type": "integer"}')
+        client = asyncio.create_task(compiler.compile(job, READY, "json"))
+        await asyncio.sleep(0)
+        client.cancel()
+        await asyncio.sleep(0.05)
+        gc.collect()
+        return said
+
+    monkeypatch.setattr(Workers, "run", fail)
+    assert asyncio.run(run()) == []
 
 
 def test_the_prompts_of_a_request_share_one_copy_of_their_grammar(

@@ -261,6 +261,7 @@ def test_an_engine_that_hangs_is_killed(
     ("kind", "said"),
     [
         ("broken", "the engine ended before it was ready (exit code 4)"),
+        ("without memory", "the engine ended before it was ready (out of memory)"),
         ("killed", "the engine died 4 times in a row (signal SIGKILL: most likely out of memory)"),
     ],
 )

@@ -13,6 +13,15 @@ from torchwright.serve.options import KV_SHARE
 MOST = 0.9
 """Of the available memory for one sequence of the whole context, if half is too little for that."""
 
+ALLOCATORS_SAY = ("can't allocate memory", "bad_alloc")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Check whether memory could not be had; allocators of PyTorch and C++ raise a RuntimeError that says so."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS_SAY)
+
 
 def page_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
     """One page's keys and values in all layers; int8 has a float32 scale for each token and head."""

@@ -28,7 +28,7 @@ from torchwright.process.orphans import die_with_parent
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer
-from torchwright.serve.engine.memory import page_bytes, page_count
+from torchwright.serve.engine.memory import is_out_of_memory, page_bytes, page_count
 from torchwright.serve.engine.paint import ServedDiffuser
 from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.engine.write import WritingEngine
@@ -36,6 +36,7 @@ from torchwright.serve.folder import SERVED, find
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions, check_context
 from torchwright.serve.wire.messages import (
+    OUT_OF_MEMORY,
     Cancel,
     Embed,
     EngineReady,
@@ -90,12 +91,18 @@ def main(arguments: list[str] | None = None) -> int:
             )
             return 1
         channel.send(served.ready)
-        if isinstance(served, ServedDecoder):
-            serve_decoder(served, channel)
-        elif isinstance(served, ServedDiffuser):
-            serve_in_turn(served, channel)
-        else:
-            serve_reader(served, channel)
+        try:
+            if isinstance(served, ServedDecoder):
+                serve_decoder(served, channel)
+            elif isinstance(served, ServedDiffuser):
+                serve_in_turn(served, channel)
+            else:
+                serve_reader(served, channel)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            log.error("the engine is out of memory, and ends: %s", first_line(error))
+            return OUT_OF_MEMORY
     return 0
 
 

@@ -78,7 +78,7 @@ class GrammarCompiler:
             task = self._running.get(job)
             if task is None:
                 task = self._running[job] = asyncio.create_task(self._compile(job, ready))
-                task.add_done_callback(lambda _: self._running.pop(job))
+                task.add_done_callback(lambda ended: self._ended(job, ended))
             found = await asyncio.shield(task)  # others may wait for it, too
         else:
             self._known.move_to_end(job)
@@ -94,6 +94,12 @@ class GrammarCompiler:
         """End the process."""
         if self._workers is not None:
             await self._workers.close()
+
+    def _ended(self, job: GrammarJob, task: asyncio.Task[Grammar | str]) -> None:
+        """Forget a job; its fault is for those who wait, and all of them may have left."""
+        del self._running[job]
+        if not task.cancelled():
+            task.exception()
 
     async def _compile(self, job: GrammarJob, ready: EngineReady) -> Grammar | str:
         limits = self._limits

@@ -25,6 +25,7 @@ from torchwright.serve.limits import MIB
 from torchwright.serve.wire.launch import Launched, Launcher
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.wire.messages import (
+    OUT_OF_MEMORY,
     Cancel,
     Embed,
     Embedded,
@@ -362,6 +363,6 @@ class EngineClient:
     def _cause(self, code: int) -> str:
         """Return how an engine ended; the system's killer of processes leaves no other word."""
         if code >= 0:
-            return f"exit code {code}"
+            return "out of memory" if code == OUT_OF_MEMORY else f"exit code {code}"
         name = f"signal {signal.Signals(-code).name}"
         return f"{name}: most likely out of memory" if code == -signal.SIGKILL and not self._killed else name

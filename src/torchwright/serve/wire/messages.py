@@ -12,6 +12,9 @@ import msgspec
 
 from torchwright.speech.transcript import Options, Window
 
+OUT_OF_MEMORY = 12
+"""Exit code of an engine that could not get memory: the number of ENOMEM."""
+
 Finish = Literal["stop", "length", "cancelled", "timeout", "grammar", "error"]
 """Why a sequence ended; `stop` is a stop token or a grammar that is complete, `grammar` one that is too slow."""
 
