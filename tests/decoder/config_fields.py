@@ -10,35 +10,13 @@ from typing import Any
 
 import torch
 import transformers
-from tiny import COMMON, LONGROPE, token_ids
+from tiny import COMMON, FAMILIES, LONGROPE, token_ids
 
 from torchwright.decoder import load_decoder
 from torchwright.errors import TorchwrightError
 
 TOKENS = 24
 TOLERANCE = 1e-4
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Mistral": {"sliding_window": 9},
-    "Qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    "Qwen3": {"head_dim": 16},
-    "SmolLM3": {"no_rope_layer_interval": 2},
-    "Gemma2": {
-        "head_dim": 16,
-        "sliding_window": 9,
-        "query_pre_attn_scalar": 24,
-        "attn_logit_softcapping": 2.0,
-    },
-    "Gemma3Text": {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24},
-    "Phi3": {},
-    "Olmo2": {},
-    "Granite": {"attention_multiplier": 0.3},
-    "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
-    "Qwen3Moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
-    "Olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
-}
-"""Configuration class without "Config" → what differs from `COMMON`, so that the family's fields matter."""
 
 LAYERS = 3
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -133,7 +133,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         MOE | {"moe_intermediate_size": 32, "mlp_only_layers": [1], "head_dim": 16},
     ),
     "olmoe": ("Olmoe", MOE | {"clip_qkv": 1.0}),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
+    "seed-oss-qkv-bias": ("SeedOss", {"head_dim": 16}),
 }
+"""Name of a model → its configuration class and what differs from `COMMON`: logits are compared with transformers."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 9},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "Qwen3": {"head_dim": 16},
+    "SmolLM3": {"no_rope_layer_interval": 2},
+    "Gemma2": {
+        "head_dim": 16,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+    },
+    "Gemma3Text": {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24},
+    "Phi3": {},
+    "Olmo2": {},
+    "Granite": {"attention_multiplier": 0.3},
+    "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "Qwen3Moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "Olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "SeedOss": {"head_dim": 16},
+}
+"""Configuration class without "Config" → what differs from `COMMON`, so that the family's fields matter.
+
+tests/decoder/test_config_fields.py changes every field of each and compares logits with transformers.
+"""
 
 
 def build(name: str, seed: int = 0) -> Any:

@@ -2,8 +2,8 @@
 
 A family gives its defaults, the names of its tensors, and a function that reads the fields that only it has. A field
 that is neither read nor known to be inert is refused by name (`inert_fields.py`). To add a family, add an entry to
-`FAMILIES` and to `hub.architectures.NATIVE`, and a small random model of it to tests/decoder/tiny.py and to
-tests/decoder/config_fields.py, which compares every field with transformers.
+`FAMILIES` and to `hub.architectures.NATIVE`, and small random models to tests/decoder/tiny.py
+(docs/contributing/model-family.md).
 """
 
 from __future__ import annotations
@@ -275,6 +275,14 @@ def _gemma3(fields: Fields, layers: int) -> dict[str, Any]:
     }
 
 
+def _seed_oss(fields: Fields, layers: int) -> dict[str, Any]:
+    return {
+        "qkv_bias": fields.flag("attention_bias", True),
+        "o_bias": fields.flag("attention_out_bias", False),
+        "mlp_bias": fields.flag("mlp_bias", False),
+    }
+
+
 def _olmo2(fields: Fields, layers: int) -> dict[str, Any]:
     bias = fields.flag("attention_bias", False)
     return {"qkv_bias": bias, "o_bias": bias, "qk_norm": "projection"}
@@ -407,6 +415,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(special=_qwen3_moe, kv_heads=4),
     "OlmoeForCausalLM": Family(special=_olmoe, eps=1e-5),
+    "SeedOssForCausalLM": Family(special=_seed_oss, head_dim=128, kv_heads=8),
 }
 """Architecture, as config.json names it, → family."""
 

@@ -26,6 +26,7 @@ NATIVE = {
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
+    "SeedOssForCausalLM": "seed_oss",
 }
 """Architecture → `model_type` of its configuration in transformers."""
 OTHER_INPUTS = {
