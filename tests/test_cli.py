@@ -520,7 +520,7 @@ def test_a_reader_that_left_ends_it_quietly(words: list[str]):
     assert done.returncode == 141
 
 
-@pytest.mark.parametrize(("columns", "widest"), [(None, 110), ("40", 40), ("none", 110)])
+@pytest.mark.parametrize(("columns", "widest"), [(None, 100), ("40", 40), ("none", 100)])
 def test_a_table_in_a_file_is_as_wide_as_asked_for(monkeypatch, capsys, columns: str | None, widest: int):
     monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["workloads"]) == 0

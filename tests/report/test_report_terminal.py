@@ -50,7 +50,7 @@ def words(text: str) -> str:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_every_rung_appears_and_no_line_is_too_long(width: int) -> None:
-    text = shown(make_recipe(), width, artifact="out")
+    text = shown(make_recipe(), width, artifact="out", every=True)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     for rung in make_recipe().rungs:
         assert f"{rung.status}: " in text
@@ -61,7 +61,7 @@ def test_every_rung_appears_and_no_line_is_too_long(width: int) -> None:
 
 
 def test_reasons_are_whole_where_there_is_room() -> None:
-    text = words(shown(make_recipe(), 120))
+    text = words(shown(make_recipe(), 120, every=True))
     for rung in make_recipe().rungs:
         if rung.speedup is None:
             assert rung.reason in text
@@ -77,12 +77,13 @@ REFUSED = tuple(
 def test_what_was_refused_is_one_line_until_it_is_asked_for(width: int) -> None:
     recipe = make_recipe(rungs=(REFUSED[0], make_rung(), REFUSED[1]))
     text = shown(recipe, width, artifact="my out")
-    assert "2 refused: alpha, beta (why: torchwright report 'my out' --all)" in words(text)
+    assert "2 techniques do not apply or cannot pay (torchwright report 'my out' --all)" in words(text)
+    assert "alpha" not in text
     assert "nothing here" not in text
-    assert "2 refused: alpha, beta (why: result.steps)" in words(plain(recipe))
+    assert "2 techniques do not apply or cannot pay (result.steps)" in words(plain(recipe))
     text = shown(recipe, width, artifact="my out", every=True)
     assert all(f"refused: {name} has nothing here" in words(text) for name in ("alpha", "beta"))
-    assert "2 refused" not in text
+    assert "do not apply" not in text
     assert max(cell_len(line) for line in text.splitlines()) <= width
 
 
@@ -92,10 +93,40 @@ def test_many_steps_that_were_not_tried_are_counted() -> None:
     )
     recipe = make_recipe(rungs=(*REFUSED, make_rung(), *untried), command="torchwright optimize model")
     text = shown(recipe, 110, artifact="out")
-    assert "2 refused: alpha, beta; 7 untried (why: torchwright report out --all)" in words(text)
+    assert "2 techniques do not apply or cannot pay; 7 untried (torchwright report out --all)" in words(text)
     assert text.count("later3") == 1, "once, where it says how to go on"
     assert "0 s were left" not in text
     assert words(shown(recipe, 110, artifact="out", every=True)).count("untried: 0 s were left") == 7
+
+
+def test_twelve_steps_have_a_row_and_the_others_are_counted() -> None:
+    kept = make_rung("kept", step=Step(name="first"), speedup=make_interval(1.01))
+    dropped = [
+        make_rung("dropped", step=Step(name=f"step{number:02d}"), speedup=make_interval(0.5 + number / 100))
+        for number in range(20)
+    ]
+    recipe = make_recipe(rungs=(REFUSED[0], kept, *dropped))
+    text = shown(recipe, 100, artifact="out")
+    table = text.partition("─\n")[2].partition("\n─")[0]
+    names = [line.split()[:2] for line in table.splitlines() if re.match(r"[ \d]\d \w", line)]
+    assert names == [["1", "first"], *([str(number + 2), f"step{number:02d}"] for number in range(9, 20))]
+    line = "1 technique does not apply or cannot pay; 9 dropped (torchwright report out --all)"
+    assert line in words(text)
+    assert "step03" in shown(recipe, 100, artifact="out", every=True)
+
+
+def test_a_refusal_without_a_trial_is_counted_and_one_of_a_trial_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with LiveProgress() as progress:
+        for rung in (REFUSED[0], REFUSED[0], REFUSED[1]):
+            progress(event("rung", rung=rung))
+        progress(event("trying", "gamma"))
+        progress(event("rung", rung=make_rung("refused", step=Step(name="gamma"), reason="no such operator")))
+    err = capsys.readouterr().err
+    assert "nothing here" not in err
+    assert " 1 refused  gamma: no such operator" in err
+    assert err.splitlines()[-1] == "2 techniques do not apply or cannot pay"
 
 
 def test_a_step_that_was_removed_has_no_part_in_the_total() -> None:
@@ -216,7 +247,7 @@ def test_artifact_and_next_commands_are_quoted_for_a_shell() -> None:
 
 
 def test_nothing_kept() -> None:
-    text = shown(make_unchanged_recipe(), 80)
+    text = shown(make_unchanged_recipe(), 80, every=True)
     assert "The original is already the fastest within the budget." in text
     assert "no metric was measured" in text
     assert "best case 1.01x" in text
@@ -275,9 +306,9 @@ def test_text_is_neither_markup_nor_escape() -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
 
 
-def test_plain_is_110_columns_without_colour() -> None:
+def test_plain_is_100_columns_without_colour() -> None:
     text = plain(make_recipe())
-    assert max(map(len, text.splitlines())) == 110
+    assert max(map(len, text.splitlines())) == 100
     assert "\x1b" not in text
     assert text == text.strip("\n")
     assert "2.88x [2.79, 2.97]" in text
@@ -344,11 +375,14 @@ def test_live_table_shows_rows_and_what_is_tried(width: int) -> None:
         text = frame(progress, width)
     lines = text.splitlines()
     assert max(map(cell_len, lines)) <= width
-    assert len(lines) == 1 + len(make_recipe().rungs) + 2
+    tried = [rung for rung in make_recipe().rungs if rung.status != "refused"]
+    assert len(lines) == 1 + len(tried) + 2
     assert "compile:mode=max-autotune" in lines[-2]
     assert "of 300 s" in lines[-1]
     assert "best 1.58x [1.53, 1.63]" in lines[-1]
-    assert [line.split()[0] for line in lines[1:-2]] == [rung.status for rung in make_recipe().rungs]
+    assert [line.split()[:2] for line in lines[1:-2]] == [
+        [str(number), rung.status] for number, rung in enumerate(tried, start=1)
+    ]
     assert "[b]little memory is free" in file.getvalue()
 
 
@@ -359,7 +393,7 @@ def test_live_table_keeps_to_the_screen() -> None:
             progress(event("rung", rung=rung))
         text = frame(progress, 100, 12)
     assert len(text.splitlines()) <= 12
-    assert "… 84 earlier" in text
+    assert "… 74 earlier" in text
 
 
 def test_live_table_stays_after_a_fault() -> None:

@@ -24,7 +24,7 @@ def console() -> Console:
 
     # Into a pipe or a file the text is as wide as the documentation, not the 80 columns of an unknown terminal.
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return SafeConsole(width=None if known else 110, highlight=False)
+    return SafeConsole(width=None if known else 100, highlight=False)
 
 
 def say(text: object = "", *, nl: bool = True, err: bool = False) -> None:
@@ -61,28 +61,45 @@ def print_result(title: str, facts: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _facts_table(facts: Mapping[str, Any]) -> Any:
-    """Plain data as a two-column table; nested data is indented, lists of rows become tables."""
+    """Return plain data as a two-column table; nested data is indented, lists of rows become tables."""
     from rich.table import Table
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
     for key, value in facts.items():
-        label = Text(
-            key.replace("_", " ") if key.isidentifier() else key, "cyan"
-        )  # aten::as_strided is a name
+        label = Text(_label(key), "cyan")
         if isinstance(value, Mapping):
             grid.add_row(label, _facts_table(value))
         elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
             columns = list(dict.fromkeys(key for item in value for key in item))
-            table = Table(*(column.replace("_", " ") for column in columns), box=None, padding=(0, 1))
+            table = Table(*map(_label, columns), box=None, padding=(0, 1))
             for item in value:
-                table.add_row(*(_number(item.get(column)) for column in columns))
+                table.add_row(*(_quantity(column, item.get(column)) for column in columns))
             grid.add_row(label, table)
         elif isinstance(value, list | tuple):
-            grid.add_row(label, Text("\n".join(map(_number, value)) or "none"))
+            grid.add_row(label, Text("\n".join(_quantity(key, each) for each in value) or "none"))
         else:
-            grid.add_row(label, Text(_number(value)))
+            grid.add_row(label, Text(_quantity(key, value)))
     return grid
+
+
+def _label(key: str) -> str:
+    """Return a key as a label: `peak_memory_bytes` is "peak memory", `aten::as_strided` stays as it is."""
+    if not key.isidentifier():
+        return key
+    return key.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
+
+
+def _quantity(key: str, value: Any) -> str:
+    """Return a value with the unit that its key names: 436 MB for `peak_memory_bytes`."""
+    from torchwright.report import wording
+
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if key == "bytes" or key.endswith("_bytes"):
+            return wording.size(value)
+        if key == "seconds" or key.endswith("_seconds"):
+            return wording.seconds(value)
+    return _number(value)
 
 
 def _number(value: Any) -> str:

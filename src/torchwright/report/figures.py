@@ -79,10 +79,7 @@ def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
 def _waterfall_rows(recipe: Recipe) -> list[_Row]:
     base, final = recipe.baseline.seconds, recipe.final.seconds
     rows = [_Row(label="original", end=base, change=wording.seconds(base), look="original")]
-    folded = view.folded(recipe)
     for stage in view.stages(recipe):
-        if stage.rung in folded:
-            continue
         rung, change, look = stage.rung, stage.rung.status, "ghost"
         if rung.kept and stage.end is not None:
             change = ("+" if stage.end > stage.start else "−") + wording.seconds(abs(stage.end - stage.start))
@@ -151,7 +148,7 @@ def memory(recipe: Recipe) -> Markup | None:
     """Peak memory of the original, of every measured step and of the final model, with the weights' share."""
     base, final = recipe.baseline, recipe.final
     rows = [("original", base.peak_memory_bytes, base.weight_bytes, d.ORIGINAL)]
-    for number, rung in enumerate(recipe.rungs, start=1):
+    for number, rung in view.numbered(recipe):
         if rung.memory_bytes is not None:
             rows.append(
                 (f"{number} {rung.step.name}", rung.memory_bytes, 0, d.KEPT if rung.kept else d.HOLLOW)

@@ -30,7 +30,7 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
         machine=view.machine(recipe),
         headline=view.headline(recipe),
         verdict=view.verdict(recipe),
-        stages=[stage for stage in view.stages(recipe) if stage.rung not in folded],
+        stages=view.stages(recipe),
         folded=folded,
         fold=view.fold(folded),
         more=view.more(recipe),
@@ -55,9 +55,7 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
             ("Calls", figures.cases(recipe)),
         ],
         coverage=[
-            (number, rung, cover)
-            for number, rung in enumerate(recipe.rungs, 1)
-            for cover in _own_coverage(rung)
+            (number, rung, cover) for number, rung in view.numbered(recipe) for cover in _own_coverage(rung)
         ],
         json=to_json(recipe),
     )

@@ -27,9 +27,11 @@ from torchwright.report import view, wording
 from torchwright.report.ascii import to_ascii
 from torchwright.report.console import SafeConsole
 
-PLAIN_WIDTH = 110
-WIDEST = 120
+PLAIN_WIDTH = WIDEST = 100
 """A table wider than this is hard to follow along its rows."""
+
+MOST_STEPS = 12
+"""More steps than these are counted: a table longer than a screen hides its total."""
 
 NARROWEST = 64
 """In a narrower terminal the lines of the table are folded."""
@@ -38,7 +40,7 @@ LEGEND = (
     "speed-up: against the best recipe before the step. pays back: after so many calls the compile time is won "
     "back. The total below was measured once more, at the end."
 )
-"""What the words of the table mean."""
+"""The legend of the table."""
 
 _STYLE = {
     "kept": "bold green",
@@ -53,16 +55,17 @@ _STYLE = {
 
 
 def waterfall(recipe: Recipe, *, artifact: str | None = None, every: bool = False) -> RenderableType:
-    """The recipe as a table, one row per step that was tried, and the totals beneath it.
+    """Return the recipe as a table: one row for each step that was tried, and the totals below.
 
-    One line tells of the steps that were refused; with `every` each has its row and its reason. Meant for 80 columns
-    and more. With `artifact`, the folder that holds the result, it ends with the next commands.
+    Refused steps, and steps beyond `MOST_STEPS`, are counted in one line; with `every` each has its row and its
+    reason. The table is meant for 80 columns and more. With `artifact`, the folder of the result, it ends with the
+    next commands.
     """
     return _Waterfall(recipe, artifact, every)
 
 
 def plain(recipe: Recipe) -> str:
-    """`waterfall` as plain text, 110 columns wide, without a newline at the end."""
+    """Return `waterfall` as plain text, 100 columns wide, without a newline at the end."""
     file = io.StringIO()
     console = SafeConsole(
         file=file, width=PLAIN_WIDTH, color_system=None, force_terminal=False, legacy_windows=False
@@ -92,6 +95,8 @@ class LiveProgress:
         self._original = ""
         self._now = "starting"
         self._rungs: tuple[Rung, ...] = ()
+        self._trying = False
+        self._refused: set[str] = set()
         self._best: Interval | None = None
         self._elapsed, self._budget, self._heard = 0.0, 0.0, time.monotonic()
 
@@ -105,6 +110,8 @@ class LiveProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._refused and not self._quiet and not self._moving:
+            self._console.print(view.does_not_apply(len(self._refused)))
         if self._live is not None:
             # What was measured before a fault or Ctrl-C stays on the screen: nothing else will show it.
             self._live.transient = kind is None
@@ -114,15 +121,22 @@ class LiveProgress:
     def __call__(self, event: Event) -> None:
         if self._quiet:
             return
+        rung, tried = event.rung, self._trying
+        self._trying = event.kind == "trying"
+        if rung is not None and rung.status == "refused" and not tried:
+            # Most techniques are for other kinds of models: their reasons would hide what is tried.
+            self._refused.add(rung.step.name)
+            return
+        if rung is not None:
+            self._rungs = (*self._rungs, rung)
         if not self._moving:
-            self._console.print(Text(_line(event)), soft_wrap=True)
+            self._console.print(Text(_line(event, len(self._rungs))), soft_wrap=True)
             return
         self._elapsed, self._budget, self._heard = event.elapsed, event.time_budget, time.monotonic()
         self._best = event.best or self._best
         if event.kind == "baseline":
             self._original = event.text
-        elif event.kind == "rung" and event.rung is not None:
-            self._rungs = (*self._rungs, event.rung)
+        elif rung is not None:
             self._now = "choosing the next step"
         elif event.kind == "notice":
             self._console.print(Text.assemble(("notice  ", "yellow"), wording.clean(event.text)))
@@ -134,18 +148,22 @@ class LiveProgress:
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = []
         if self._original:
-            parts.append(_one_line(("original", "bold"), self._original))
+            refused = view.does_not_apply(len(self._refused)) if self._refused else ""
+            parts.append(_one_line(("original", "bold"), self._original, (refused, "dim")))
         room = max(self._console.height - 6, 3)
         if len(self._rungs) > room:
             parts.append(Text(f"… {len(self._rungs) - room} earlier", style="dim"))
         if self._rungs:
             table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+            table.add_column(no_wrap=True, width=len(str(len(self._rungs))), justify="right", style="dim")
             table.add_column(no_wrap=True, width=max(map(len, _STYLE)))
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
             table.add_column(no_wrap=True, width=len("10.00x"), justify="right")
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=3, style="dim")
-            for rung in self._rungs[-room:]:
+            first = max(len(self._rungs) - room, 0)
+            for number, rung in enumerate(self._rungs[first:], start=first + 1):
                 table.add_row(
+                    str(number),
                     Text(rung.status, style=_STYLE[rung.status]),
                     Text(wording.elide(str(rung.step), 200), style="bold" if rung.kept else ""),
                     "" if rung.speedup is None else wording.ratio(rung.speedup),
@@ -203,20 +221,21 @@ class _Waterfall:
                 yield label.append_text(words(f"torchwright {verb} {_quoted(self._artifact)}", "cyan"))
 
     def _table(self, words: _Words, width: int, rule: Text) -> Iterator[Text]:
-        folded = [] if self._every else view.folded(self._recipe)
+        numbers = {id(rung): f"{number:2d} " for number, rung in view.numbered(self._recipe)}
+        shown = self._recipe.rungs if self._every else _most_telling(self._recipe)
+        folded = [rung for rung in self._recipe.rungs if not any(rung is each for each in shown)]
         yield from _head(words, width)
         yield rule
-        for rung in self._recipe.rungs:
-            if rung not in folded:
-                yield from _rung(rung, self._recipe, words, width)
+        for rung in shown:
+            yield from _rung(rung, numbers.get(id(rung), ""), self._recipe, words, width)
         if folded:
             where = (
                 "result.steps"
                 if self._artifact is None
                 else f"torchwright report {_quoted(self._artifact)} --all"
             )
-            told = f"{view.fold(folded)} (why: {where})"
-            for line in textwrap.wrap(told, width, subsequent_indent=" " * _INDENT):
+            counted = f"{view.fold(folded)} ({where})"
+            for line in textwrap.wrap(counted, width, subsequent_indent=" " * _INDENT):
                 yield words(line, "dim")
         yield rule
         for line in textwrap.wrap(LEGEND, width):
@@ -241,6 +260,16 @@ class _Words:
         return Text(text, style=style, overflow="fold")
 
 
+def _most_telling(recipe: Recipe) -> list[Rung]:
+    """Return at most `MOST_STEPS` numbered rows in their order: the kept ones, then the largest gains."""
+    rows = [rung for _, rung in view.numbered(recipe)]
+    by_gain = sorted(
+        rows, key=lambda rung: (rung.kept, rung.speedup.value if rung.speedup else 0.0), reverse=True
+    )
+    chosen = {id(rung) for rung in by_gain[:MOST_STEPS]}
+    return [rung for rung in rows if id(rung) in chosen]
+
+
 _COLUMNS = (14, 10, 8, 11)
 """Widths of the numbers, each with the gap to its left."""
 _LABEL = 14
@@ -255,8 +284,8 @@ def _head(words: _Words, width: int) -> Iterator[Text]:
     yield _fields(words, second, left, ("95% interval", "change", "at most", "pays back"), ("dim",) * 4)
 
 
-def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
-    """What it gives on the first line, bounds on the second; the reason flows around the numbers."""
+def _rung(rung: Rung, number: str, recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
+    """Yield a step's lines: figures on the first, bounds on the second; the reason flows around the figures."""
     quality = rung.quality
     first = (
         wording.ratio(rung.speedup),
@@ -276,8 +305,8 @@ def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Tex
     tone = "" if rung.kept else "dim"
     over = "red" if view.over_budget(quality, recipe) else ""
 
-    lines = [words(line, tone) for line in _wrap_options(wording.clean(str(rung.step)), left)]
-    lines[0].stylize("bold" if rung.kept else "not dim", 0, len(rung.step.name))
+    lines = [words(line, tone) for line in _wrap_options(number + wording.clean(str(rung.step)), left)]
+    lines[0].stylize("bold" if rung.kept else "not dim", len(number), len(number) + len(rung.step.name))
     reason = " ".join(wording.clean(view.reason(rung)).split())
     told = f"{rung.status}: {reason}" if reason else rung.status
     # A first line beside the numbers is as much shorter as they are wide; the others have the whole width.
@@ -392,11 +421,11 @@ def _one_line(*parts: str | tuple[str, str]) -> Text:
     return text
 
 
-def _line(event: Event) -> str:
-    """One event as one line for a pipe or a log."""
+def _line(event: Event, number: int) -> str:
+    """Return an event as a line for a pipe or a log; a step has a number."""
     rung = event.rung
     if rung is None:
         return f"[{event.elapsed:7.1f} s] {event.kind:<8} {wording.elide(event.text, 400)}"
     speedup = "" if rung.speedup is None else f" {rung.speedup}"
     told = f"{rung.step}{speedup}: {rung.reason}" if rung.reason else f"{rung.step}{speedup}"
-    return f"[{event.elapsed:7.1f} s] {rung.status:<8} {wording.elide(told, 400)}"
+    return f"[{event.elapsed:7.1f} s] {number:2d} {rung.status:<8} {wording.elide(told, 400)}"

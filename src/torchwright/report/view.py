@@ -187,10 +187,10 @@ def is_total(pair: CasePair, recipe: Recipe) -> bool:
 
 
 def stages(recipe: Recipe) -> list[WaterfallStage]:
-    """Every step with the times it stands between; kept ones form the chain from original to final."""
+    """Return the numbered steps with the times before and after; kept ones lead from original to final."""
     base = best = recipe.baseline.seconds
     result: list[WaterfallStage] = []
-    for number, rung in enumerate(recipe.rungs, start=1):
+    for number, rung in numbered(recipe):
         # A kept step stands where it was measured against the original. One that was not kept is compared with the
         # best recipe of its moment only.
         own, total = _divide(best, rung.speedup), _divide(base, rung.total_speedup)
@@ -202,20 +202,36 @@ def stages(recipe: Recipe) -> list[WaterfallStage]:
 
 
 def folded(recipe: Recipe) -> list[Rung]:
-    """The rows that did not run, where they are several: one line tells of all of them."""
+    """Return the rows that one line counts: refused steps, and untried ones where they are many."""
     refused, untried = (
         [rung for rung in recipe.rungs if rung.status == status] for status in ("refused", "untried")
     )
-    return [*(refused if len(refused) > 1 else []), *(untried if len(untried) > UNTRIED_ROWS else [])]
+    return [*refused, *(untried if len(untried) > UNTRIED_ROWS else [])]
+
+
+def numbered(recipe: Recipe) -> list[tuple[int, Rung]]:
+    """Return the other rows, numbered from 1 in the order in which they were tried."""
+    apart = folded(recipe)
+    return list(enumerate((rung for rung in recipe.rungs if rung not in apart), start=1))
 
 
 def fold(rungs: Sequence[Rung]) -> str:
-    """That line: how many, and which; of what was left untried `more` has the names."""
-    refused = [str(rung.step) for rung in rungs if rung.status == "refused"]
-    told = [f"{len(refused)} refused: {', '.join(refused)}"] if refused else []
-    if len(refused) < len(rungs):
-        told.append(f"{len(rungs) - len(refused)} untried")
-    return wording.clean("; ".join(told))
+    """Return the line that counts rows without their names; `more` has the names of untried steps."""
+    refused = {rung.step.name for rung in rungs if rung.status == "refused"}
+    parts = [does_not_apply(len(refused))] if refused else []
+    for status in ("untried", "skipped", "dropped", "failed", "inconclusive", "removed"):
+        count = sum(rung.status == status for rung in rungs)
+        parts += [f"{count} {status}"] if count else []
+    return "; ".join(parts)
+
+
+def does_not_apply(count: int) -> str:
+    """Return how many techniques were refused, by the model or by a bound on what they can gain."""
+    return (
+        f"{count} techniques do not apply or cannot pay"
+        if count > 1
+        else "1 technique does not apply or cannot pay"
+    )
 
 
 def kept(recipe: Recipe) -> list[Rung]:
