@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.cli.completion import targets
 from torchwright.cli.options import (
     byte_count,
     finite,
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 @click.command("export")
 @click.argument("model", metavar="[MODEL|ARTIFACT]", required=False)
-@click.option("--to", metavar="TARGET", help="The runtime's format; docs/export.md lists them.")
+@click.option(
+    "--to", metavar="TARGET", shell_complete=targets, help="The runtime's format; docs/export.md lists them."
+)
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the package goes.")
 @click.option("--check", "checked", metavar="DIR", help="Run a package again against its reference, instead.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import click
 
+from torchwright.cli.completion import techniques
 from torchwright.cli.options import (
     Duration,
     Share,
@@ -89,15 +90,23 @@ BUDGET = Budget()
     "with_steps",
     multiple=True,
     metavar="TECH[:opt=value,…]",
+    shell_complete=techniques,
     help="Try this technique first; an error if it cannot run here, exit 1 if it fails. Repeatable.",
 )
 @click.option(
     "--only",
     multiple=True,
     metavar="TECH[:opt=value,…]",
+    shell_complete=techniques,
     help="Try this technique and no other that --only does not name; errors as of --with. Repeatable.",
 )
-@click.option("--without", multiple=True, metavar="TECH", help="Never try this technique. Repeatable.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="TECH",
+    shell_complete=techniques,
+    help="Never try this technique. Repeatable.",
+)
 @device_option
 @click.option(
     "-o",

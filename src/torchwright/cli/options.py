@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from torchwright.duration import seconds
 from torchwright.errors import WorkloadError
@@ -187,6 +188,13 @@ class DeviceName(click.ParamType):
         from torchwright.devices import check_name
 
         return check_name(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from torchwright.devices import devices
+
+        return [CompletionItem(name) for name in devices.names() if name.startswith(incomplete)]
 
 
 device_option = click.option(
