@@ -39,6 +39,8 @@ from torchwright.techniques.base import describe
 from torchwright.techniques.properties import PROPERTIES
 
 WIDTH = 100
+TARGET_GUIDE = ROOT / "docs" / "contributing" / "export-target.md"
+TARGET_TEMPLATE = ROOT / "examples" / "numpy_target" / "numpy_target.py"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SCRIPT = re.compile(r"\b(?:benchmarks|scripts)/[\w/]+\.py\b")
 INTRODUCTION = """`python -m torchwright` is the same command. A shell can complete verbs and options:
@@ -63,6 +65,9 @@ def main() -> int:
             ROOT / "docs" / "plugins.md", {"properties": properties_table()}
         ),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
+        TARGET_GUIDE: with_blocks(
+            TARGET_GUIDE, {"template": f"```python\n{TARGET_TEMPLATE.read_text()}```\n"}
+        ),
     }
     faults = [fault for path, text in pages.items() for fault in settle(path, text, check)]
     faults += [fault for path in _markdown() for fault in [*dead_links(path), *missing_scripts(path)]]

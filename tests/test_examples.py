@@ -1,4 +1,4 @@
-"""Packages with a technique, a workload, an engine and a device of their own, installed as a stranger would."""
+"""Packages with a technique, a workload, an engine, a device and an export target, installed by pip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
-NAMES = ("tanh_gelu", "forecast", "frozen_trace", "freeze_trace", "mps")
+NAMES = ("tanh_gelu", "forecast", "frozen_trace", "freeze_trace", "mps", "numpy")
 
 
 @pytest.fixture(scope="module")
