@@ -1,4 +1,4 @@
-.PHONY: setup check test sanitize tiles bench docs format
+.PHONY: setup check test sanitize tiles bench docs site format
 
 setup: ## the commit-msg hook, in this clone and its worktrees
 	git config core.hooksPath .githooks
@@ -21,6 +21,9 @@ bench: ## the scripts that the README and its results name for their claims
 docs: ## write the generated tables and help texts again
 	python scripts/docs.py
 	python scripts/rooms.py
+
+site: ## the static site in build/site, by MkDocs Material; a broken link is an error
+	mkdocs build --strict
 
 format: ## what ruff can mend by itself
 	ruff check --fix .

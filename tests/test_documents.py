@@ -114,12 +114,37 @@ def test_git_ignores_the_folder_that_optimize_writes_by_default(target: str | No
     assert any(fnmatch.fnmatch(f"/{default_out(target)}/", pattern) for pattern in patterns)
 
 
-def test_the_log_is_newest_first_and_every_entry_is_under_a_topic() -> None:
-    text = (ROOT / "docs" / "log.md").read_text()
-    titles = re.findall(r"^## (.*)", text, re.MULTILINE)
-    dates = [title[:10] for title in titles]
-    assert dates == sorted(dates, reverse=True)
-    anchors = {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
-    }  # as GitHub makes them
-    assert set(re.findall(r"\]\(#([^)]+)\)", text.partition("\n## ")[0])) == anchors
+def test_the_log_is_newest_first_and_every_entry_is_in_the_index() -> None:
+    links: set[str] = set()
+    for page in sorted((ROOT / "docs" / "log").glob("*/*.md")):
+        titles = re.findall(r"^## (.*)", page.read_text(), re.MULTILINE)
+        dates = [title[:10] for title in titles]
+        assert dates == sorted(dates, reverse=True), page
+        assert all(date.startswith(page.parent.name) for date in dates), page
+        name = page.relative_to(ROOT / "docs").as_posix()
+        anchors = (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+        links |= {f"{name}#{anchor}" for anchor in anchors}  # as GitHub makes them
+    assert len(links) > 90
+    assert set(re.findall(r"\]\(([^)]+#[^)]+)\)", (ROOT / "docs" / "log.md").read_text())) == links
+
+
+@pytest.fixture
+def site_links(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import site_links  # pyright: ignore[reportMissingImports]
+
+    return site_links
+
+
+def test_links_out_of_the_site_become_paths(site_links: Any, tmp_path: Path) -> None:
+    text = "[a](b.md) [`src/c.py`](../../src/c.py) [words](../../src/c.py#L1) [far](https://example.org/x)"
+    found = site_links.without_outside_links(text, tmp_path / "docs" / "in" / "page.md", tmp_path / "docs")
+    assert found == "[a](b.md) `src/c.py` words (`src/c.py`) [far](https://example.org/x)"
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"- (?:\w+: )?([\w/-]+\.md)$", navigation, re.MULTILINE)
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert sorted(named) == sorted(page for page in pages if not page.startswith("log/"))
