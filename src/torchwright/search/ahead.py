@@ -1,4 +1,4 @@
-"""Compiling ahead: on a core that is free, what would be tried next is compiled beside what is compiled now.
+"""Prefetching of compilations: on a free core, the next candidate is compiled concurrently with the current one.
 
 Compiling is one thread's work, and most of a trial that compiles. A guess that was wrong costs nobody anything: its
 process has what others leave of the cores, and stands still whenever something is timed.
@@ -24,7 +24,7 @@ from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialPro
 from torchwright.trial.values import Prepared
 
 SPARE = 2 * 2**30
-"""Bytes of memory that compiling takes beside the model's."""
+"""Bytes of memory that compiling takes in addition to the model's."""
 COPIES = 6
 """So many times a model's weights it takes at most: rounded, folded, as text of a program and in its package."""
 
@@ -41,7 +41,7 @@ class _Compilation:
 
 
 class Ahead:
-    """What is compiled ahead in one search; stands still but within `beside`."""
+    """The compilations prefetched in one search; paused except within `beside`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -51,7 +51,7 @@ class Ahead:
 
     @property
     def able(self) -> bool:
-        """Whether a core is free beside a compilation, and a process for it to be had."""
+        """Check whether a second core is free during a compilation, and a process for it can be started."""
         return self._context.fork and self._context.device == "cpu" and usable_cores() > 1
 
     def begin(self, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> None:
@@ -87,7 +87,7 @@ class Ahead:
 
     @contextmanager
     def beside(self, steps: tuple[Step, ...]) -> Generator[None]:
-        """A block that compiles `steps`, or takes over what was compiled ahead of it, for which it waits.
+        """Compile `steps` around a block, or wait for their prefetched compilation and take it over.
 
         Raises `TrialFailed` where that is not done by the context's deadline.
         """
@@ -108,7 +108,7 @@ class Ahead:
                     compilation.process.stop()
 
     def seconds(self, steps: Sequence[Step]) -> float:
-        """What a trial of these is spared by now."""
+        """Return the seconds that a trial of these steps saves by now."""
         name = conversion_of(steps) or ""
         compilation = self._running.get(name)
         if compilation is None:
@@ -116,7 +116,7 @@ class Ahead:
         return compilation.stopped - compilation.begun - compilation.paused
 
     def is_done(self, steps: Sequence[Step]) -> bool:
-        """Whether a trial of these finds all that is compiled of them."""
+        """Check whether everything that a trial of these steps compiles is prefetched."""
         return conversion_of(steps) in self._took
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ def attempt(
 
 
 def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
-    """What a recipe that compiles loses in eager code, where that is far too much; one look is enough.
+    """Return the loss of a compiled recipe as measured in eager code, if it is far too much; it is measured once.
 
     None where it may be within the budget, and where to see that takes too long beside compiling.
     """
@@ -237,7 +237,7 @@ def ranked(search: Search, step: Step, steps: Sequence[Step]) -> Sequence[Ranked
 
 
 def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budget: float) -> list[int]:
-    """How many of the modules, worst first, to leave alone after such a loss, one number after another."""
+    """Yield how many of the worst modules to leave unchanged after such a loss, one count after another."""
     errors = [each.error for each in ranking]
     if not errors:
         return []
@@ -267,7 +267,7 @@ def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _is_undecided(gain: Interval) -> bool:
-    """Whether noise hides what may be a gain: a longer comparison costs less than another trial."""
+    """Check whether noise hides a possible gain: a longer comparison costs less than another trial."""
     return gain.high > 1.0 and (gain.disturbed or (gain.low <= 1.0 and gain.value >= PROMISING))
 
 

@@ -1,4 +1,4 @@
-"""What to try next, on top of what, and what is not worth a trial."""
+"""The choice of the next step: which steps, on top of which recipe, and which are not worth a trial."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAINS = {
     Phase.COMPILE: 1.5,
     Phase.RUNTIME: 1.05,
 }
-"""What a step is expected to gain where it pays; only the order of trials comes from it."""
+"""Expected gain of a step where it pays; it decides only the order of trials."""
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
 SETTING_GAIN = 1.1
@@ -38,17 +38,17 @@ of a bfloat16 that was compiled already, before `channels_last`."""
 PLENTY = 2.0
 """So many times what trials are expected to take is time enough for them, whichever goes first."""
 LARGE_GAIN = 1.2
-"""What is expected to bring this much is worth more than taking out what brings nothing."""
+"""A step with this expected gain is worth more than the ablation of a step without gain."""
 NARROWER_GAIN = 1.5
 """The same of a library's 8 bits over its half precision: 1.33 to 1.54 on five models of benchmarks/experience.py."""
 QUICK, QUICK_GAIN = 1 / 3, 1.1
-"""Of the time of a trial that compiles, what is tried before it takes at most, and what it is expected to bring."""
+"""The largest share of a compiling trial's time, and the least expected gain, of a step tried before it."""
 SHOWN = 2.0**-4
 """Share of its rounding by which a whole model's outputs are off at least: of bfloat16 0.8 to 2.5, by autocast from
 0.25 on, of 8-bit integers 0.3 to 0.6, of 4-bit weights 0.08 to 0.14, by which four models of the table of experience
 lost 4.0% to 6.8%."""
 LIKE = 2.0
-"""What rounds alike loses within so many times as much (22 models of benchmarks/hundred.py, two kinds of bfloat16)."""
+"""Steps with the same rounding lose within this factor of each other (22 models, two kinds of bfloat16)."""
 MOST = {
     Phase.PROCESS: 2.5,
     Phase.GRAPH: 1.5,
@@ -59,7 +59,7 @@ MOST = {
     Phase.COMPILE: 8.0,
     Phase.RUNTIME: 1.3,
 }
-"""What steps of a phase may gain together at most: more than was ever seen, since a trial too many costs less."""
+"""Upper bound on the joint gain of a phase's steps: above every observed gain, since one trial too many costs less."""
 
 
 def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
@@ -72,7 +72,7 @@ def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
 
 
 def _closed(search: Search) -> tuple[Step, ...]:
-    """What was asked for, with all variants that can run in the place of a step whose options are still to be found."""
+    """Return the requested steps; a step with open options stands for all its variants that can run."""
     found: list[Step] = []
     for step in search.wanted:
         proposed = [
@@ -97,7 +97,7 @@ def _asked_for(search: Search) -> list[Step]:
 
 
 def _variants(search: Search) -> list[Step]:
-    """What the other techniques propose and has no row yet."""
+    """Return the variants of the other techniques that have no row yet."""
     asked, have_rows = {step.name for step in search.wanted}, [rung.step for rung in search.rungs]
     queue: list[Step] = []
     refused: set[tuple[str, str]] = set()
@@ -114,14 +114,14 @@ def _variants(search: Search) -> list[Step]:
 
 
 def _open_again(search: Search, queue: Sequence[Step]) -> list[Step]:
-    """What an earlier search refused and may lack nothing any more, once the queue is tried."""
+    """Return the steps that an earlier search refused and that may be able to run once the queue is tried."""
     promised = frozenset[str]().union(*(from_step(step).gives for step in queue)) - search.have()
     refused = [rung.step for rung in search.rungs if rung.earlier and rung.status == "refused"]
     return [step for step in refused if step not in queue and from_step(step).required & promised]
 
 
 def _is_settled(rung: Rung) -> bool:
-    """Whether a row's verdict would be the same for a step that is asked for by name."""
+    """Check whether a row's verdict also holds for a step that is requested by name."""
     if rung.status == "dropped":
         return rung.speedup is None or rung.speedup.high <= 1.0
     return rung.kept
@@ -175,8 +175,9 @@ def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
 
 
 def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
-    """Whether a setting of the process, tried early, leaves time for what may bring much: the most of each phase, and
-    of what runs the whole model.
+    """Check whether an early trial of a process setting leaves time for the steps with the largest expected gains.
+
+    Counted are the best step of each phase, and the best engine.
 
     ResNet-50 with 16 pictures, one core, 150 s: memory that stays brought 1.5x in 19 s, which its compiler then lacked.
     """
@@ -194,7 +195,7 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
 
 
 def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:
-    """What is tried in a fraction of the time while nothing is compiled, and leaves the time to compile.
+    """Return a step that takes a fraction of the time before anything is compiled, and leaves time to compile.
 
     Compiled, each trial of it compiles anew: EfficientNet's search had 13 s for `channels_last`, which needed 29 then
     and would have needed 6 before.
@@ -212,7 +213,7 @@ def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step
 
 
 def _may_pass(search: Search, own: Sequence[Step]) -> bool:
-    """Whether our own recipe is expected to pass the rival by steps for which there is time, one of each phase."""
+    """Check whether our own recipe may overtake the third-party engine in the time left, by one step of each phase."""
     changes = [from_step(step) for step in own]
     if search.rival is None or any(each.enables or "compiled" in each.gives for each in changes):
         return True  # what others do once there is compiled code is not known before
@@ -240,7 +241,7 @@ def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
 
 
 def expected_gain(search: Search, step: Step) -> float:
-    """What a step is expected to gain where it pays; one that runs the whole model, over the best so far."""
+    """Return the expected gain of a step where it pays; for an engine, over the best recipe so far."""
     technique = from_step(step)
     if technique.keeps_pages:
         return _without_faults(search)
@@ -270,13 +271,13 @@ def expected_gain(search: Search, step: Step) -> float:
 
 
 def _without_faults(search: Search) -> float:
-    """What the best so far would gain by pages that stay, as counted; it is the low side."""
+    """Return a lower bound on the gain of the best recipe if its pages stayed mapped, from counted page faults."""
     seconds = search.best_seconds()
     return seconds / max(seconds - search.best.faulting, seconds / MOST[Phase.PROCESS])
 
 
 def _given_up(search: Search, step: Step) -> float:
-    """What the kept steps gained in whose place this one would be."""
+    """Return the gain of the kept steps that this step would replace."""
     steps = plan(search, step)
     lost = [kept for kept in search.best.steps if kept not in steps]
     return math.prod(
@@ -315,7 +316,7 @@ def _too_coarse(search: Search, technique: Technique) -> float:
 
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
-    """What a trial of `steps` for the sake of one of them is expected to take.
+    """Return the expected seconds of a trial of `steps`, made for one of them.
 
     Where experience had the step in eager code, what is compiled here takes no less than its compiler.
     """
@@ -361,13 +362,13 @@ def _exactly(value: float) -> Interval:
 
 
 def untried_seconds(search: Search) -> float:
-    """What trials of all that is untried or undecided would take."""
+    """Return the expected seconds of trials for all untried and undecided steps."""
     undecided = [rung.step for rung in search.rungs if rung.undecided]
     return sum(estimate.trial_seconds(search, plan(search, step)) for step in undecided)
 
 
 def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
-    """Whether a step needs what another one in the queue may give, or what a finer variant of it will tell."""
+    """Check whether a step depends on another one in the queue, or on the result of its finer variant."""
     technique = from_step(step)
     finer = _finer(search, technique)
     if any(step in queue for step in finer) and not any(rung.step in finer for rung in search.rungs):
@@ -393,7 +394,7 @@ def _finer(search: Search, technique: Technique) -> list[Step]:
 
 
 def _missing(search: Search, technique: Technique) -> frozenset[str]:
-    """What the best recipe lacks for a step, once another variant of it has made room."""
+    """Return the properties that a step needs and the best recipe lacks without the step's other variants."""
     kept = map(from_step, search.best.steps)
     variants = [other for other in kept if technique.replaces(other)]
     taken = frozenset[str]().union(*(variant.removed for variant in variants))
@@ -401,12 +402,12 @@ def _missing(search: Search, technique: Technique) -> frozenset[str]:
 
 
 def _is_engine(technique: Technique) -> bool:
-    """Whether it runs the model on code of its own."""
+    """Check whether the technique runs the model on an engine of its own."""
     return "eager" in technique.removed and "compiled" not in technique.gives
 
 
 def is_closed(technique: Technique) -> bool:
-    """Whether it hands the whole model to a library of others, so that no other step can change anything of it."""
+    """Check whether the technique hands the whole model to a third-party engine, so that no later step applies."""
     return _is_engine(technique) and not technique.gives
 
 
@@ -454,8 +455,9 @@ def with_step(
 
 
 def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
-    """Whether each step, in its place, finds what it needs: one of an early phase may lack nothing but what later steps
-    of the recipe have taken away."""
+    """Check whether each step finds the properties it needs at its place.
+
+    A step of an early phase may lack only properties that later steps of the recipe remove."""
     have = search.description.properties
     changes = [from_step(step) for step in steps]
     promised = frozenset[str]().union(*(change.gives for change in changes))
@@ -502,7 +504,7 @@ def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, 
 
 
 def lacks(search: Search, technique: Technique) -> str:
-    """What a step needs and neither the best recipe nor anything before it can give, in words."""
+    """Return in words which properties a step needs and nothing before it can give."""
     missing = technique.required - search.have()
     return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
 
@@ -565,7 +567,7 @@ def second_chances(search: Search) -> list[Step]:
 
 
 def changes_verdicts(technique: Technique) -> bool:
-    """Whether others are worth another trial once this one was kept.
+    """Check whether a kept technique makes other steps worth another trial.
 
     A compiler fuses what was slow alone. Memory that stays in the process spares the page faults (twice the time of an
     8-bit ResNet-50) that would hide what every other step is worth.

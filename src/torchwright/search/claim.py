@@ -1,5 +1,5 @@
 # pyright: basic
-"""What ships is what was measured: the artifact, loaded in a fresh process and called as its user calls it.
+"""Verification of the artifact: what ships is loaded in a fresh process and measured as its user calls it.
 
 The forms that a recipe may ship in are written one after another, until one holds against the original. Each is a whole
 artifact in the search's scratch folder. The original is timed in the same process; where the recipe changes the whole
@@ -39,8 +39,7 @@ PATIENCE = 3.0
 than none. A step of Stable Diffusion 3 in 8 bits was compiled for more than 180 s, once more for any number of rows; a
 pass of SAM's ViT-B takes 32 s on one core, its proof many of them."""
 GRAPHS_SECONDS = 30.0
-"""Where nothing is kept, the original as graphs may be proved for so long beyond the time budget, and no longer: AST's
-90 s took 163 so, for what its user has already."""
+"""How far the proof of the original as graphs may overrun the time budget: it ships nothing that its user lacks."""
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
 
@@ -51,7 +50,7 @@ Provisional = Callable[[Outcome], Recipe]
 
 @dataclass(kw_only=True)
 class Claim:
-    """What is shipped, and what was measured of it."""
+    """The shipped form and its measurements."""
 
     outcome: Outcome
     folder: Path
@@ -221,7 +220,7 @@ def _note_overrun(search: Search) -> None:
 
 
 def _time_for_graphs(search: Search) -> bool:
-    """Whether the original, which ran in the search as it is, can be proved as graphs, too."""
+    """Check whether there is time to prove the original as graphs, too."""
     needed = search.description.export_seconds + estimate.least_proof_seconds(search, ())
     return needed <= max(_left(search), GRAPHS_SECONDS)
 
@@ -235,7 +234,7 @@ def _allow(search: Search) -> None:
 
 
 def disturbed(speedup: Interval, workload: Workload) -> str:
-    """The note of a comparison that others' work disturbed, and what measures again."""
+    """Return the note of a comparison that a busy machine disturbed, with the command that measures again."""
     again = "`torchwright verify` measures" if workload.made_again() else "optimizing once more measures"
     return f"the machine was disturbed while the artifact was timed ({speedup}): {again} again"
 
@@ -256,7 +255,7 @@ def original_beside(process: Any, workload: Workload, steps: Sequence[Step]) -> 
 
 
 def _settles_process(steps: Sequence[Step]) -> bool:
-    """Whether the recipe changes its whole process, and so must not share it with the original."""
+    """Check whether the recipe changes its whole process, and so cannot share it with the original."""
     return any(step.name == "allocator" for step in steps)
 
 
@@ -306,7 +305,7 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
 
 
 def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> ProcessGain | None:
-    """What a step that changes the whole process does, taken apart."""
+    """Measure the gain of process-wide steps separately."""
     search = shipping.search
     if not _settles_process(search.best.steps) or _is_late(search, "the recipe without its allocator was"):
         return None
@@ -334,8 +333,9 @@ def _left(search: Search) -> float:
 
 
 def _is_late(search: Search, what: str, needed: float = 0.0) -> bool:
-    """Whether the time budget is spent, or would be after so many seconds, so that what is only told and not shipped is
-    not measured any more."""
+    """Check whether the time budget is spent, or would be after `needed` seconds.
+
+    Figures that are only reported are then not measured."""
     if needed <= _left(search):
         return False
     search.notes.append(f"{what} not timed: the time budget was spent")

@@ -16,12 +16,12 @@ ROUNDS = (9, 25)
 """Fewest and most paired turns of one comparison, those apart in which others ran: of nine no single one moves an end
 of the interval beyond the others."""
 FEWEST_ROUNDS = 3
-"""Where turns are very long."""
+"""The fewest rounds, used when turns are very long."""
 COMPARE_SECONDS = 5.0
 SPARED_SECONDS = 3.0
-"""Of the original in a trial's turns: of a model that takes 36 s a pass they were more than a third of every trial."""
+"""The original leaves a trial's turns if its turn takes longer: at 36 s a pass it took a third of every trial."""
 FINAL_PATIENCE = 3
-"""So many times what it would take on a quiet machine may go into a last comparison, beside others."""
+"""Limit of a last comparison on a busy machine, as a multiple of its time on a quiet one."""
 
 
 Turn = dict[str, float]
@@ -88,7 +88,7 @@ def is_noise(search: Search, comparison: Comparison) -> bool:
 
 
 def spares_original(search: Search) -> bool:
-    """Whether a turn of the original takes so long that trials do without once something is kept."""
+    """Check whether the original's turns are so long that trials skip them once a step is kept."""
     return search.best is not search.baseline and turn_seconds(search.baseline) > SPARED_SECONDS
 
 
@@ -135,7 +135,7 @@ def one_round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], 
 
 
 def turn_seconds(candidate: Candidate) -> float:
-    """What a turn will take, from the last one: short calls for `TURN_SECONDS`, after one that is not counted."""
+    """Return the expected seconds of a turn, from the last one; short calls repeat for `TURN_SECONDS`."""
     last = candidate.turns[-1] if candidate.turns else {}
     return sum(
         max(seconds, TURN_SECONDS) + (seconds if seconds < LONG_SECONDS else 0.0) for seconds in last.values()
@@ -152,5 +152,5 @@ def _hides_gain(gain: Interval) -> bool:
 
 
 def _is_clear(ratios: Sequence[float]) -> bool:
-    """Whether a few rounds already say which of the last two contestants is faster, and by more than a tenth."""
+    """Check whether a few rounds already show which of the last two contestants is faster, by more than 10%."""
     return bool(ratios) and (min(ratios) > 1.1 or max(ratios) < 0.9)

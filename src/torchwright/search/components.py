@@ -7,7 +7,7 @@ from torchwright.search.state import Search
 from torchwright.techniques.base import Technique, from_step
 
 HIDDEN = 0.02
-"""A saving of this share of a pass, or less, cannot be told from noise."""
+"""A saving of at most this share of a pass cannot be distinguished from noise."""
 SLOWER = 1.1
 """A component that takes this many times what it took before has lost by a step for the whole model."""
 COMPANY = 0.7
@@ -15,7 +15,7 @@ COMPANY = 0.7
 
 
 def in_pass(search: Search, technique: Technique, gain: float) -> float:
-    """What a gain of a technique's components is of a whole pass (Amdahl, 1967)."""
+    """Return the gain of a whole pass from the gain of a technique's components (Amdahl, 1967)."""
     share = _share(search, technique.components)
     return 1 / (1 - share + share / gain)
 
@@ -52,7 +52,7 @@ def _for_all(step: Step) -> Step:
 
 
 def _share(search: Search, named: tuple[str, ...]) -> float:
-    """Of the best's time, that in calls of these components; 1 without any."""
+    """Return the share of the best recipe's time that is spent in calls of these components; 1 without any."""
     seconds = (search.best if search.best.turns else search.baseline).component_seconds()
     if not named or not seconds:
         return 1.0

@@ -1,4 +1,4 @@
-"""What a trial, the drop-one pass and the artifact's proof will take, from what their like has taken on this model."""
+"""Estimates of time for a trial, the ablation pass and the artifact's proof, from earlier ones on this model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ are 11 of its exports, and at 20 of them a search of 150 s never compiled it).
 A guess is on the low side: a trial that takes longer is stopped in time, and one that was not begun has told nothing.
 """
 CALIBRATION = 0.5
-"""Of the time of converting is what a library is expected to take for the ranges of its 8 bits (0.2 to 0.9 of it on
-four models of the table of experience). Swin-S's took more than all of the 11 s that were left, where its float would
-have taken 8."""
+"""Expected time of finding 8-bit ranges, as a share of the conversion's time.
+
+It was 0.2 to 0.9 on four models of the table of experience."""
 DROP_ONE_SHARE = 0.15
-"""Of the time budget, at most, is kept for the drop-one pass while techniques are tried."""
+"""The largest share of the time budget that is reserved for the ablation pass while techniques are tried."""
 PROOF_SHARE = 0.4
-"""Of the time budget, at most, is kept for writing the artifact and proving it."""
+"""The largest share of the time budget that is reserved for writing the artifact and proving it."""
 FIRST_SHARE = 0.05
-"""The same while nothing is kept: a proof that ends late is better than nothing found in time."""
+"""The same share until a step is kept: then verification may overrun the budget."""
 OTHER_ROWS_SECONDS = 6.0
-"""What the proof takes to time other numbers of rows."""
+"""Seconds that the proof takes to time other batch sizes."""
 CHOICE = (5.0, 10.0, 20.0)
 """Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
 STRETCH = 2.0
-"""What the time budget is stretched for has so many times what it is expected to take: most estimates are low, and a
-trial that is stopped has told nothing."""
+"""Safety factor on the estimate of a trial for which the budget is stretched: most estimates are low, and a stopped
+trial yields nothing."""
 LOADING_SECONDS = 60.0
 """A process that loads what was compiled."""
 
@@ -77,7 +77,7 @@ def comparison_seconds(search: Search) -> float:
 
 
 def drop_one_seconds(search: Search) -> float:
-    """The drop-one pass over the best recipe as it is."""
+    """Return the seconds of the ablation pass over the present best recipe."""
     rests = [search.without_step(rung.step) for rung in search.questioned()]
     whole = sum(trial_seconds(search, rest) for rest in rests)
     return min(whole, DROP_ONE_SHARE * search.budget.time_seconds)
@@ -137,8 +137,9 @@ def another_process_seconds(search: Search) -> float:
 
 
 def latest(search: Search, steps: Sequence[Step]) -> float:
-    """When a trial of these steps must have ended, for its artifact to be proved within the time budget, or that of
-    what is kept so far, where it fails.
+    """Return the deadline of a trial of these steps.
+
+    After it, its artifact could not be proved within the time budget, nor that of the kept recipe if the trial fails.
 
     A trial that takes over a conversion has the time of the proof's second process: Swin-S's OpenVINO in bfloat16 would
     have needed 9 s where 6 were left, and is 1.1x what was kept.
@@ -150,7 +151,7 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
 
 
 def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -> float:
-    """Seconds for a trial of these steps that leaves the proof its own, and the drop-one pass or not."""
+    """Return the seconds for a trial that leave time for the proof, and with `drop_one` for the ablation pass."""
     kept_back = drop_one_seconds(search) if drop_one else 0.0
     return latest(search, steps) - search.context.clock() - kept_back
 
@@ -161,8 +162,9 @@ def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
 
 
 def all_fit(search: Search, recipes: Sequence[Sequence[Step]], *, times: float = 1.0) -> bool:
-    """Whether there is time for so many `times` what a trial of each of these is expected to take, the whole proof of
-    any, and some to spare."""
+    """Check whether there is time for trials of all these recipes and the proof of one of them.
+
+    `times` is a safety factor on the expected seconds of a trial."""
     proof = max(whole_proof_seconds(search, steps) for steps in recipes)
     whole = proof + times * sum(trial_seconds(search, steps) for steps in recipes)
     return search.context.clock() + whole <= search.end - FINISH_SHARE * search.budget.time_seconds
@@ -191,12 +193,12 @@ def no_time(
 
 
 def runners(steps: Sequence[Step]) -> frozenset[str]:
-    """What runs the model in place of eager PyTorch: compilers and engines, by name."""
+    """Return the compilers and engines that run the model in place of eager PyTorch, by name."""
     return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
 
 
 def _converting(steps: Sequence[Step]) -> bool:
-    """Whether another library runs the exported model."""
+    """Check whether a third-party engine runs the exported model."""
     return any({"eager", "exportable"} <= from_step(step).needs for step in steps)
 
 
@@ -207,12 +209,12 @@ def _conversions(search: Search, steps: Sequence[Step]) -> list[Spent]:
 
 
 def _calibrated(steps: Sequence[Step]) -> bool:
-    """Whether the library that runs the model narrows it by ranges that it has to find first."""
+    """Check whether the engine quantizes by ranges that it has to calibrate first."""
     changes = [from_step(step) for step in steps]
     return any("eager" in change.removed and change.calibrates for change in changes)
 
 
 def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:
-    """How alike two recipes are: their common steps less those that only one has."""
+    """Return the similarity of two recipes: the number of common steps minus those of only one."""
     ours, theirs = {str(step) for step in one}, {str(step) for step in other}
     return len(ours & theirs) - len(ours ^ theirs)

@@ -1,4 +1,4 @@
-"""What recorded searches of similar models found: an order for the trials, and what is not worth one.
+"""Priors from recorded searches of similar models: the order of trials, and steps that are not worth one.
 
 `experience.json` has an entry for each search that was recorded; `benchmarks/experience.py table` makes it from their
 recipes. Those on the same kind of machine are weighted by how near their model is: a nearest-neighbour estimate
@@ -23,7 +23,7 @@ DECADES = 3.0
 DOUBLINGS = 4.0
 """The same in processor cores."""
 PRIOR = 0.5
-"""What is expected without experience weighs as much as half a search of the very same model."""
+"""Weight of the guess without experience, in searches of the very same model."""
 FEWEST = 3
 """Searches that must have measured a step before it may be left out."""
 CLEARLY_LESS = 0.95
@@ -43,7 +43,7 @@ LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one search found of one step."""
+    """The result of one step in one recorded search."""
 
     gain: float | None
     """Its own speed-up in the recipe that the search ended with; None for a step that is no part of it. Of a step that
@@ -89,7 +89,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What the file holds."""
+    """The content of the file."""
 
     searches: tuple[Record, ...]
 
@@ -108,7 +108,7 @@ class Experience:
 
     @property
     def speedup(self) -> float:
-        """What such searches ended with; 1 where nothing is near."""
+        """Return the expected final speed-up of such searches; 1 where none is near."""
         return _geometric([(weight, record.speedup) for weight, record in self.near]) if self.near else 1.0
 
     def given(self, losses: Mapping[str, float]) -> Experience:
@@ -167,7 +167,7 @@ class Experience:
         )
 
     def _trials(self, step: Step) -> list[tuple[float, Record, Trial]]:
-        """What the near searches found of a step, the nearest first."""
+        """Return the results of a step in near searches, the nearest first."""
         name = str(step)
         return [
             (weight, record, record.trials[name]) for weight, record in self.near if name in record.trials
@@ -194,7 +194,7 @@ class Experience:
 
 
 def near(records: Sequence[Record], features: Features, device: DeviceFacts, max_drop: float) -> Experience:
-    """What the table knows of a model like this on a machine of this kind."""
+    """Return the experience with similar models on this kind of machine."""
     weighted: list[tuple[float, Record]] = []
     for record in records:
         cores = abs(math.log2(record.cores / device.cores)) / DOUBLINGS
@@ -205,8 +205,10 @@ def near(records: Sequence[Record], features: Features, device: DeviceFacts, max
 
 
 def distance(one: Features, other: Features) -> float:
-    """How unlike two models are: infinite between types of weights, a decoder's steps and other calls, a pipeline of
-    several models and one."""
+    """Return the distance of two models.
+
+    It is infinite between types of weights, between decode steps and other calls, and between pipelines and single
+    models."""
     kinds = [(each.dtype, each.decode, each.recurrent, each.pipeline) for each in (one, other)]
     if kinds[0] != kinds[1]:
         return math.inf
@@ -227,7 +229,7 @@ def _agreement(record: Record, losses: Mapping[str, float]) -> float:
 
 
 def instructions(device: DeviceFacts) -> str:
-    """Of a CPU the best instruction set that decides; of others all."""
+    """Return the best instruction set of a CPU that decides the kernels; all of them for other devices."""
     best = next((level for level in LEVELS if level in device.isa), None)
     return f"{device.kind} {best or ' '.join(device.isa)}".strip()
 

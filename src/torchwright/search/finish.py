@@ -28,7 +28,7 @@ PROCESSES = 3
 DOUBTFUL = 0.5
 """Share of the budget from which on a recipe is judged once more by data that chose nothing."""
 FEW = 30
-"""Of fewer samples no loss is far enough below the budget: four pictures lost 0.6% where four others lost 2.6%."""
+"""With fewer samples no loss counts as far below the budget: four pictures lost 0.6%, four others 2.6%."""
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 
 
@@ -56,7 +56,7 @@ def drop_one(search: Search) -> None:
 
 
 def meet_rival(search: Search) -> None:
-    """Of our own recipe and the rival, where there is one, what is faster becomes the best."""
+    """Make the faster one of our own recipe and the third-party engine, if there is one, the best."""
     if search.rival is None:
         return
     rival, proven = search.rival.candidate, search.rival.proven
@@ -77,7 +77,7 @@ def meet_rival(search: Search) -> None:
 
 
 def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Comparison, str, bool]:
-    """What the rival is beside our own recipe, in words, and whether it loses by that.
+    """Compare the third-party engine with our own recipe; return the verdict in words, and whether the engine loses.
 
     Where turns decide nothing, or there is no time for them, what each was proven at beside the original does.
     """
@@ -154,7 +154,7 @@ def judge_again(search: Search) -> None:
 
 
 def _time_to_judge(search: Search) -> bool:
-    """Whether there is, until the last moment, which becomes the deadline: that of the last trial may have passed."""
+    """Check whether time is left to judge, and set the deadline to the end of the budget."""
     search.context.deadline = search.last_moment
     return search.context.remaining() > search.settle_seconds
 
@@ -224,7 +224,7 @@ def _with_layers_left_alone(search: Search, step: Step, lost: Quality) -> Step |
 
 
 def _milder(search: Search, step: Step) -> Step | None:
-    """Of a kept step's variants that lost less and brought something to the others' gains, the fastest."""
+    """Return the fastest variant of a kept step that lost less and still adds to the other steps' gains."""
     kept = [rung for rung in search.rungs if rung.kept and rung.step in search.best.steps]
     bold = next(rung for rung in kept if rung.step == step)
     if bold.quality is None:
@@ -243,7 +243,7 @@ def _milder(search: Search, step: Step) -> Step | None:
 
 
 def _untried_finest(search: Search, step: Step) -> Step | None:
-    """Of a kept step's variants that were not timed, the one that rounds least, where the conversion it needs is there.
+    """Return the untimed variant of a kept step that rounds least, if its conversion exists.
 
     YOLOS's search kept OpenVINO's bfloat16 at 2.25x, which lost 1.2% on other data, and ended with the original where
     its float32 would have been 1.15x.
@@ -262,7 +262,7 @@ def _untried_finest(search: Search, step: Step) -> Step | None:
 
 
 def finish(search: Search) -> Outcome:
-    """What was found; the best and the original live on for the last comparison (`settle`)."""
+    """Return the outcome; the best and the original stay alive for the last comparison (`settle`)."""
     search.seconds = search.context.clock() - search.start
     return outcome_now(search, ORIGINAL if search.best is search.baseline else search.proven.total)
 
@@ -275,9 +275,9 @@ class Form:
     start: Callable[[], Candidate]
     """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
     prove: Callable[[Candidate], None]
-    """What else is measured of one that holds, after the timing: it leaves another heap behind. Raises as `start`."""
+    """Measures a form that holds further, after the timing: it leaves another heap. Raises as `start`."""
     again: Callable[[], Candidate | None] = lambda: None
-    """What `start` has written in one more fresh process, where that may differ; None where there is no time."""
+    """Loads the form in one more fresh process, where the result may differ; returns None without time for it."""
     itself: bool = False
     """It runs the original as the caller has it: there is nothing to time."""
 

@@ -32,7 +32,7 @@ from torchwright.trial.travel import pack
 from torchwright.workloads.detect import check_described
 
 SCRATCH = ".trials"
-"""Where trials keep what they compile, in the unfinished artifact."""
+"""The folder for compilations of trials, in the unfinished artifact."""
 
 
 def optimize(request: Request, out: Path, watch: Watch) -> Recipe:

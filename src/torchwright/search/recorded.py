@@ -17,7 +17,7 @@ SHORTEST = 0.01
 
 
 def record(recipe: Recipe, model: str, commit: str) -> Record:
-    """What it left untried or skipped, it says nothing of.
+    """Return a search as a record for the table; untried and skipped steps are left out.
 
     Raises `ValueError` for a search that was continued, tried nothing, or is of before rows had times.
     """
@@ -57,7 +57,7 @@ def wait(recipe: Recipe, share: float) -> tuple[float, int]:
 
 
 def _trials(recipe: Recipe) -> dict[str, Trial]:
-    """What each step that was tried says; the forms of one that left layers alone count as one.
+    """Return the result of each tried step; variants of one step that skip layers count as one.
 
     Where no form of the recipe held at the end, nothing is known of its steps.
     """
@@ -92,8 +92,9 @@ def _together(one: Trial, other: Trial) -> Trial:
 
 
 def _gain(rung: Rung, recipe: Recipe) -> float | None:
-    """What a step brings: over the original, if it runs the whole model; with that of the variants it replaced, if it
-    was kept."""
+    """Return the gain of a step.
+
+    For an engine it is the gain over the original. A kept step includes the gains of the variants it replaced."""
     if is_closed(from_step(rung.step)):
         return round(_total(rung), 3) if rung.speedup else None
     if not rung.kept:

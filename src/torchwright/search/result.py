@@ -1,4 +1,4 @@
-"""What `tw.optimize` gives back."""
+"""The result of `tw.optimize`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def speedup(self) -> Interval:
-        """How many times faster than the original, with its 95% interval."""
+        """The speed-up over the original, with its 95% interval."""
         return self.recipe.speedup
 
     @property

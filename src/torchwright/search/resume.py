@@ -1,6 +1,6 @@
 """Continuing a search: what an earlier one has measured, and whether it holds here.
 
-Its artifact is read as a stranger's: every step must be a registered technique's, with options that it takes. Rows are
+Its artifact is untrusted: every step must be a registered technique's, with options that it takes. Rows are
 taken over as they are; the recipe is prepared and measured again, and ships only if the last comparison says so.
 """
 
@@ -27,7 +27,7 @@ from torchwright.trial import client as trial
 from torchwright.trial.client import TrialFailed
 
 MOST_ROWS = 1000
-"""Of an earlier search: ten times what this one could write."""
+"""Limit on the rows of an earlier search: ten times what this search could write."""
 ANEW = "start anew: the same without resuming"
 
 
@@ -96,18 +96,18 @@ def restore(search: Search) -> list[Step]:
 
 
 def _has_verdict(rung: Rung, earlier: Recipe) -> bool:
-    """Whether a row was measured or refused; where no form of a recipe held at the end, its steps are open again."""
+    """Check whether a row was measured or refused; the steps of a recipe that failed its proof are open again."""
     measured = not rung.undecided and rung.status != "skipped"
     return measured and not (rung.status == "removed" and not earlier.steps)
 
 
 def _lost_too_much(rung: Rung) -> bool:
-    """Whether the metric alone has decided: what lost too much was not timed."""
+    """Check whether the metric alone decided: a step that lost too much was not timed."""
     return rung.quality is not None and rung.speedup is None
 
 
 def _judged_alike(search: Search, earlier: Recipe) -> bool:
-    """Whether the original has the weights and the metric's value that it had."""
+    """Check whether the original has the same weights and metric value as in the earlier search."""
     then, now = earlier.baseline.quality, search.baseline.quality
     assert now is not None
     value = then is not None and math.isclose(then.reference, now.reference, rel_tol=1e-6)
@@ -183,7 +183,7 @@ def _refusal(path: Path, why: str, found: str) -> ArtifactError:
 
 
 def _conditions(workload: dict[str, Any], budget: Budget, at: Fingerprint) -> dict[str, Any]:
-    """What a row's figures depend on, beside the model itself."""
+    """Return what a row's figures depend on, in addition to the model itself."""
     return {
         **workload,
         "max_drop": budget.max_drop,

@@ -35,7 +35,7 @@ DOUBTFUL = 0.25
 OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "takes", "layouts")
 """Fields of the manifest that say how graphs are called."""
 LATE_SHARE = 0.1
-"""Of the time budget: by how much compiling for other numbers of rows may overrun it."""
+"""The share of the time budget by which compiling for other batch sizes may overrun it."""
 
 
 def ways(best: Candidate, workload: Workload) -> dict[Way, str]:
@@ -46,7 +46,7 @@ def ways(best: Candidate, workload: Workload) -> dict[Way, str]:
 
 @dataclass(kw_only=True)
 class Contents:
-    """What was written of one form: the manifest's own fields, and what the recipe should note."""
+    """The written content of one form: the manifest's fields, and notes for the recipe."""
 
     manifest: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def make_recipe(
 
 
 def _rates(outcome: Outcome, workload: Workload, asked: dict[str, Any]) -> tuple[Rate, ...]:
-    """What the workload counts by; `asked` describes it as the recipe's steps ask it."""
+    """Return the rates of the workload; `asked` describes the workload as the recipe's steps change it."""
     before, after = (
         workload.rates(described, {case.name: case.seconds for case in measured.cases})
         for described, measured in ((workload.describe(), outcome.baseline), (asked, outcome.final))
@@ -89,7 +89,7 @@ def _rates(outcome: Outcome, workload: Workload, asked: dict[str, Any]) -> tuple
 
 
 def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
-    """What the report says where calibration reads what is judged."""
+    """Return the notes of the report for calibration data that is also judged."""
     if workload.calibrates_apart():
         return []
     return [
@@ -183,7 +183,7 @@ def _carry_graphs(
 
 
 def _judged_calls(search: Search, contents: Contents) -> tuple[CallSpec, ...]:
-    """What the engine has prepared, without what answers other sizes than the examples' where that loses too much.
+    """Return the engine's prepared calls, without those for other sizes whose loss is too large.
 
     With its sizes free a graph is another one to a library: what it has one operator for with given sizes may be
     several then, and what lies between these is rounded (MPT in OpenVINO's bfloat16: 0.7% and 1.6%).
@@ -307,7 +307,7 @@ def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) ->
 
 
 def _takes(search: Search) -> Takes:
-    """What the original takes beside its example."""
+    """Return the inputs that the original takes in addition to its example."""
     with TrialProcess(search.context) as process:
         return process.ask("takes")
 

@@ -1,4 +1,4 @@
-"""What one search was asked for, and what it knows so far."""
+"""The state of one search: its request, and its findings so far."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from torchwright.workloads.base import Workload
 FINISH_SHARE = 0.06
 """Share of the time budget at whose end nothing new is begun."""
 CONTRIBUTES = 1.3
-"""A step with at least this marginal speed-up is not questioned by the drop-one pass."""
+"""A step with at least this marginal speed-up is left out of the ablation pass."""
 OVERRUN_SHARE = 0.09
-"""What a comparison that has begun may take beyond the time budget, and no more."""
+"""Limit by which a comparison that has begun may overrun the time budget, as a share."""
 
 Watch = Callable[[Event], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to optimize, and within which bounds."""
+    """The model to optimize and the bounds of the search."""
 
     workload: Workload
     budget: Budget
@@ -57,14 +57,14 @@ class Request:
     command: str = ""
 
     def may_try(self, step: Step) -> bool:
-        """Whether nobody has ruled out its technique."""
+        """Check whether the step's technique is not excluded."""
         named = not self.only or step.name in {wanted.name for wanted in self.wanted}
         return named and step.name not in self.without
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What the search found. `best` is a live candidate; the caller closes it."""
+    """The outcome of the search. `best` is a live candidate; the caller closes it."""
 
     best: Candidate
     baseline: Measurement
@@ -87,20 +87,20 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a trial of these steps took until it could be called, or until it was stopped."""
+    """Seconds that a trial of these steps took until it could be called, or until it was stopped."""
 
     steps: tuple[Step, ...]
     seconds: float
-    """As if nothing had been there that it could take over."""
+    """Seconds as if no earlier compilation or conversion had been reused."""
     conversion: float = 0.0
-    """Of these, what it takes to convert or compile the model: the next trial of the same conversion is spared it."""
+    """The part of `seconds` spent to convert or compile the model; the next trial of the same conversion saves it."""
     stopped: bool = False
     """The trial was not done by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncompiled:
-    """What a recipe that compiles loses in eager code, and what its steps changed."""
+    """The loss of a compiled recipe as measured in eager code, and the coverage of its steps."""
 
     quality: Quality
     coverage: tuple[Coverage, ...]
@@ -128,13 +128,13 @@ class Search:
     """Try nothing but `wanted`."""
     without: frozenset[str] = frozenset()
     earlier: Recipe | None = None
-    """What the search that is continued has found, checked."""
+    """The checked findings of the search that is continued."""
     records: tuple[Record, ...] = ()
     """Other searches."""
     aside: Candidate | None = None
     """Our own recipe, while rivals are tried."""
     experience: Experience = field(default_factory=Experience)
-    """What those of them say that were of a model like this one."""
+    """The priors from recorded searches of similar models."""
     rungs: list[Rung] = field(default_factory=list[Rung])
     component_gains: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     """Step, as written → what each component of the model gained by it, where it has several."""
@@ -150,31 +150,31 @@ class Search:
     stretched: float = 0.0
     """Seconds by which `end` was moved, so that a candidate could be tried."""
     seconds: float = 0.0
-    """What the search took, without the last comparison."""
+    """Seconds of the search, without the last comparison."""
     more_seconds: float = 0.0
-    """What trials of the untried rows would take."""
+    """Expected seconds of trials of the untried rows."""
     baseline: Candidate = field(init=False)
     best: Candidate = field(init=False)
     proven: Comparison = field(init=False)
     """The comparison with which the best was kept."""
     rival: Rival | None = None
-    """The best that hands the whole model to another library, beside which our own recipe grows."""
+    """The best recipe on a third-party engine, next to which our own recipe grows."""
     kernel: str = "float32"
-    """What the best's linear layers run on."""
+    """The kernel that the best recipe's linear layers run on."""
     spent: list[Spent] = field(default_factory=list[Spent])
-    """Of every trial so far, the original's first."""
+    """The time of every trial so far, the original's first."""
     uncompiled: dict[str, Uncompiled] = field(default_factory=dict[str, Uncompiled])
     """By recipes, those that were looked at before they were compiled."""
     look_seconds: float = 0.0
-    """Of the last look of that kind that was not done in its time."""
+    """Seconds of the last measurement in eager code that did not end in its time."""
     import_seconds: float = 0.0
-    """What a process that is not forked takes before its trial begins."""
+    """Seconds that a process without fork needs before its trial begins."""
     original_seconds: float = 0.0
-    """What it took to measure the original and to describe it."""
+    """Seconds that it took to measure and describe the original."""
     settle_seconds: float = 0.0
-    """What it took to measure the original's metric and memory."""
+    """Seconds that it took to measure the original's metric and memory."""
     reference: Any = None
-    """What the metric saw of the original."""
+    """The original's observations for the metric."""
     last_reference: Any = None
     """The same on data by which nothing is chosen; None where there is none."""
     description: Description = field(init=False)
@@ -189,12 +189,12 @@ class Search:
         return (self.best.prepared.properties | described & DISCOVERED) if self.best.steps else described
 
     def has_variant(self, step: Step) -> bool:
-        """Whether the best so far has a step whose place this one would take."""
+        """Check whether the best recipe has a step that this one would replace."""
         technique = from_step(step)
         return any(technique.replaces(from_step(kept)) for kept in self.best.steps)
 
     def over_budget(self, candidate: Candidate) -> bool:
-        """Whether the metric may have dropped by more than was allowed."""
+        """Check whether the metric may have dropped by more than the budget allows."""
         return candidate.quality is not None and candidate.quality.drop_high > self.budget.max_drop
 
     def objective_median(self, candidate: Candidate) -> float:
@@ -302,7 +302,7 @@ class Search:
         )
 
     def found_any(self) -> bool:
-        """Whether a step is kept."""
+        """Check whether any step is kept."""
         return any(rung.kept for rung in self.rungs)
 
     def measured_any(self) -> bool:
@@ -316,7 +316,7 @@ class Search:
         )
 
     def questioned(self) -> list[Rung]:
-        """Kept rows that the drop-one pass has to look at, the smallest gain first."""
+        """Return the kept rows that the ablation pass examines, the smallest gain first."""
         if len(self.best.steps) < 2:
             return []
         return sorted((rung for rung in self.rungs if self._is_questioned(rung)), key=_gain)
