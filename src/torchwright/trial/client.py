@@ -50,7 +50,7 @@ def _not_done(seconds: float, *, hangs: bool = False) -> TrialFailed:
 
 @dataclass(kw_only=True)
 class Context:
-    """What every trial of one search shares."""
+    """The context that all trials of one search share."""
 
     workload: Path
     """The folder into which `travel.pack` has written the workload."""
@@ -70,9 +70,9 @@ class Context:
     any_threads: bool = False
     """Compile for as many threads as a process has at the call: `threads` are those of a disturbed machine."""
     fork: bool = False
-    """Whether trials are forked from a server that has imported torch and unpacked the workload once for all."""
+    """True if trials are forked from a server that has imported torch and unpacked the workload once."""
     processes: list[TrialProcess] = field(default_factory=list)
-    """Those that were started and not closed, so that none outlives the block, whoever lost hold of it."""
+    """Processes that were started and not closed: none outlives the block, even if its owner lost it."""
     _server: ForkServer | None = None
 
     def __enter__(self) -> Self:
@@ -194,7 +194,7 @@ class TrialProcess:
             self._connection.send_bytes(pickle.dumps((method, arguments)))
 
     def has_answered(self) -> bool:
-        """Whether `answer` would not have to wait."""
+        """Check whether `answer` would return without waiting."""
         return bool(self._ended) or self._connection.poll(0)
 
     def answer(self) -> Any:
@@ -281,10 +281,10 @@ class Candidate:
     steps: tuple[Step, ...]
     process: TrialProcess
     folder: Path | None
-    """What its engine compiled into files, if it does."""
+    """The folder of the engine's compiled files, if it writes any."""
     prepared: Prepared
     how: str = ""
-    """How it runs, where it is an artifact that was loaded."""
+    """The way it runs, for a loaded artifact."""
     original: Candidate | None = None
     """The original in the same process, where it is there, too."""
     quality: Quality | None = None
@@ -321,7 +321,7 @@ class Candidate:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def seconds(self, turn: dict[str, float]) -> float:
-        """Of a whole pass, from those of its calls: the objective."""
+        """Return the seconds of a whole pass from those of its calls: the objective."""
         return sum(turn[name] * repeat for name, repeat in self.prepared.repeats.items())
 
     def component_seconds(self) -> dict[str, float]:
@@ -352,7 +352,7 @@ class Candidate:
 
 
 def environment_of(steps: Sequence[Step]) -> dict[str, str]:
-    """What must be set before a process with these steps starts."""
+    """Return the environment variables that a process with these steps needs at its start."""
     from torchwright.techniques.base import from_step
 
     environment: dict[str, str] = {}
@@ -386,7 +386,7 @@ def start_candidate(
 ) -> Candidate:
     """Prepare `steps` in a process of their own; what an engine compiles into files is loaded in another.
 
-    `environment` is set for both beside what the steps need. `essential` is for the original: see `TrialProcess`.
+    `environment` is set for both, in addition to the steps' own. `essential` is for the original: see `TrialProcess`.
 
     Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
     """

@@ -34,7 +34,7 @@ REAP_SECONDS = 10.0
 
 
 def can_fork(device: str) -> bool:
-    """Whether trials on `device` may be forked, which macOS's libraries do not survive."""
+    """Check whether trials on `device` may be forked; macOS's libraries do not survive it."""
     return system.forks() and devices.get(device).forks
 
 

@@ -1,4 +1,4 @@
-"""The further forms of a recipe's model: any number of rows, and any sizes at all.
+"""Further forms of a recipe's model: dynamic batch size, and dynamic shapes.
 
 What the search times is compiled for the example's sizes. Once it has found its recipe, the same model is exported
 twice more: with the number of rows free, which is compiled, and with every size free, which is kept as a graph. Whether
@@ -62,7 +62,7 @@ A package for one row may come on top.
 
 @dataclass(frozen=True, kw_only=True)
 class Forms:
-    """What could be made, and why the rest could not."""
+    """The forms that could be built, and the reasons for the others."""
 
     calls: tuple[CallSpec, ...] = ()
     rows: CallSpec | None = None
@@ -75,17 +75,17 @@ class Forms:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """How other numbers of rows are answered, and what the original's outputs look like in memory."""
+    """The forms that answer other batch sizes, and the memory layout of the original's outputs."""
 
     rows: Rows = "fixed"
     by_rows: tuple[tuple[int, str], ...] = ()
-    """As the manifest has it."""
+    """Batch sizes and forms as the manifest has them."""
     any_rows: CallSpec | None = None
     one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
-    """With the smallest number of rows for which they were seen to answer rightly."""
+    """Graphs with the smallest batch size for which they answered correctly."""
     slower_alone: bool = False
-    """Whether one row takes longer than the original, in whatever form."""
+    """True if batch size 1 is slower than the original in every form."""
     layouts: tuple[tuple[int, ...] | None, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -185,9 +185,9 @@ def choose(
     seconds: float,
     threads: int | None = None,
 ) -> Chosen:
-    """How an artifact with these packages and graphs answers other calls best. `model` is the original.
+    """Choose how an artifact with these packages and graphs answers other calls. `model` is the original.
 
-    After `seconds` no other number of rows is begun. `threads` is the number that the packages and graphs use; the
+    After `seconds` no other batch size is begun. `threads` is the number that the packages and graphs use; the
     original has this process's.
     """
     fixed = Package(folder / package_file(0), forms.calls[0])
@@ -230,7 +230,7 @@ def choose(
 def _by_rows(
     model: nn.Module, case: Case, takes: Takes, chosen: Chosen, doors: Mapping[str, Door], seconds: float
 ) -> Chosen:
-    """`chosen` with the quickest of `doors` for each number of rows, and without what none of them needs."""
+    """Return `chosen` with the fastest of `doors` for each batch size, and without forms that none of them needs."""
     example = len(tensors_of(case)[takes.batched[0]])
     found, slower = {example: ROWS if chosen.rows == "free" else case.name}, False
     begun = time.monotonic()
@@ -301,7 +301,7 @@ def check_graphs(
     programs: Mapping[str, ExportedProgram],
     fixed: CompiledCall | None = None,
 ) -> Chosen:
-    """How graphs answer other calls, and what of the outputs' layout must be mended.
+    """Choose how graphs answer other calls, and which output layouts must be restored.
 
     `fixed` is what answers the example, by default its graph.
     """
@@ -328,8 +328,9 @@ def check_graphs(
 def _checked(
     model: nn.Module, call: CompiledCall, case: Case, takes: Takes, own: float, fewest: int = 0
 ) -> CallSpec | None:
-    """What `call` takes with the smallest number of rows, not below `fewest`, that it answers rightly; None where it
-    answers some wrongly.
+    """Return `call` with the smallest batch size, at least `fewest`, that it answers correctly.
+
+    None if it answers some calls wrongly.
 
     torch.export supposes sizes of two at least; what it made is mostly right for one and none, too.
     """
@@ -366,7 +367,7 @@ def _also(chosen: Chosen, note: str) -> Chosen:
 
 
 def _is_right(model: nn.Module, call: CompiledCall, case: Case, own: float) -> bool | None:
-    """Whether `call` answers as the original does, as nearly as at the example; None where that takes no such call."""
+    """Check whether `call` matches the original as closely as the example; None if the original refuses it."""
     try:
         wanted = _answer(model, case)
     except Exception:  # whatever the original says of such a call
@@ -411,7 +412,7 @@ def _shares(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def _seconds(call: Callable[[], Any], calls: int) -> float:
-    """Of one call; before several, one that brings back what the call before has pushed out of the caches."""
+    """Return the seconds of one call; before several calls, one warms the caches."""
     if calls > 1:
         call()
     begun = time.perf_counter()

@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false
-"""What a trial's process has, and what can be asked of it. The compiler is imported by requests that need it alone."""
+"""The state of a trial's process and its requests. Only requests that need the compiler import it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Session:
         return [(step, refusal(self.target, step, given)) for step in steps]
 
     def describe(self, *, names: tuple[str, ...] | None = None) -> Description:
-        """What can be tried on the original here: properties, variants with refusals, kernel times, operations."""
+        """Describe the original: properties, variants with refusals, kernel times, operations."""
         from torchwright.engines.describe import describe_target
 
         self._build()
@@ -174,7 +174,7 @@ class Session:
         self._make_calls()
 
     def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> OpenedArtifact:
-        """Load an artifact as its user would, who has the model at hand where the artifact needs it.
+        """Load an artifact as its user would, who has the model if the artifact needs it.
 
         From then on the workload is asked as the artifact's steps ask it.
         """
@@ -213,7 +213,7 @@ class Session:
         self._original = other
 
     def original(self, *, request: str, arguments: dict[str, Any]) -> Any:
-        """What the original in this process answers to a request."""
+        """Return the answer of the original in this process to a request."""
         return getattr(self._original, request)(**arguments)
 
     def keep_memory(self) -> None:
@@ -231,7 +231,7 @@ class Session:
         rows_seconds: float | None,
         general_seconds: float,
     ) -> tuple[Any, Any]:
-        """What the original takes beside its example, and the recipe's model in all its forms."""
+        """Return the inputs that the original takes in addition to its example, and the recipe's model in all forms."""
         from torchwright.engines.apply import apply_steps
         from torchwright.engines.takes import probe
         from torchwright.trial.forms import build_forms
@@ -251,7 +251,7 @@ class Session:
         )
 
     def takes(self) -> Any:
-        """What the original takes beside its example."""
+        """Return the inputs that the original takes in addition to its example."""
         from torchwright.engines.takes import probe
 
         self._build()
@@ -268,7 +268,7 @@ class Session:
         threads: int | None,
         allocator: str | None,
     ) -> Any:
-        """How the artifact answers other calls than the example's best."""
+        """Choose how the artifact answers calls other than the example's."""
         from torchwright.devices.allocator import apply_allocator
         from torchwright.engines.program import read_programs
         from torchwright.trial.forms import check_graphs, choose
@@ -293,14 +293,14 @@ class Session:
         return build_one_row(self.target, case, takes, Path(folder), seconds)
 
     def resize(self, *, batched: tuple[int, ...], rows: int | None) -> None:
-        """Time another number of rows than the example's from now on; None is the example's again."""
+        """Time another batch size than the example's from now on; None restores the example's."""
         from torchwright.engines.takes import with_rows
 
         cases = self._cases()
         self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])
 
     def observe(self, *, unseen: bool = False) -> Any:
-        """What the metric sees of this model, also on data that the search has not seen; None without such data."""
+        """Return observations for the metric; with `unseen` on held-out data, or None without such data."""
         import torch
 
         from torchwright.workloads.base import blaming
@@ -322,7 +322,7 @@ class Session:
     def compare(
         self, *, reference: Any, itself: bool = False, unseen: bool = False, show: bool = False
     ) -> Any:
-        """The metric of this model beside the original's; `itself` says that this is the original.
+        """Return this model's metric against the original's; `itself` means that this is the original.
 
         With `show` the workload's pictures of the two are kept for `pictures`.
         """
@@ -362,7 +362,7 @@ class Session:
         return self.engine.widen_others()
 
     def pictures(self) -> list[Any]:
-        """What the last `compare` was to show."""
+        """Return the pictures of the last `compare`."""
         return self._shown
 
     def sensitivity(self, *, steps: tuple[Any, ...]) -> list[Ranked]:
@@ -391,7 +391,7 @@ class Session:
         return self.calls.waited
 
     def profile(self, *, named: bool, trace: str | None = None) -> Recording:
-        """Where the time of the calls goes; `named` says that kernels were compiled with their names."""
+        """Record where the time of the calls goes; `named` means that kernels were compiled with their names."""
         from torchwright.profile.recording import record
 
         file = Path(trace) if trace else None
@@ -408,7 +408,7 @@ class Session:
             return self.load_artifact(path=path, trust=trust), self.profile(named=False, trace=trace)
 
     def breaks(self) -> Breaks:
-        """Where compiling the original breaks off, called as its user calls it, and what can be rewritten of that."""
+        """Return the graph breaks of the original as its user calls it, and those that can be rewritten."""
         from torchwright.profile.breaks import find_breaks
         from torchwright.techniques.shared.whole import judged
 
@@ -426,7 +426,7 @@ class Session:
         return engines.get(engine).prepare(self.target, Path(folder)).calls
 
     def keep(self, *, folder: str) -> str | None:
-        """Have the engine write what an artifact in `folder` needs of it; what the recipe should note."""
+        """Let the engine write its files for an artifact in `folder`; return notes for the recipe."""
         assert self.engine is not None
         return self.engine.keep(Path(folder))
 

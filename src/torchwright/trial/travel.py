@@ -46,7 +46,7 @@ def pack(workload: Workload, folder: Path) -> Path:
 
 
 def unpack(folder: Path) -> Workload:
-    """What `pack` wrote. Changes of its tensors stay in this process."""
+    """Return the workload that `pack` wrote. Changes of its tensors stay in this process."""
     with (folder / CODE).open("rb") as code:
         return _Unpickler(code, folder / TENSORS).load()
 
@@ -69,7 +69,7 @@ class _Pickler(cloudpickle.Pickler):
         return self._offset(obj._untyped_storage), obj._untyped_storage.nbytes(), obj.dtype
 
     def _offset(self, storage: torch.UntypedStorage) -> int:
-        """Where the storage is in the file; those of several tensors are there once."""
+        """Return the storage's offset in the file; a storage that tensors share is written once."""
         if storage._cdata not in self._written:
             self._tensors.write(bytes(-self._tensors.tell() % ALIGNED))
             self._written[storage._cdata] = storage, self._tensors.tell()
@@ -100,7 +100,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_of_context(value: object) -> bool:
-    """Whether it is a context variable, or a plain object around one."""
+    """Check whether the value is a context variable, or a plain object around one."""
     if isinstance(value, contextvars.ContextVar):
         return True
     attributes = getattr(value, "__dict__", None)

@@ -1,4 +1,4 @@
-"""What a trial answers, as frozen values. No torch here."""
+"""Answers of a trial, as frozen values. No torch here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Prepared:
     """A model with its steps applied."""
 
     seconds: float
-    """What it takes where nothing is there to take over: compilation and first calls, too."""
+    """Seconds without anything to reuse, compilation and first calls included."""
     engine: str
     dtype: str
     threads: int | None
@@ -26,7 +26,7 @@ class Prepared:
     parts: dict[str, str] = field(default_factory=dict[str, str])
     """Name of a call → the component that it calls, where there are several."""
     calls: tuple[CallSpec, ...] = ()
-    """What its packages take, in their order."""
+    """The calls that its packages take, in their order."""
     converted: float = 0.0
     """Seconds that it took to convert or compile the model, which another trial of the same conversion is spared."""
     spared: float = 0.0
@@ -39,13 +39,13 @@ class OpenedArtifact:
 
     seconds: float
     how: str
-    """What runs, in the words of `Loaded.how`."""
+    """The form that runs, in the words of `Loaded.how`."""
     notices: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What a process needed while it answered every call once."""
+    """The memory of a process while it answered every call once."""
 
     peak: int
     """Bytes."""
