@@ -14,10 +14,12 @@ from torchwright.facts import Interval
 from torchwright.intervals import CONFIDENCE, mean_bounds
 
 FEWEST_ORDERED = 6
-"""Of fewer values not even the extremes hold the median with 95%."""
+"""With fewer values not even the extremes bound the median with 95%."""
 DISTURBED_SHARE = 0.3
-"""A turn in which a thread waited for a core for more than this share of the time was not alone: on two cores beside
-one other process it is half and more; alone a process's own threads wait for each other, for up to 0.26 of it."""
+"""A turn in which a thread waited for a core for more than this share of the time counts as disturbed.
+
+On two cores with one other process the share is half and more. A process alone waits for its own threads for up to
+0.26."""
 
 Row = TypeVar("Row")
 
@@ -51,7 +53,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def paired_speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """How many times faster `after` is than `before`; the two were timed in turn, so each pair saw one machine.
+    """Return the speed-up of `after` over `before`; the two were timed in turn, so each pair saw one machine.
 
     Raises `ValueError` when the two differ in length, or for fewer than two pairs.
     """
@@ -75,7 +77,7 @@ class Rounds(Generic[Row]):
 
     @property
     def busy(self) -> bool:
-        """Whether quiet moments could not be had."""
+        """True if no quiet moments were found."""
         return len(self.quiet) < min(self.enough, len(self.all))
 
     @property

@@ -1,4 +1,4 @@
-"""What fresh pages cost: memory that went back to the kernel is cleared again, page by page, when it is asked for."""
+"""The cost of fresh pages: memory returned to the kernel is cleared again, page by page, when it is requested."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from torchwright.workloads.base import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What one call computes and moves, weights apart."""
+    """The operations and bytes of one call, weights apart."""
 
     operations: int
-    """Of matrix products, convolutions and attention; multiply and add apart."""
+    """Operations of matrix products, convolutions and attention; multiply and add count separately."""
     bytes: int
     """In and out."""
     kinds: dict[str, int] = field(default_factory=dict[str, int])

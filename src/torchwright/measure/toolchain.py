@@ -1,4 +1,4 @@
-"""Whether generated C++ can be compiled here."""
+"""The check whether generated C++ can be compiled here."""
 
 from __future__ import annotations
 
