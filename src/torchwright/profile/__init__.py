@@ -1,1 +1,1 @@
-"""Where the time of a model's calls goes: operators, their rates, idle time, copies; and where compiling breaks off."""
+"""Profiles of a model's calls: operators, their rates, idle time, copies; and graph breaks."""

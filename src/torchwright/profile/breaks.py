@@ -1,5 +1,5 @@
 # pyright: basic
-"""Where compiling a model breaks off, by the user's own lines: asked of torch.compile, which compiles nothing here.
+"""Graph breaks of a model by the user's own lines, from torch.compile, which compiles nothing here.
 
 Dynamo says every break to a logger, with the stack at it; `torch._dynamo.explain` leaves out those for which it gave a
 whole function up. Two things that break no graph are found in the graphs: complex numbers, for which Inductor makes no
@@ -70,7 +70,7 @@ def find_breaks(model: nn.Module, calls: Callable[[Any], Run], cases: Sequence[C
 
 @contextmanager
 def _listening() -> Generator[list[str]]:
-    """What Dynamo says of breaks within the block, and says to nobody else."""
+    """Collect Dynamo's messages about breaks within the block, and keep them from other loggers."""
     records: list[str] = []
 
     class Listener(logging.Handler):
@@ -158,7 +158,7 @@ def _first(
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is none of torch's, NumPy's or Python's own, nor of what rewrites models here."""
+    """Check whether a file belongs to the user: not to torch, NumPy, Python or the rewrites here."""
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & {*path.parts}
     pythons = path.is_relative_to(STANDARD) and not installed

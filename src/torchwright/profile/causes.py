@@ -17,7 +17,7 @@ class Cause:
     line_says: str = ""
 
     def is_of(self, reason: str, line: str) -> bool:
-        """Whether a break is of this cause: by what torch says, or, where that is said of many things, by the line."""
+        """Check whether a break has this cause: by torch's message or, where that is ambiguous, by the line."""
         by_torch = re.search(self.torch_says, reason) is not None if self.torch_says else True
         return by_torch and (not self.line_says or re.search(self.line_says, line) is not None)
 

@@ -36,7 +36,7 @@ DTYPES = {
 }
 """C++'s names of types, as the profiler has them → ours and their bytes."""
 COMPUTING = ("matmul", "convolution", "attention")
-"""Kinds whose operations are counted; of others what they move."""
+"""Kinds whose operations are counted; for other kinds only bytes are."""
 FIRST = re.compile(
     r"^(native_layer_norm|layer_norm|native_group_norm|native_batch_norm|_?softmax|_log_softmax|cumsum|rms_norm"
     r"|_fused_rms_norm|masked_fill|fill_|zero_|roll|flip|hardswish|hardsigmoid|hardtanh)$"
@@ -48,7 +48,7 @@ REDUCTIONS = re.compile(r"^(sum|mean|amax|amin|argmax|argmin|max|min|any|all|pro
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is known of a tensor."""
+    """The known facts of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -65,7 +65,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class CountedWork:
-    """Of one call; None where it is not known."""
+    """The work of one call; None where it is not known."""
 
     operations: int | None
     bytes: int | None
@@ -75,7 +75,7 @@ class CountedWork:
 def count(
     name: str, kind: Kind, shapes: Sequence[Any], dtypes: Sequence[str], values: Sequence[Any]
 ) -> CountedWork | None:
-    """What one call of `name` computes and moves; None where the profiler saw too little to say."""
+    """Return the operations and bytes of one call of `name`; None where the profiler recorded too little."""
     tensors = [_tensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
     there = [tensor for tensor in tensors if tensor and tensor.count]  # an output yet to be made is empty
     if not there:
@@ -196,7 +196,7 @@ def _names(name: str, count: int) -> tuple[str, ...]:
 
 
 def _named(name: str, values: Sequence[Any]) -> dict[str, Any]:
-    """Arguments that are no tensors, by their names."""
+    """Arguments other than tensors, by their names."""
     return {key: _parsed(value) for key, value in zip(_names(name, len(values)), values, strict=False)}
 
 

@@ -20,11 +20,11 @@ class RecordedEvent:
     start: int
     end: int
     operator: bool
-    """Whether it is work, and no label around work."""
+    """True for work, False for a label around work."""
     shapes: Sequence[Any] = ()
     dtypes: Sequence[str] = ()
     values: Sequence[Any] = ()
-    """Arguments that are no tensors."""
+    """Arguments other than tensors."""
     children: list[RecordedEvent] = field(default_factory=list)
 
     @property
@@ -62,7 +62,7 @@ def read(profiler: torch.profiler.profile) -> list[RecordedEvent]:
 
 
 def _is_python(event: Any) -> bool:
-    """Whether it is a call of Python's own; torch 2.11 has none among these events, and no word for them."""
+    """Check whether the event is a Python call; torch 2.11 records none and has no attribute for them."""
     asked = getattr(event, "is_python_function", None)
     return asked is not None and asked()
 

@@ -32,6 +32,6 @@ def render(profile: Profile, top: int = TOP) -> str:
 
 
 def write(profile: Profile, out: Path, top: int = TOP) -> None:
-    """Write the page beside `out` and rename it."""
+    """Write the page next to `out` and rename it."""
     with replacing(out) as beside:
         beside.write_text(render(profile, top), encoding="utf-8")

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What an operator's time is spent on, by its name and its schema."""
+"""The kind of work of an operator, by its name and its schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torchwright.profile.values import Kind
 
 SHIM = re.compile(r"^aoti_torch_(?:cpu|cuda)?_?(?:(?:mkldnn|mkl|onednn)__)?")
-"""What ahead-of-time code calls operators by."""
+"""Names of operators in ahead-of-time compiled code."""
 KERNEL = re.compile(r"^(?:graph_\d+_)?(?:cpp|triton)_(?:fused_)?(.*?)(?:_\d+)?$")
 """A kernel of Inductor's, with the operators that are in it."""
 MATMUL = re.compile(
@@ -36,7 +36,7 @@ MOVES_ONLY = re.compile(
 
 
 def is_operator(name: str) -> bool:
-    """Whether a profiler's event of this name is work of a library's, and no label around such work."""
+    """Check whether a profiler's event of this name is a library's work, not a label around such work."""
     if name.startswith("##"):
         return False
     return "::" in name or name.startswith("aoti_torch_") or KERNEL.match(name) is not None
@@ -68,7 +68,7 @@ def kind_of(name: str) -> Kind:
 
 @functools.cache
 def is_pointwise(name: str) -> bool:
-    """Whether every element of its output is made of one of each input, by torch's own tag."""
+    """Check whether the operator is pointwise, by torch's own tag."""
     packet = _packet(name)
     if packet is None:
         return False
@@ -77,7 +77,7 @@ def is_pointwise(name: str) -> bool:
 
 @functools.cache
 def _makes_nothing(name: str) -> bool:
-    """Whether it only looks at memory in another way, or takes or gives some back."""
+    """Check whether the operator is a view, an allocation or a release of memory."""
     base = name.rpartition("::")[2]
     if re.match(
         r"^(empty|resize_|set_|detach|resolve_|lift_fresh|as_strided|item|is_nonzero)|^_local_scalar", base
@@ -95,7 +95,7 @@ def _makes_nothing(name: str) -> bool:
 
 
 def _is_composite(name: str) -> bool:
-    """Whether it is made of other operators alone, on every device."""
+    """Check whether the operator consists only of other operators, on every device."""
     packet = _packet(name)
     if packet is None:
         return False

@@ -12,7 +12,7 @@ ABOVE_CEILING = 1.1
 def rate(
     operations: float | None, bytes: float | None, seconds: float, dtype: str, device: DeviceFacts
 ) -> Rate:
-    """What was achieved in `seconds`, beside whichever of the machine's rates it comes closest to.
+    """Return the rate achieved in `seconds`, next to the machine's rate that it comes closest to.
 
     Few rows against many weights are bound by bytes, many rows by operations: the larger share says which it is.
     """

@@ -72,7 +72,7 @@ def labelled(owner: type, method: str) -> Generator[None]:
 
 
 def _seconds(run: Run, case: Case) -> float:
-    """Of the fastest of three calls."""
+    """Return the seconds of the fastest of three calls."""
     times = []
     for _ in range(3):
         start = time.perf_counter()

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What the events of recorded calls add up to over one pass."""
+"""Sums of recorded events over one pass."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COMPILED = "compiled code"
 """The label of code that was compiled ahead of time: its kernels have no names unless it was made for a profile."""
 COPY = "aten::copy_"
 COUNTED_SHARE = 0.99
-"""Of an operator's time: what is counted of so much is all."""
+"""An operator counts as counted in full if this share of its time is."""
 COMPILED_BY_TORCH = "## Call CompiledFxGraph"
-"""How torch labels a graph that torch.compile has compiled."""
+"""Torch's label of a graph that torch.compile has compiled."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ def summed(
 def _quicker_half(
     roots: Sequence[RecordedEvent], calls: Sequence[CallTime]
 ) -> Iterator[tuple[RecordedEvent, float]]:
-    """The quicker half of each kind's calls, each with what it counts for in a pass: beside the others more ran."""
+    """Return the faster half of each kind's calls with its weight in a pass: the other half was disturbed."""
     for call in calls:
         made = sorted(
             (root for root in roots if root.name == CALL + call.name), key=lambda root: root.end - root.start
@@ -103,7 +103,7 @@ def _quicker_half(
 
 
 def _operators(events: Iterable[RecordedEvent]) -> Iterator[tuple[RecordedEvent, Kind, CountedWork | None]]:
-    """Every operator with its kind and what was counted of it.
+    """Return every operator with its kind and its counted work.
 
     What computes is counted where its sizes are first seen, and that goes to the one within it that does the work: of a
     linear layer to the product that it calls. Those on the way there are dispatch, as is all that leaves more than half
@@ -136,7 +136,7 @@ def _worker(event: RecordedEvent, kind: Kind) -> RecordedEvent:
 
 
 def _computes_by_others(event: RecordedEvent, kind: Kind) -> bool:
-    """Whether its work is that of operators of another kind, such as attention made of products."""
+    """Check whether operators of another kind do its work, such as products within attention."""
     return any(_kind(inner) in COMPUTING and _kind(inner) != kind for inner in _below(event))
 
 
@@ -187,7 +187,7 @@ def _operator(name: str, kind: Kind, found: _Sum, total: float, device: DeviceFa
 
 
 def _operations(sums: Sequence[_Sum]) -> float | None:
-    """Of all that computes; None where some of it could not be counted."""
+    """Return the operations of all computing events; None where some could not be counted."""
     if not sums or any(
         found.operations is None or found.counted < COUNTED_SHARE * found.own for found in sums
     ):

@@ -33,7 +33,7 @@ EXPLAINED: dict[Kind, str] = {
 
 
 def shown(profile: Profile, top: int = TOP) -> RenderableType:
-    """All of it: a line of kinds for each stage, the longest operators of each, and the graph breaks."""
+    """Print a line of kinds for each stage, the longest operators of each, and the graph breaks."""
     parts: list[RenderableType] = [*_head(profile), Text()]
     parts += [_kinds(profile.stages), Text()]
     for stage in profile.stages:
@@ -86,7 +86,7 @@ def _stage(stage: ProfiledStage, top: int) -> Iterator[RenderableType]:
 
 
 def _calls(recording: Recording) -> str:
-    """What one pass is made of."""
+    """Return the calls of one pass."""
     calls = [
         f"{call.name} {wording.seconds(call.unrecorded_seconds)}"
         + (f" x {call.repeat}" if call.repeat > 1 else "")

@@ -1,4 +1,4 @@
-"""What a profile holds, as frozen values. No torch here: `--json` prints them as they are."""
+"""The content of a profile, as frozen values. No torch here: `--json` prints them as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal[
     "dispatch",
     "idle",
 ]
-"""What time is spent on.
+"""The kinds of work.
 
 `memory-bound`: elementwise operators, norms, reductions, lookups. `casts`: another dtype, quantized ones among them.
 `copies`: the same values in another place or layout. `fused kernels`: what the compiler made of several operators.
@@ -31,7 +31,7 @@ others. `idle`: no operator ran.
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What was achieved, against the machine's own measured rate that it comes closest to."""
+    """An achieved rate, against the machine's measured rate that it comes closest to."""
 
     gflops: float | None
     """1e9 operations per second, multiply and add apart; None for what moves data and computes little."""
@@ -41,7 +41,7 @@ class Rate:
     bound_by: Literal["operations", "bytes"] | None = None
     """None where the machine's rate was not measured."""
     share: float | None = None
-    """Of that rate; above one where the data came from a cache."""
+    """Share of that rate; above one where the data came from a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class OperatorTime:
     """In one pass over the workload's calls."""
     seconds: float
     share: float
-    """Of the pass."""
+    """Share of the pass."""
     rate: Rate | None = None
 
 
@@ -73,11 +73,11 @@ class CallTime:
 
     name: str
     unrecorded_seconds: float
-    """Of one call without the profiler."""
+    """Seconds of one call without the profiler."""
     repeat: int
-    """How often one pass makes it."""
+    """Calls of one pass."""
     recorded: int
-    """How many calls were recorded."""
+    """Number of recorded calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +92,9 @@ class Recording:
     computing_seconds: float
     """In products, convolutions and attention."""
     operations: float | None
-    """Of these, multiply and add apart; the original's where compiled code hides its sizes. None where some of the
-    original's are not known either."""
+    """Operations, multiply and add apart; the original's where compiled code hides its sizes.
+
+    None where some of the original's are not known either."""
     calls: tuple[CallTime, ...]
     kinds: tuple[KindTime, ...]
     """Longest first; their shares add up to one where operators did not run side by side."""
@@ -110,7 +111,7 @@ class ProfiledStage:
     runs_as: str
     recording: Recording | None
     failed: str | None = None
-    """Why there is no recording."""
+    """The reason for a missing recording."""
     notes: tuple[str, ...] = ()
 
 
@@ -127,20 +128,20 @@ class GraphBreak:
     reason: str
     cure: str
     count: int
-    """How often the compiler came by."""
+    """Number of times that the compiler met the break."""
     whole_function: bool
-    """Whether the function around it runs uncompiled altogether."""
+    """True if the whole function around it runs uncompiled."""
     torch_says: str
     """torch's own first line, to search for."""
     rewritten: bool = False
-    """Whether the technique `whole_graph` rewrites it."""
+    """True if the technique `whole_graph` rewrites it."""
     left: str | None = None
     """Why it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breaks:
-    """Where compiling a model breaks off."""
+    """The graph breaks of a model."""
 
     graphs: int
     """Into which torch.compile cuts the calls; 1 for each kind of call is the best."""
@@ -159,7 +160,7 @@ class Profile:
     torch: str
     stages: tuple[ProfiledStage, ...]
     breaks: Breaks | None
-    """Of the original; None where there is none."""
+    """The graph breaks of the original; None where there are none."""
     disturbed: str | None = None
     """Why the machine's rates are not known, such as "machine busy (load 20 on 2 cores)"."""
     trace: str | None = None
