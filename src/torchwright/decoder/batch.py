@@ -1,4 +1,4 @@
-"""What one forward call computes: new tokens of several sequences, laid out one after another."""
+"""The input of one forward call: new tokens of several sequences, laid out one after another."""
 
 from __future__ import annotations
 

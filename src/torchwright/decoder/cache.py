@@ -122,7 +122,7 @@ class PagedCache:
         sequence.pages, sequence.length = array("i", pages), len(pages) * PAGE
 
     def exchange(self, sequence: CacheSequence, place: int, page: int) -> None:
-        """Let a sequence read an equal full page of others in the place of its own one."""
+        """Let a sequence read another sequence's equal full page instead of its own."""
         self.pool.share([page])
         self.pool.release([sequence.pages[place]])
         sequence.pages[place] = page
@@ -140,7 +140,7 @@ class PagedCache:
         sequence.pages, sequence.length = sequence.pages[:kept], length
 
     def can_append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> bool:
-        """Whether `append` of the same pieces finds its pages."""
+        """Check whether enough pages are free to `append` these pieces."""
         return sum(self.need(sequence, len(ids)) for sequence, ids in pieces) <= self.pool.free
 
     def append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> Batch:
@@ -190,7 +190,7 @@ class PagedCache:
         return pages + self._splits(sequence)
 
     def _splits(self, sequence: CacheSequence) -> bool:
-        """Whether the next token falls into a page that another sequence reads too."""
+        """Check whether the next token falls into a page that another sequence also reads."""
         return sequence.length % PAGE > 0 and self.pool.shared(sequence.pages[-1])
 
     def _extend(self, sequence: CacheSequence, tokens: int, new: list[int]) -> None:

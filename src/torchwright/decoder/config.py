@@ -24,9 +24,9 @@ class ExpertsConfig:
     chosen: int
     feed_forward: int
     normalize: bool
-    """Whether the chosen experts' weights are scaled to sum to 1."""
+    """True if the chosen experts' weights are scaled to sum to 1."""
     bias: bool = False
-    """Whether experts are chosen by their shares and a bias, which no weight has a part of (DeepSeek-AI, 2024)."""
+    """True if a bias is added to the shares for the choice of experts, and not to their weights (DeepSeek-AI, 2024)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class DecoderConfig:
     windows: tuple[int, ...]
     """0 is full attention, else how many last tokens a query sees, itself included."""
     sparse: tuple[bool, ...]
-    """Whether a layer's feed-forward block is the mixture of experts."""
+    """True for layers whose feed-forward block is the mixture of experts."""
     experts: ExpertsConfig | None = None
     scale: float
     """Attention scores are multiplied by it."""
@@ -65,15 +65,15 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     gated: bool = True
-    """Whether feed-forward blocks have a gate, which the activation is of."""
+    """True if feed-forward blocks have a gate; the activation applies to it."""
     causal: bool = True
-    """Whether a token sees those before it alone; in an encoder it sees all."""
+    """True if a token attends only to earlier ones; in an encoder it attends to all."""
     remembers: bool = False
-    """Whether each layer also attends to a memory, the states of an encoder."""
+    """True if each layer also attends to a memory, the states of an encoder."""
     post_norm: bool = False
-    """Whether a LayerNorm follows each block's sum with the stream, and none precedes a block."""
+    """True if a LayerNorm follows each block's sum with the residual stream, and none precedes a block."""
     embedding_norm: bool = False
-    """Whether a LayerNorm precedes the first layer; stacks with `post_norm` may have one in any case."""
+    """True if a LayerNorm precedes the first layer; stacks with `post_norm` may have one in any case."""
     clip_qkv: float | None = None
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
@@ -89,7 +89,7 @@ class DecoderConfig:
         return self.heads // self.kv_heads
 
     def restarts_at(self, prompt_tokens: int, length: int) -> bool:
-        """Whether a sequence's cached keys are worthless once it reaches `length`.
+        """Check whether a sequence's cached keys become invalid once it reaches `length`.
 
         "longrope" turns positions by other angles beyond the trained length. transformers throws the cache away there
         (Phi-3), so that an answer does not depend on where its prompt ended.

@@ -18,7 +18,7 @@ from torchwright.decoder.weights import LayerParts
 
 
 class EncoderParts(LayerParts, Protocol):
-    """What an `Encoder` is built from."""
+    """The parts that an `Encoder` is built from."""
 
     def final_norm(self) -> torch.Tensor | None: ...
     def final_shift(self) -> torch.Tensor | None: ...

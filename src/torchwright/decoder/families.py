@@ -21,7 +21,7 @@ from torchwright.hub.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BIASED = "noaux_tc"
-"""What config.json calls, as `topk_method`, experts that are kept in balance by a bias."""
+"""The `topk_method` in config.json for experts that a bias keeps balanced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Names:
 
     @property
     def expert_bias(self) -> str:
-        """What experts are chosen by beside their shares, where config.json says so (`BIASED`)."""
+        """The bias by which experts are chosen in addition to their shares, for the method `BIASED`."""
         return f"{self.router}.e_score_correction_bias"
 
 
@@ -56,7 +56,7 @@ class Family:
     """One architecture."""
 
     special: Callable[[Fields, int], dict[str, Any]]
-    """What only this family has: fields of `DecoderConfig` from config.json and the number of layers."""
+    """Reads what only this family has: fields of `DecoderConfig` from config.json and the number of layers."""
     names: Names = field(default_factory=Names)
     theta: float = 10_000.0
     local_theta: float | None = None
@@ -148,7 +148,7 @@ class Family:
                 raise where.wrong("partial_rotary_factor", "1: the family rotates whole heads")
             return rope
 
-        # transformers 5 writes rope_parameters; older versions rope_scaling, with the base beside it at the top level.
+        # transformers 5 writes rope_parameters; older versions rope_scaling, with the base next to it at the top level.
         older = bool(fields.get("rope_scaling"))
         fields.settle("rope_parameters" if older else "rope_scaling")
         key = "rope_scaling" if older else "rope_parameters"
@@ -185,7 +185,7 @@ def _windows(fields: Fields, window: int, kinds: list[str]) -> tuple[int, ...]:
 
 
 def _window(fields: Fields, default: int) -> int:
-    """Return the width of sliding windows, 0 where null says that there are none."""
+    """Return the width of sliding windows, 0 where null switches them off."""
     if fields.data.get("sliding_window", default) is None:
         fields.settle("sliding_window")
         return 0

@@ -49,7 +49,7 @@ class LoadedDecoder:
     ) -> None:
         self.decoder, self.folder, self.kv_dtype, self.stop = decoder, folder, kv_dtype, stop
         self.stored = stored
-        """Of a quantized checkpoint: its format, and what became of its weights, in words."""
+        """The format of a quantized checkpoint, and how its weights are kept, in words."""
         self.threads: int | None = None
         """Threads to compute on; None is as many as PyTorch's pool has."""
 
@@ -64,7 +64,7 @@ class LoadedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies; token ids are taken and given on the CPU."""
+        """The device of the model; token ids are taken and returned on the CPU."""
         return self.decoder.embedding.device
 
     def new_cache(self, tokens: Sequence[int]) -> PagedCache:
@@ -155,7 +155,7 @@ class LoadedDecoder:
         return self.text.decode(ids)
 
     def room(self, tokens: int) -> int:
-        """How many new tokens fit after a prompt of so many."""
+        """Return the number of new tokens that fit after a prompt of `tokens`."""
         return self.config.context - tokens
 
     def write(

@@ -179,7 +179,7 @@ class MixtureOfExperts(nn.Module):
         self.chosen, self.normalize, self.count = experts.chosen, experts.normalize, experts.count
         router = weights.router(layer)
         self.register_buffer("router", router)
-        # PyTorch's product depends on the number of rows, and a token near a tie would choose by its company.
+        # PyTorch's product depends on the batch size, and a token near a tie would choose by its neighbours.
         takes = router.dtype == torch.bfloat16 and ops.on(weights.device, router.dtype) is not None
         layout = ops.layout(for_gpu=gpu.takes(weights.device))
         packed = layout.pack_bf16(router) if takes else None

@@ -82,7 +82,7 @@ def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
 
 
 def linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
-    """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
+    """Return the factory of linear layers: PyTorch's in float32, else packed ones where the kernels are available."""
     if scheme is None and (dtype == torch.float32 or ops.on(device, dtype) is None):
         return plain_linear
     return lambda weight, bias: PackedLinear(weight, bias, scheme or BF16, device=device)
@@ -91,8 +91,9 @@ def linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 def _repacker(
     quantize: str | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> Repack | None:
-    """What takes a checkpoint's own integers: into the scheme that was asked for, or, where none was and the model
-    computes in bfloat16, into the one that is theirs."""
+    """Return the function that repacks a checkpoint's own integers.
+
+    The target is the requested scheme or, without one and in bfloat16, the checkpoint's own."""
     if scheme is not None:
         return lambda weights, bias: repack(weights, bias, scheme, device)
     if quantize is not None or dtype == torch.float32 or ops.on(device, dtype) is None:
@@ -101,7 +102,7 @@ def _repacker(
 
 
 def _became(repacked: Mapping[str, int], scheme: Scheme | None, dtype: torch.dtype) -> str:
-    """What became of weights that were quantized: how many layers of which scheme, "" where they were made wide."""
+    """Describe how quantized weights are kept: number of layers by scheme, "" where they were dequantized."""
     name = str(dtype).removeprefix("torch.")
     if not repacked:
         return f"read as {name}"

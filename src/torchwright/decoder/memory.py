@@ -1,4 +1,4 @@
-"""What a decoder attends to beside its own tokens: the keys and values of an encoder's states, written once.
+"""The memory of a decoder: keys and values of an encoder's states, written once (cross-attention).
 
 memory = Memory(decoder, pages=94, dtype=torch.bfloat16)
 sequence = memory.write(states_SE)              keys and values of every layer, packed in pages
@@ -29,7 +29,7 @@ class Memory:
         self._cache = PagedCache(decoder.config, pages=pages, dtype=dtype, device=decoder.embedding.device)
 
     def write(self, states_SE: torch.Tensor) -> CacheSequence:
-        """Keep what all layers will read of an encoder's states; raises `CacheFull` where there is no room."""
+        """Store what all layers will read of an encoder's states; raises `CacheFull` where no page is free."""
         count = len(states_SE)
         sequence = self._cache.sequence(count)
         batch = self._cache.append([(sequence, range(count))])
@@ -40,7 +40,7 @@ class Memory:
         return sequence
 
     def of(self, sequences: Sequence[CacheSequence]) -> Remembered:
-        """What a batch is told: the memory of each of its sequences."""
+        """Return the memory of each sequence of a batch."""
         tables_BP = np.zeros((len(sequences), max(len(sequence.pages) for sequence in sequences)), np.int32)
         for row, sequence in enumerate(sequences):
             tables_BP[row, : len(sequence.pages)] = sequence.pages
@@ -51,7 +51,7 @@ class Memory:
         )
 
     def keys(self, layer: int, sequence: CacheSequence) -> torch.Tensor:
-        """What a layer's queries meet: (K, S, D), as they lie in their pages."""
+        """Return a layer's keys (K, S, D) as they lie in their pages."""
         pages, table_P = self._cache.layers[layer], torch.tensor(sequence.pages, device=self._cache.device)
         return reference.load_keys(pages.k, pages.k_scale, table_P)[:, : sequence.length]
 

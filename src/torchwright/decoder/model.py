@@ -112,7 +112,7 @@ class Decoder(nn.Module):
 
     @property
     def _plain(self) -> bool:
-        """Whether the output layer's numbers are the logits."""
+        """Check whether the output layer's numbers are the logits."""
         return self.config.logit_scale == 1 and not self.config.logit_soft_cap
 
     def _shaped(self, logits_NV: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ class NativeModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, model_folder: Path, device: str = "cpu") -> Self:
-        """What `save` kept, for the device that it was packed for."""
+        """Load what `save` wrote, for the device that it was packed for."""
         return cls(read_packed(folder, model_folder, device))
 
     def save(self, folder: Path) -> None:

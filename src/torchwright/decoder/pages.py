@@ -1,4 +1,4 @@
-"""Where keys and values lie: what a cache hands to the layers."""
+"""Pages of keys and values: what a cache hands to the layers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A step as one operator, from token ids to logits: a decoder over one cache, told to the kernels once.
+"""A step as one operator, from token ids to logits: a decoder over one cache, described to the kernels once.
 
-Results are to the bit those of the decoder's own calls, because both run the same kernels on the same rows in the same
-order. What a layer lacks for that its `unplanned` says.
+Results are bitwise those of the decoder's own calls: both run the same kernels on the same rows in the same order. A
+layer's `unplanned` says why it has no plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step computes with, beside the cache."""
+    """The parts that a step computes with, in addition to the cache."""
 
     embedding_VE: torch.Tensor
     """In the type of the residual stream."""
@@ -41,13 +41,13 @@ class Parts:
     norm_E: torch.Tensor | None
     head: nn.Module
     positions_PE: torch.Tensor | None = None
-    """What is added to the embedding at each position."""
+    """Added to the embedding at each position."""
     memory: Sequence[LayerPages] | None = None
-    """Pages of what the layers attend to beside the cache."""
+    """Pages that the layers attend to in addition to the cache."""
 
 
 class DecodePlan:
-    """A decoder over one cache, and what the kernels were told of it."""
+    """The plan of a decoder over one cache, as described to the kernels."""
 
     def __init__(self, parts: Parts, config: DecoderConfig, cache: PagedCache) -> None:
         self._parts = parts
@@ -79,8 +79,7 @@ class DecodePlan:
         head: nn.Module,
         memory: Sequence[LayerPages] | None,
     ) -> bool:
-        """Whether these are its parts, as they were when it was made: a technique may have put others in their
-        place."""
+        """Check whether these are the plan's parts: a technique may have replaced some since."""
         parts = self._parts
         return (
             embedding_VE is parts.embedding_VE
@@ -92,12 +91,12 @@ class DecodePlan:
 
     @property
     def watched(self) -> bool:
-        """Whether somebody wants to see what a part of a layer is given, which the operator does not show."""
+        """Check whether a hook watches a part of a layer, which the operator does not call."""
         return any(self._hooks)
 
     @property
     def answers(self) -> bool:
-        """Whether it has the output layer, and nobody wants to see what that is given."""
+        """Check whether the plan has the output layer, and no hook watches it."""
         return self._has_head and not any(self._head_hooks)
 
     def hidden(self, turns: Iterable[Turn], batch: Batch) -> torch.Tensor:
@@ -107,13 +106,14 @@ class DecodePlan:
     def logits(
         self, turns: Iterable[Turn], batch: Batch, rows_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of these rows (int64) the output layer's numbers (N, V), and the largest of each `PANEL` of them, NaN where
-        one is; float32."""
+        """Return the output layer's numbers (N, V) of these rows (int64), and the largest of each `PANEL`; float32.
+
+        A panel with a NaN has NaN as its largest."""
         return self.native.logits(*_step(turns, batch), rows_N)
 
 
 plans: WeakKeyDictionary[PagedCache, DecodePlan] = WeakKeyDictionary()
-"""Of every cache that a step was computed over. Beside the caches, so that a copy of one has a plan of its own."""
+"""The plan of every cache that a step ran over; outside the caches, so that a copy has a plan of its own."""
 
 
 def _unplanned(
@@ -139,7 +139,7 @@ def _step(turns: Iterable[Turn], batch: Batch) -> tuple[Any, ...]:
 
 
 def hooks(module: nn.Module) -> list[dict[int, Any]]:
-    """Where those who watch a part of it are registered."""
+    """Return the tables in which hooks on the module are registered."""
     return [
         watching for part in module.modules() for watching in (part._forward_hooks, part._forward_pre_hooks)
     ]

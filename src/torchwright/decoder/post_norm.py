@@ -18,7 +18,7 @@ from torchwright.decoder.weights import LayerParts
 
 
 class PostNormParts(LayerParts, Protocol):
-    """What a `PostNormLayer` is built from."""
+    """The parts that a `PostNormLayer` is built from."""
 
     def layer_norm(self, layer: int, part: str) -> tuple[torch.Tensor, torch.Tensor]: ...
     def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor] | None: ...

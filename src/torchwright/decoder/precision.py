@@ -1,4 +1,4 @@
-"""How the weights of an encoder and of a decoder are kept: each has its own choice."""
+"""Precision of the weights of an encoder and of a decoder: each has its own choice."""
 
 from __future__ import annotations
 

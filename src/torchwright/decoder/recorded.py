@@ -36,7 +36,7 @@ SEEN = 2
 
 @dataclass(frozen=True)
 class Room:
-    """What a recording has room for."""
+    """The capacity of a recording."""
 
     rows: int
     pages: int
@@ -84,7 +84,7 @@ class RecordedSteps:
 
     @property
     def holds(self) -> bool:
-        """Whether the decoder's parts are those of its first step: a technique may have put others in their place."""
+        """Check whether the decoder's parts are those of its first step: a technique may have replaced some."""
         return all(owner.get(name) is part for owner, name, part in self._parts)
 
     def logits(self, batch: Batch, cache: PagedCache) -> torch.Tensor | None:
@@ -113,11 +113,11 @@ class RecordedSteps:
 
 
 steps: WeakKeyDictionary[PagedCache, RecordedSteps] = WeakKeyDictionary()
-"""Of every cache on a GPU that a step was computed over; beside the caches, as the plans of those on a CPU are."""
+"""The steps of every GPU cache that a step ran over; outside the caches, like the plans of CPU caches."""
 
 
 def recordable(batch: Batch) -> bool:
-    """Whether it is a step on a GPU: one token of each of not too many sequences, which attend to no memory."""
+    """Check whether the batch is a decode step on a GPU: one token for each of a few sequences, without a memory."""
     if not _records(batch.ids_T.device) or batch.memory is not None:
         return False
     return len(batch.ids_T) == len(batch.context_lens_B) <= MOST_ROWS

@@ -33,7 +33,7 @@ KEYS = (
     "long_factor",
     "finetuned",
 )
-"""Keys of any scaling: transformers ignores those that the kind at hand does not use."""
+"""Keys of any scaling: transformers ignores those that the given kind does not use."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What generation_config.json demands of an answer's tokens."""
+"""Rules of generation_config.json for an answer's tokens."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ NOT_FOLLOWED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Of one model."""
+    """The rules of one model."""
 
     start: int
-    """What the decoder reads first; it is not part of the answer."""
+    """The token that the decoder reads first; it is not part of the answer."""
     stop: frozenset[int]
     first: int | None = None
     """The answer's first token, whatever the logits."""
     last: int | None = None
-    """What an answer that reaches its limit ends with."""
+    """The token with which an answer at its limit ends."""
     banned: tuple[int, ...] = ()
     """Tokens that are never chosen."""
     not_followed: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ HEADS = (256, 8192)
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen, in the order of the fields below, temperature after the penalties."""
+    """The choice of tokens, in the order of the fields below, temperature after the penalties."""
 
     repetition_penalty: float = 1.0
     """Logits of tokens in the prompt or the answer are divided by it, or multiplied where they are negative (CTRL)."""
@@ -57,7 +57,7 @@ class Sampling:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Sampling:
-        """From named options; raises `UnknownName` for one that is no field."""
+        """Build it from named options; raises `UnknownName` for one that is not a field."""
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
@@ -86,7 +86,7 @@ class Sampler:
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the choice is the first largest logit, which a caller may find for many sequences at once."""
+        """Check whether the choice is greedy: a caller may then find it for many sequences at once."""
         return self.sampling.temperature == 0 and not self._penalizes
 
     def __call__(self, logits_V: torch.Tensor, peaks_P: torch.Tensor | None = None) -> int:

@@ -1,6 +1,6 @@
 """Logits as tokens are chosen from: rows of a whole vocabulary, of which few numbers are ever looked at.
 
-The output layer leaves the largest of each panel beside them, where it is at hand for nothing. Then the most likely
+The output layer also returns the largest of each panel where that costs nothing. Then the most likely
 token, or the k most likely, are found without a pass over the vocabulary.
 """
 
@@ -19,7 +19,7 @@ from torchwright.kernels.pack import PANEL
 
 @dataclass(frozen=True)
 class Logits:
-    """Of N rows, float32."""
+    """The logits of N rows, float32."""
 
     values_NV: torch.Tensor
     peaks_NP: torch.Tensor | None = None

@@ -39,7 +39,7 @@ MOST_ENCODED = 2048
 
 
 class EmbeddingParts(DecoderParts, Protocol):
-    """What an `Embedding` is built from."""
+    """The parts that an `Embedding` is built from."""
 
     config: DecoderConfig
 
@@ -108,7 +108,7 @@ class LoadedSeq2Seq:
         return self.text.decode(ids)
 
     def room(self, tokens: int) -> int:
-        """How many new tokens fit; an answer does not share its place with a source."""
+        """Return the number of new tokens that fit; the source does not count."""
         return self.decoder.config.context
 
     @torch.inference_mode()
@@ -237,13 +237,13 @@ class LoadedSeq2Seq:
             return self.decoder.answer(batch, cache, batch.last_rows_B)
 
     def _remember(self, sources: list[list[int]]) -> tuple[Memory, list[CacheSequence]]:
-        """What the decoder reads of each source."""
+        """Return the memory and the sequences that the decoder reads for each source."""
         pages = sum(-(-len(ids) // PAGE) for ids in sources)
         memory = Memory(self.decoder, pages=pages, dtype=self.kv_dtype)
         return memory, self.remember(memory, sources)
 
     def remember(self, memory: Memory, sources: list[list[int]]) -> list[CacheSequence]:
-        """Read sources, and keep what the decoder reads of each; raises `CacheFull` where there is no room."""
+        """Read sources, and keep what the decoder reads of each; raises `CacheFull` where no page is free."""
         found = list[CacheSequence]()
         with self.on_threads():
             for group in _groups(sources):

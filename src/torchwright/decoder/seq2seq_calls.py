@@ -40,7 +40,7 @@ class Answers(nn.Module):
         return torch.stack(target, 1)
 
     def _reader(self, ids_BS: torch.Tensor, mask_BS: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Of one more token of each (B,) the logits (B, V)."""
+        """Return the logits (B, V) after one more token (B,) of each."""
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
         encoded = self.model.get_encoder()(input_ids=ids_BS, attention_mask=mask_BS)
@@ -69,7 +69,7 @@ class NativeAnswers(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, model_folder: Path) -> Self:
-        """What `save` kept."""
+        """Load what `save` wrote."""
         return cls(read_packed(folder, model_folder))
 
     def save(self, folder: Path) -> None:

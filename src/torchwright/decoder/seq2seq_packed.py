@@ -1,4 +1,4 @@
-"""A native encoder and decoder of text as an artifact keeps them: packed for the kernels, each layer's form beside.
+"""A native encoder and decoder of text as an artifact keeps them: packed for the kernels, with each layer's form.
 
 seq2seq.safetensors   every tensor of both sides
 seq2seq.json          the form of each packed layer, the type of cached keys and values, and the languages
@@ -29,7 +29,7 @@ from torchwright.kernels.linear import PackedForm, PackedLinear
 
 TENSORS, FORMS = "seq2seq.safetensors", "seq2seq.json"
 ENCODER = {"table": "embedding", "positions": "positions", "norm": "embedding_norm"}
-"""What goes before the encoder, by its names among the encoder's parts."""
+"""Parts before the encoder, by their names among the encoder's parts."""
 SHARED = re.compile(r"layers\.[1-9]\d*\.attention\.bias")
 """The first layer's, once more."""
 

@@ -25,7 +25,7 @@ class Pair:
 
 
 def reference_of(value: Any, eval_text: Path | None) -> Path | None:
-    """The file of a workload's option `reference`, None where there is none.
+    """Return the file of a workload's option `reference`, or None without one.
 
     Raises `WorkloadError` for more than one, for one that is not there, and for one without sources.
     """
@@ -71,7 +71,7 @@ def read_pairs(sources: Path, references: Path) -> Split[list[tuple[str, str]]]:
 
 
 def target_of(tokenizer: SourceTokenizer, text: str, rules: Rules, most: int) -> list[int]:
-    """What a decoder reads for an answer: its start, the first token where one is demanded, the text, an end."""
+    """Return the decoder's input for an answer: start, the first token if one is forced, the text, an end."""
     special = {*rules.stop, rules.start, *([] if rules.first is None else [rules.first])}
     plain = [token for token in tokenizer.plain(text) if token not in special]
     first = [] if rules.first is None else [rules.first]

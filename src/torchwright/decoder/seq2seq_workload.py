@@ -237,7 +237,7 @@ class Seq2SeqWorkload(Workload):
 
     @torch.inference_mode()
     def _answers(self) -> dict[int, torch.Tensor]:
-        """What the original answers to each batch (B, N), from its start."""
+        """Return the original's answers to each batch (B, N), from their start."""
         model = Answers(self.build())
         judged = range(min(self.batches, 2 * self._judged()))
         return {

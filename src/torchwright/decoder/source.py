@@ -56,7 +56,7 @@ class SourceTokenizer:
         }
 
     def language(self, name: str) -> int:
-        """The token of a language; raises `WorkloadError` where there are none, `UnknownName` for one not there."""
+        """Return a language's token; raises `WorkloadError` for a model without languages, or `UnknownName`."""
         known = self.languages()
         if not known:
             raise WorkloadError("this model's vocabulary names no languages", next="leave the language out")

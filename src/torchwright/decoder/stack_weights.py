@@ -89,7 +89,7 @@ class StackParts(DecoderParts):
         return norm_E * self._output_scale if self.side == "decoder" else norm_E
 
     def final_shift(self) -> torch.Tensor | None:
-        """What the last norm adds."""
+        """The shift of the last norm."""
         shifts = self._folds and self.family.shifted
         return self._tensor(f"{self.family.final_norm}.bias", self.config.model) if shifts else None
 
@@ -105,7 +105,7 @@ class StackParts(DecoderParts):
         return self._pair(self._name(layer, self.family.norm[part]))
 
     def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weight and shift; None where there is none."""
+        """Return weight and shift; None where the file has no such norm."""
         return None if self.family.embedding_norm is None else self._pair(self.family.embedding_norm)
 
     def attention_bias(self) -> torch.Tensor | None:
@@ -160,7 +160,7 @@ class StackParts(DecoderParts):
         return found.index_fill_(dim + 1, empty, 0).flatten(dim, dim + 1)
 
     def _bias(self, layer: int, name: str, rows: int) -> torch.Tensor:
-        """Of a linear layer; zeros for one that has none beside others that do."""
+        """Return the bias of a linear layer; zeros for one without a bias that is fused with others."""
         if name in self.family.unbiased:
             return torch.zeros(rows)
         return self._tensor(f"{self._name(layer, name)}.bias", rows)
@@ -186,7 +186,7 @@ class StackParts(DecoderParts):
 
     @property
     def _output_scale(self) -> float:
-        """What the last norm's output is multiplied by in models whose output layer is, or was once, the embedding."""
+        """The factor of the last norm's output in models whose output layer is, or once was, the embedding."""
         scaled = self.fields.flag("scale_decoder_outputs", self.config.tied)
         return self.config.model**-0.5 if self.family.relative is not None and scaled else 1.0
 

@@ -34,11 +34,11 @@ class StackFamily:
 
     read: Callable[[Fields, Side], DecoderConfig]
     norms: Literal["layer", "rms"]
-    """Whether its norms subtract the mean, or do not."""
+    """The kind of norm: LayerNorm subtracts the mean, RMSNorm does not."""
     shifted: bool = True
-    """Whether norms that subtract the mean add a shift."""
+    """True if norms that subtract the mean add a shift."""
     biased: bool
-    """Whether its linear layers have biases."""
+    """True if the linear layers have biases."""
     unbiased: frozenset[str] = frozenset()
     """Those that have none, where the others do."""
     stack: str = "model.{side}."
@@ -51,19 +51,20 @@ class StackFamily:
     embedding_norm: str | None = None
     linear: Mapping[str, tuple[str, ...]]
     gate_below: bool = False
-    """Whether gate_up is one tensor whose lower half is the gate."""
+    """True if gate_up is one tensor whose lower half is the gate."""
     order: torch.Tensor | None = None
     """Which of the checkpoint's dimensions of a head lies at each place (D,), −1 for zeros; None where all lie as they
     do there."""
     positions: Positions | str | None = None
-    """How they are made, unless the file has them as `POSITIONS`, or the tensor whose last rows they are; None where
-    the model adds none."""
+    """The function that makes positions, or the tensor whose last rows they are; None if the model adds none.
+
+    A file may have them as `POSITIONS` instead."""
     skipped: int = 0
     """Rows in front of that tensor that no position reads."""
     head: str = "lm_head.weight"
     """The output layer, where it is not the embedding."""
     relative: str | None = None
-    """What each head adds to scores by their distance."""
+    """The bias that each head adds to scores by distance."""
 
 
 def sinusoids(fields: Fields, count: int, model: int) -> torch.Tensor:
@@ -85,7 +86,7 @@ def _waves(position_P: torch.Tensor, frequency_R: torch.Tensor) -> torch.Tensor:
 
 
 def _common(fields: Fields, side: Side, heads: int, head_dim: int, layers: int) -> dict[str, Any]:
-    """What all families say in one way."""
+    """Return the fields that all families write alike."""
     vocabulary = fields.integer("vocab_size")
     return {
         "vocabulary": fields.integer("decoder_vocab_size", vocabulary) if side == "decoder" else vocabulary,

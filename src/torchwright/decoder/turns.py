@@ -1,4 +1,4 @@
-"""How far the positions of a batch turn queries and keys: once for each rotary embedding that a stack's layers have."""
+"""Angles of the rotary embeddings of a batch: computed once for each rotary embedding of a stack's layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Turns:
         """Each layer's place among the turns; the last is for layers without positions."""
 
     def __call__(self, batch: Batch) -> list[Turn]:
-        """Of each rotary embedding, and last for layers without positions."""
+        """Return the angles of each rotary embedding, and last those of layers without positions."""
         still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
         return [*(rotary(batch) for rotary in self._rotary), (still, still, batch.positions_T)]
 

@@ -20,15 +20,16 @@ from torchwright.kernels.pack import finite
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""
 Repack = Callable[[Sequence[Grouped], torch.Tensor | None], PackedLinear | None]
-"""From the parts of a weight, one below the other, and a bias, to a layer that computes with their very integers, or
-None where there is none for them."""
+"""Maps the stacked parts of a weight and a bias to a layer that computes with their integers.
+
+None if no layer does."""
 
 
 class LayerParts(Protocol):
-    """What a `Layer` is built from, wherever it comes from; those that derive from it lack what they leave out."""
+    """The parts that a `Layer` is built from; derived protocols may leave some out."""
 
     device: torch.device
-    """Where it will run; the parts may lie on a CPU until they are moved there."""
+    """The device to run on; the parts may lie on a CPU until they are moved there."""
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None: ...
     def linear(self, layer: int, part: str) -> nn.Module: ...
@@ -52,7 +53,7 @@ class LayerParts(Protocol):
 
 
 class DecoderParts(LayerParts, Protocol):
-    """What a `Decoder` is built from."""
+    """The parts that a `Decoder` is built from."""
 
     def embedding(self) -> torch.Tensor: ...
     def head(self, embedding_VE: torch.Tensor) -> nn.Module: ...
