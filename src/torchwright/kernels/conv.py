@@ -25,7 +25,7 @@ def pack_dense(weight_NCHW: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_dense(packed: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """What `pack_dense` was given; (N, C, H, W) is its shape."""
+    """Invert `pack_dense`; (N, C, H, W) is the shape."""
     _, C, H, W = shape
     return _unblocked(packed.view(-1, C * H * W, LANES).transpose(1, 2), shape)
 
@@ -45,7 +45,7 @@ def pack_pairs(weight_NCHW: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_pairs(packed: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """What `pack_pairs` was given, up to rounding in float32; (N, C, H, W) and `dtype` are its shape and type."""
+    """Invert `pack_pairs`, up to rounding in float32; (N, C, H, W) and `dtype` are the shape and type."""
     _, C, H, W = shape
     parts, inputs = 1 if dtype == torch.bfloat16 else 2, C * H * W
     steps = packed.view(-1, (inputs + STEP - 1) // STEP, parts, STEP // 2, LANES, 2).float().sum(2).to(dtype)
@@ -74,7 +74,7 @@ def pack_depthwise(weight_C1HW: torch.Tensor) -> torch.Tensor:
 
 
 def pack_bias(bias_N: torch.Tensor | None, features: int) -> torch.Tensor:
-    """float32, of a block at least; zeros where there is none."""
+    """Return the bias in float32, padded to a block; zeros without a bias."""
     if bias_N is None:
         return torch.zeros(max(features, LANES))
     return F.pad(bias_N.detach().float(), (0, max(0, LANES - features)))

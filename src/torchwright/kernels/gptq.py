@@ -8,13 +8,13 @@ from torch.nn import functional as F
 from torchwright.kernels import pack
 
 DAMPING = 0.01
-"""Of the mean of the moments' diagonal, added to it: features that calibration hardly saw would be free otherwise."""
+"""Share of the mean of the moments' diagonal that is added to it: it bounds features that calibration hardly saw."""
 
 
 def gptq_w4(
     weight_NK: torch.Tensor, group_size: int, moments_KK: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `pack.quantize_w4` returns, chosen for the least error of the layer's output instead of its weights.
+    """Return what `pack.quantize_w4` does, with the least error of the layer's output instead of its weights.
 
     `moments_KK` are the means of products of input features over calibration data. Scales come from the weights as they
     were; each group's multipliers from what earlier errors have made of it (Frantar et al., 2023).

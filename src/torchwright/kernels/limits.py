@@ -1,7 +1,7 @@
-"""What the kernels take at most; those in C++ have the same numbers of their own (`csrc/kernels.h`, `ops.cpp`)."""
+"""Limits of the kernels; those in C++ repeat the same numbers (`csrc/kernels.h`, `ops.cpp`)."""
 
 LANES = 16
-"""Head sizes that are no multiple of it are rare enough to be left to `reference` on a CPU."""
+"""Other head sizes than multiples of it are rare enough to be left to `reference` on a CPU."""
 LARGEST_HEAD = 512
 """Elements of an attention head."""
 LONGEST = 65536

@@ -18,7 +18,7 @@ from torchwright.scheme import GROUPS, Scheme, scheme_of
 
 @dataclass(frozen=True, kw_only=True)
 class PackedForm:
-    """What a packed layer is, apart from its numbers."""
+    """The form of a packed layer, without its numbers."""
 
     scheme: Scheme
     in_features: int
@@ -26,7 +26,7 @@ class PackedForm:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """What `as_dict` gave, perhaps in a stranger's file; raises `ValueError` where there is no such layer."""
+        """Read the result of `as_dict`, which may be untrusted; raises `ValueError` for an impossible layer."""
         values = {**data}
         scheme = scheme_of(values.pop("scheme"), values.pop("group_size"))
         return cls(scheme=scheme, **values)
@@ -46,7 +46,7 @@ class PackedForm:
         return pack.padded_depth(self.in_features, self.scheme.group or 0)
 
     def check(self) -> None:
-        """Raise `ValueError` where there is no such layer."""
+        """Raise `ValueError` for an impossible layer."""
         if self.in_features < 1 or self.out_features < 1:
             raise ValueError(
                 f"{self.in_features} input and {self.out_features} output features; both must be positive"
@@ -71,7 +71,7 @@ class PackedLinear(nn.Module):
     """
 
     for_gpu: bool
-    """How its bytes lie."""
+    """The layout of the bytes."""
     packed: torch.Tensor
     scale: torch.Tensor | None
     bias: torch.Tensor | None
@@ -219,7 +219,7 @@ class PackedLinear(nn.Module):
         return operator(x, *[tensors[name] for name in self._tensors], *self._numbers)
 
     def planned(self) -> tuple[Any, ...]:
-        """What the plan of a decoder's step is told of it: tensors and numbers of `DecodePlan.add_linear`."""
+        """Return the tensors and numbers of `DecodePlan.add_linear` for the plan of a decode step."""
         scheme = self.scheme
         sizes = self.in_features, self.out_features, scheme.group or 0, scheme.weight_bits, scheme.digits
         return self.packed, self.scale, self.bias, *sizes

@@ -21,7 +21,7 @@ native: Any = torch.ops.torchwright
 triton: Any = torch.ops.torchwright_gpu
 FAST = (torch.float32, torch.bfloat16)
 COMPILED: dict[str, Any] = {"cpu": build, "cuda": gpu}
-"""What compiles the kernels for a type of torch's devices."""
+"""Type of a torch device → the module that compiles its kernels."""
 
 
 def fault(kind: str) -> str | None:
@@ -41,12 +41,12 @@ def on(device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def layout(*, for_gpu: bool) -> ModuleType:
-    """How weights are packed: the module with `pack_bf16`, `unpack_bf16` and so on."""
+    """Return the module that packs weights: `pack_bf16`, `unpack_bf16` and so on."""
     return gpu_pack if for_gpu else pack
 
 
 def fast(x: torch.Tensor) -> bool:
-    """Whether compiled kernels take this tensor."""
+    """Check whether compiled kernels take this tensor."""
     return on(x.device, x.dtype) is not None
 
 

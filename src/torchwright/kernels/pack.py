@@ -44,7 +44,7 @@ def finite(weight: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int8 (N, K), float32 scale (N,)): symmetric, one scale an output feature, nearest, range ±127."""
+    """(int8 (N, K), float32 scale (N,)): symmetric, per-channel scales, nearest, range ±127."""
     integers = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
     scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
     for rows in _row_blocks(weight_NK):
@@ -81,7 +81,7 @@ def quantize_w4(
 def search_w4(
     wide_NK: torch.Tensor, importance_K: torch.Tensor, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the operator `quantize_w4` computes, in plain PyTorch; K is a multiple of the group."""
+    """Compute the operator `quantize_w4` in plain PyTorch; K is a multiple of the group."""
     N, K = wide_NK.shape
     groups = wide_NK.view(N, K // group_size, group_size)
     scale_N = row_scale(wide_NK, group_size)

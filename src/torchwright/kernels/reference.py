@@ -1,4 +1,4 @@
-"""What every kernel of the decoder computes, in plain PyTorch: the meaning of the fast ones, and the way without them.
+"""Reference of every kernel of the decoder in plain PyTorch, and the fallback without compiled kernels.
 
 Axes: T new tokens of all sequences together, B sequences, H query heads, K key-value heads, D head size, R rotated
 dimensions, E model size, F feed-forward size, P pages, S keys of one sequence. Sums are taken in float32, or in

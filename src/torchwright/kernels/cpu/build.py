@@ -28,21 +28,22 @@ log = logging.getLogger("torchwright.kernels")
 
 SOURCES = Path(__file__).with_name("csrc")
 SCRATCH = "building-"
-"""Beside the library; what a build that was killed left there is removed by the next."""
+"""Names of unfinished builds next to the library; the next build removes those of killed ones."""
 SECONDS = 300
 """A compiler that takes longer hangs."""
 TOLD_AGAIN = 600
-"""Seconds for which a failure is told again as it was: each trial of a search would compile for a minute in vain."""
+"""Seconds for which a failure is reported again without a build, which would take a minute in each trial."""
 COMMON = ("-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
-"""No contraction: the compiler would fuse a product and a sum in one tile size and not in another, and a row's result
-would depend on the rows beside it. Where the kernels want a fused operation, they say so."""
+"""No contraction: the compiler would fuse a product and a sum in one tile size and not in another.
+
+A row's result would then depend on its neighbours. Kernels that want a fused operation write one."""
 X86 = {
     "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
     "avx2_vnni": ("-march=x86-64-v3", "-mavxvnni"),
     "avx2": ("-march=x86-64-v3",),
 }
-"""Instruction set → compiler flags, beside `portable`, which has none."""
+"""Instruction set → compiler flags; `portable` has none."""
 
 
 class BuildError(Exception):
@@ -50,7 +51,7 @@ class BuildError(Exception):
 
 
 _outcome: list[str | None] = []
-"""What the first `load_fault` found: a plain list, since torch.compile would trace into `functools.cache`."""
+"""The result of the first `load_fault`: a plain list, since torch.compile would trace into `functools.cache`."""
 
 
 def load_fault() -> str | None:
@@ -97,7 +98,7 @@ def library() -> Path:
 
 
 def ready() -> bool:
-    """Whether the library is built already, or cannot be."""
+    """Check whether the library is built already, or cannot be."""
     try:
         compiler = find_compiler()
         path = place(compiler, instruction_sets(compiler))
@@ -141,7 +142,7 @@ def find_compiler() -> str:
 
 
 def place(compiler: str, sets: dict[str, tuple[str, ...]]) -> Path:
-    """Where the library of these sources, commands and versions is, or will be."""
+    """Return the path of the library of these sources, commands and versions."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())

@@ -1,7 +1,7 @@
 """Whose threads the kernels share their work on: those of PyTorch's pool, or their own.
 
 PyTorch's are OpenMP's. Each of its parallel regions ends when all of them have come to its end: on a machine that is
-busy with other work every operator waits for the thread that was put aside. When it has ended they keep their cores for
+busy with other work every operator waits for the descheduled thread. When it has ended they keep their cores for
 milliseconds. The kernels' own (`csrc/pool.h`) do neither. Both at once would fight for the cores, so the own ones are
 for a model that runs on kernels alone.
 """

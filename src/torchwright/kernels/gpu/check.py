@@ -1,4 +1,4 @@
-"""What the operators ask of their arguments before a kernel touches memory.
+"""Checks of the operators' arguments before a kernel touches memory.
 
 Shapes, types, contiguity and devices are looked at here. Numbers that lie on the device (pages, slots, positions) are
 looked at by the kernels, which read and write nothing for one that is out of range.
@@ -53,7 +53,7 @@ def linear(
     bits: int,
     group: int,
 ) -> None:
-    """A packed weight of `features` output features that fits x; `group` is 0 where there are none."""
+    """Check a packed weight of `features` output features against x; `group` is 0 for weights without groups."""
     floats(x, "x")
     if features < 1:
         raise ValueError(f"features is {features}; a positive number is wanted")

@@ -121,7 +121,7 @@ def grid_attention(
 def _grid(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
 ) -> tuple[int, int]:
-    """Height and width of the grid; raises for tensors that are none, as the C++ does."""
+    """Return height and width of the grid; raises for other tensors, as the C++ does."""
     check.floats(q, "q")
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}; one type is wanted")

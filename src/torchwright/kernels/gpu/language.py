@@ -1,4 +1,4 @@
-"""What the kernels share: conversions, rounding, products of tiles.
+"""Shared parts of the kernels: conversions, rounding, products of tiles.
 
 Triton's interpreter keeps bfloat16 as the bits of an integer, truncates where a GPU rounds to nearest, and multiplies
 the bits in `tl.dot`. Here it is given the operations on bits that a GPU has as instructions.
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Whether kernels run in Triton's interpreter, on NumPy."""
+"""True if kernels run in Triton's interpreter, on NumPy."""
 
 
 @triton.jit

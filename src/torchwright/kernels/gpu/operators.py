@@ -39,16 +39,16 @@ SCHEMAS = {
 }
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton's kernels run in its interpreter, which takes tensors on a CPU; Triton looks once as well."""
+"""True if Triton's kernels run in its interpreter, which takes tensors on a CPU; Triton also reads this once."""
 
 _outcome: list[str | None] = []
-"""What the first `load_fault` found; a plain list, as in `build.py`."""
+"""The result of the first `load_fault`; a plain list, as in `build.py`."""
 _library: list[torch.library.Library] = []
 """Operators are there as long as this is."""
 
 
 def takes(device: torch.device) -> bool:
-    """Whether a model on this device is laid out for these operators."""
+    """Check whether a model on this device is laid out for these operators."""
     return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
 
 
