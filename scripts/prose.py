@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import inspect
 import re
 import subprocess
 import sys
@@ -189,7 +188,7 @@ def _docstrings(source: str) -> Iterator[tuple[int, str]]:
         node = waiting.pop()
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            yield value.lineno, inspect.cleandoc(value.value)
+            yield value.lineno, value.value.replace("\n" + " " * value.col_offset, "\n")
         for block in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, block, ())
             waiting += inner if isinstance(inner, list) else ()
