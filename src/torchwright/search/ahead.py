@@ -125,7 +125,7 @@ class Ahead:
             self._give_up(name)
 
     def _take(self, name: str) -> None:
-        """Wait for its package, for the trial that wants it; where there is none that trial will say why."""
+        """Wait for the package, for the trial that wants it; without a package that trial reports the reason."""
         compilation = self._running[name]
         try:
             prepared: Prepared = compilation.process.answer()

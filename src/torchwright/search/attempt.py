@@ -26,8 +26,10 @@ PROMISING = 1.05
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
 HOPELESS_CONVERTED = 2
-"""The same of a library of others, which converts the model once more for each retreat: SD3's step lost 6.1% before
-three of its 33 layers were left alone and after, and the 100 s were those of our own 8 bits, which lost 1.3%."""
+"""The same limit for a third-party engine, which converts the model once more for each retreat.
+
+SD3's step lost 6.1% before and after three of its 33 layers were skipped. The 100 s were then missing for our own 8
+bits, which lost 1.3%."""
 SURE = 0.9
 """Share of the budget that the rest may lose where layers' errors add up: what they are is measured by groups."""
 MOST_LEFT = 0.6
@@ -38,10 +40,10 @@ FAR_OVER = 1.25
 int8_static lost 12.4% of MobileNetV3-small before and 11.6% after it was compiled, int8_dynamic 3.54% and 3.51% of
 ViT-B (2026-11-27)."""
 WRONG = 10
-"""A loss of so many budgets, and of so many times what the steps declare to lose, is no rounding.
+"""A loss of so many budgets, and of so many times what the steps declare to lose, is a fault, not rounding.
 
 Lossy steps declare their loss on small models (`Technique.expected_loss`: 10% for 8 bits, 25% for 4), so that 4 bits
-on a tiny model are no false alarm. A batch norm folded without the activation of its subclass lost 89% of ghostnetv2.
+on a tiny model raise no false alarm. A batch norm folded without the activation of its subclass lost 89% of ghostnetv2.
 """
 WORTH_A_LOOK = 0.5
 """Share of a compilation's time that it may take to see what is lost in eager code."""
@@ -50,7 +52,7 @@ WORTH_A_LOOK = 0.5
 def attempt(
     search: Search, step: Step, steps: tuple[Step, ...], swapped: tuple[Step, ...], *, retreats: bool = True
 ) -> bool:
-    """Run one trial and record its verdict; True when the step, or a milder form of it, was kept."""
+    """Run one trial and record its verdict; return True when the step, or a milder variant, was kept."""
     search.tell("trying", str(step))
     started = search.context.clock()
     search.context.deadline = estimate.latest(search, steps)
@@ -95,7 +97,7 @@ def attempt(
 def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
     """Return the loss of a compiled recipe as measured in eager code, if it is far too much; it is measured once.
 
-    None where it may be within the budget, and where to see that takes too long beside compiling.
+    None where the loss may be within the budget, or measuring takes too long next to compiling.
     """
     found = search.uncompiled.get(str(steps)) or _uncompiled(search, step, steps)
     if found is None:

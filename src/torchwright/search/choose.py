@@ -197,8 +197,7 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
 def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:
     """Return a step that takes a fraction of the time before anything is compiled, and leaves time to compile.
 
-    Compiled, each trial of it compiles anew: EfficientNet's search had 13 s for `channels_last`, which needed 29 then
-    and would have needed 6 before.
+    After compilation, each trial of the step compiles again: EfficientNet's `channels_last` needed 29 s then, 6 before.
     """
     if chosen in search.wanted or "compiled" not in from_step(chosen).gives:
         return chosen
@@ -225,10 +224,10 @@ def _may_pass(search: Search, own: Sequence[Step]) -> bool:
 
 
 def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float = 0.0) -> str | None:
-    """Why there is no time to try `steps` for the sake of one of them, after so many seconds of other work, or None.
+    """Return why time is too short to try `steps` for one of them after so many seconds of other work, or None.
 
-    A large gain has the time of the drop-one pass, too: of 150 s on one core ResNet-50's 22 went to see whether folded
-    batch norms bring 2%, and its 8 bits were not tried.
+    A large gain may use the time of the ablation pass, too: ResNet-50 spent 22 of 150 s to see whether folded batch
+    norms bring 2%, and its 8 bits were not tried.
     """
     drop_one = expected_gain(search, step) < LARGE_GAIN
     return estimate.no_time(search, steps, drop_one=drop_one, before=before)
@@ -262,7 +261,7 @@ def expected_gain(search: Search, step: Step) -> float:
         narrower = 0 < LIKE * kept.epsilon < technique.epsilon
         gain = reached * (NARROWER_GAIN if narrower else AGAIN_GAIN)
     elif _is_engine(technique) and not _was_tried(search, step.name):
-        gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
+        gain = ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
     gain = components.in_pass(search, technique, gain)
     if not closed:
         gain, lost = search.informed().gain(step, gain), _given_up(search, step)
@@ -439,7 +438,7 @@ def _blanket_refusal(search: Search, step: Step) -> str | None:
 def with_step(
     search: Search, technique: Technique, step: Step
 ) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
-    """The best recipe with `step`, in place of another variant of it or of kept steps that took away what it needs."""
+    """Return the best recipe with `step`, in place of its variants and of kept steps that remove what it needs."""
     variants = tuple(kept for kept in search.best.steps if technique.replaces(from_step(kept)))
     others = [kept for kept in search.best.steps if kept not in variants]
     missing, together = technique.required - search.have(), in_order([*others, step])

@@ -35,13 +35,14 @@ from torchwright.workloads.base import Workload
 WRITE_SECONDS = 180.0
 """The search keeps time for writing the artifact and proving it; where that was too little, each may take this long."""
 PATIENCE = 3.0
-"""Or, of a slow model, so many times what both are expected to take: a recipe that was found and is late is worth more
-than none. A step of Stable Diffusion 3 in 8 bits was compiled for more than 180 s, once more for any number of rows; a
-pass of SAM's ViT-B takes 32 s on one core, its proof many of them."""
+"""Limit for a slow model, as a multiple of the expected time of both: a late recipe is worth more than none.
+
+An 8-bit step of Stable Diffusion 3 compiled for more than 180 s, and again for a dynamic batch size. A pass of SAM's
+ViT-B takes 32 s on one core, and its proof many passes."""
 GRAPHS_SECONDS = 30.0
-"""How far the proof of the original as graphs may overrun the time budget: it ships nothing that its user lacks."""
+"""Seconds by which the proof of the original as graphs may overrun the budget: it ships nothing new."""
 ROWS_SECONDS = 2.0
-"""Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
+"""Turns with one other batch size take about this long, those of slow calls twice that."""
 
 NO_GRAPHS = "the original is kept as the caller makes it: the time budget left none to prove it as graphs"
 

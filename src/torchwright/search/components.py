@@ -24,7 +24,7 @@ def cannot_pay(search: Search, technique: Technique, step: Step, most: float) ->
     """Why a step for some components is not worth a trial, where its kind of step gains `most` at best; or None.
 
     The whole model is tried first, which shows what each component gains. Where the whole was kept, and no other
-    component lost by it, a part of it is less.
+    component lost by it, a part loses less.
     """
     named = technique.components
     if not named or search.budget.objective == "memory":

@@ -15,7 +15,7 @@ CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 12.0
 the model, until it was done once (conversions took 10 to 13 on four models, compilers 11 to 50 on seven: DETR's 41 s
 are 11 of its exports, and at 20 of them a search of 150 s never compiled it).
 
-A guess is on the low side: a trial that takes longer is stopped in time, and one that was not begun has told nothing.
+A guess is on the low side: a longer trial is stopped in time, and one that was not begun yields nothing.
 """
 CALIBRATION = 0.5
 """Expected time of finding 8-bit ranges, as a share of the conversion's time.
@@ -102,7 +102,7 @@ def whole_proof_seconds(search: Search, steps: Sequence[Step], *, processes: int
 
 
 def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
-    """The least proof of an artifact, which is compiled once more for any number of rows."""
+    """Return the seconds of the shortest proof of an artifact, which is compiled once more for a dynamic batch size."""
     return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiles(steps) else 0.0)
 
 
@@ -112,7 +112,7 @@ def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
 
 
 def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
-    """Choosing what answers which number of rows, where there is a choice.
+    """Return the seconds of choosing the form for each batch size, where there is a choice.
 
     What runs the model in place of PyTorch and compiles nothing answers all of them itself; another library by a call
     that is judged.
@@ -125,13 +125,13 @@ def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
 
 
 def choice_seconds(search: Search) -> float:
-    """Choosing what answers which number of rows."""
+    """Return the seconds of choosing the form for each batch size."""
     least, calls, most = CHOICE
     return min(least + calls * search.objective_median(search.baseline), most)
 
 
 def another_process_seconds(search: Search) -> float:
-    """Timing the artifact in one more fresh process; the original is beside it there, or in one of its own."""
+    """Return the seconds of timing the artifact in one more fresh process, with the original there or in its own."""
     processes = 1 if search.description.called_as_is else 2
     return processes * search.import_seconds + 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
 

@@ -34,7 +34,7 @@ MnasNet lose 11% in OpenVINO's bfloat16 and 22% in its 8 bits, SqueezeNet 0.4% a
 SMALL_LOSS = 1e-3
 """Losses below are alike."""
 HOPELESS = 1.5
-"""A loss of so many budgets is no near miss."""
+"""A loss of this many budgets is clearly too large."""
 CONFIRMED = 0.7
 """Share of the expected speed-up, as a logarithm, that must have been measured before anything is left out."""
 LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
@@ -46,7 +46,7 @@ class Trial:
     """The result of one step in one recorded search."""
 
     gain: float | None
-    """Its own speed-up in the recipe that the search ended with; None for a step that is no part of it. Of a step that
+    """Its own speed-up in the recipe that the search ended with; None for a step outside the recipe. Of a step that
     runs the whole model it is that over the original, whatever the search ended with; None where it was not timed."""
     share: float | None
     """Speed of the best recipe with it over that of the best without; None for a step that the search ended with, and

@@ -101,7 +101,7 @@ def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Compa
 
 
 def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
-    """A smaller recipe, judged and timed; raises as a trial does, and nothing of it is left then."""
+    """Return a smaller recipe, judged and timed; raises as a trial does, and leaves nothing behind then."""
     candidate = trial.start_candidate(search.context, steps)
     try:
         candidate.settle(search.reference)
@@ -286,7 +286,7 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
     """The last comparison: the first form that holds, against an original in a fresh process of its own.
 
     A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
-    Without one that is faster than the original the third is None, and so are the recipe's steps.
+    Without a form that is faster than the original the third is None, and the recipe has no steps.
     """
     search.tell("stage", "the artifact, loaded in a fresh process, against the original")
     promised = search.proven.total.value if search.best is not search.baseline else 1.0

@@ -5,7 +5,7 @@
 3. What fits the time is tried, by expected gain a second; a quantization that overshoots retreats layer by layer.
    Experience with other models has its say in what is expected, and may leave a step out.
 4. If nothing fitted, the time budget is stretched until one promising candidate is measured.
-5. Our own recipe takes turns with the best library of others, where one was found.
+5. Our own recipe takes turns with the best third-party engine, if one was found.
 6. What no longer contributes is dropped.
 7. The best takes turns with the original once more.
 """
@@ -164,7 +164,7 @@ def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
 def _try(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
     """Try one step on top of the best recipe; returns what is worth another trial because of it. `queue` comes after.
 
-    What nothing can be built upon is tried against its like, and our own recipe goes on as if it were not there.
+    A step that nothing can build on is compared with other such steps, apart from our own recipe.
     """
     if choose.is_closed(from_step(step)):
         with search.among_rivals():

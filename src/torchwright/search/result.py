@@ -59,7 +59,7 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Copy the artifact to `folder`, whole or not at all.
 
-        Raises `ArtifactError` when `folder` exists and is no artifact.
+        Raises `ArtifactError` when `folder` exists and is not an artifact.
         """
         folder = Path(folder)
         with artifact.writing(folder) as temporary:

@@ -34,7 +34,7 @@ ANEW = "start anew: the same without resuming"
 def read(path: Path, request: Request, device: str) -> Recipe:
     """The result of the search to continue, without its rows for techniques that are not to be tried this time.
 
-    Raises `ArtifactError` where there is no artifact, or one of another search: of other calls, another budget, other
+    Raises `ArtifactError` for a missing artifact, or one of another search: of other calls, another budget, other
     versions or another machine.
     """
     artifact.put_back(path)
@@ -151,7 +151,7 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
 
 
 def _give_time(search: Search, steps: tuple[Step, ...], begun: float) -> None:
-    """Let the time budget start now that the earlier recipe is prepared, and hold a comparison of it."""
+    """Let the time budget start now that the earlier recipe is prepared, and compare it with the original."""
     search.stretch(search.context.clock() - begun)
     search.context.deadline = estimate.latest(search, steps)
     search.stretch(

@@ -218,7 +218,7 @@ def _kept(best: Candidate, folder: Path, *, needed: bool) -> list[str]:
 
 
 def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents, *, compiled: bool) -> None:
-    """The graphs, and the packages for the example and for any number of rows, with what was found of them."""
+    """Write the graphs, and the packages for the example and for a dynamic batch size; return the findings."""
     best = search.best
     search.tell("stage", "the same for any number of rows and other sizes")
     rows_seconds = _room(search)

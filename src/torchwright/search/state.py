@@ -176,7 +176,7 @@ class Search:
     reference: Any = None
     """The original's observations for the metric."""
     last_reference: Any = None
-    """The same on data by which nothing is chosen; None where there is none."""
+    """The same on held-out data; None without such data."""
     description: Description = field(init=False)
     ahead: Ahead = field(init=False)
 
@@ -184,7 +184,7 @@ class Search:
         self.ahead = Ahead(self.context)
 
     def have(self) -> frozenset[str]:
-        """Properties of the best so far; those found by running the original hold for every recipe of it."""
+        """Properties of the best so far; those found by running the original hold for every recipe."""
         described = self.description.properties
         return (self.best.prepared.properties | described & DISCOVERED) if self.best.steps else described
 
@@ -217,7 +217,7 @@ class Search:
 
     @contextmanager
     def among_rivals(self) -> Generator[None]:
-        """Meanwhile the best is the rival, or the original where there is none yet, and what is kept becomes it."""
+        """Within the block the best is the third-party recipe, or the original without one; a kept step replaces it."""
         own = self.best, getattr(self, "proven", None), self.kernel
         rival, self.aside = self.rival, self.best
         self.best = rival.candidate if rival else self.baseline
@@ -274,7 +274,7 @@ class Search:
         self.spent.append(spent)
 
     def add(self, rung: Rung) -> None:
-        """A row for what was tried; where nothing came of another trial of it, what was measured before stays."""
+        """Add a row for a tried step; if a repeated trial measured nothing, the earlier figures stay."""
         before = next((row for row in self.rungs if row.step == rung.step and not row.kept), None)
         if before is not None and before.speedup is not None and rung.speedup is None:
             rung = replace(before, reason=f"{before.reason}; again: {rung.reason}")
@@ -342,7 +342,7 @@ class Search:
         *,
         wrong: bool = False,
     ) -> None:
-        """A row for a candidate, with what was measured of it."""
+        """Return a row for a candidate, with its measurements."""
         if comparison:
             before, after = self.best.component_seconds(), candidate.component_seconds()
             gains = {name: before[name] / after[name] for name in before if after.get(name)}
