@@ -238,7 +238,7 @@ class TrialProcess:
         system.go_on(self._process)
 
     def close(self, reason: str = "closed already") -> None:
-        """End the process and everything it started; what is asked of it from now on fails for `reason`."""
+        """End the process and everything it started; later requests fail for `reason`."""
         if self._ended:
             return
         self._ended = reason

@@ -1,8 +1,8 @@
 """Further forms of a recipe's model: dynamic batch size, and dynamic shapes.
 
 What the search times is compiled for the example's sizes. Once it has found its recipe, the same model is exported
-twice more: with the number of rows free, which is compiled, and with every size free, which is kept as a graph. Whether
-the free number of rows costs anything, and what answers how many rows best, is measured (`choose`). Where one row is
+twice more: with a dynamic batch size, which is compiled, and with dynamic shapes, which is kept as a graph. `choose`
+measures the cost of the dynamic batch size, and the best form for each batch size. Where batch size 1 is
 answered slower than by the original, it gets a package of its own (`build_one_row`).
 """
 
@@ -44,17 +44,17 @@ from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 
 ROWS_COST = 1.03
-"""What a form may cost before another is made: a free number of rows at the example's, any form at one row."""
+"""Limit on a form's slowdown before another is built: dynamic at the example's batch size, any at batch size 1."""
 ROUNDS = 9
 TURN_SECONDS = 0.02
 NUMBER_SECONDS = 1.0
-"""Turns with one number of rows end after this, when each form had one."""
+"""Turns with one batch size end after this, when each form had one."""
 ORIGINAL = "the original"
 ROUNDING = 1e-3
 """Error that other sizes may add to the recipe's own by their rounding alone."""
 
 Rows = Literal["free", "both", "pieces", "fixed"]
-"""One package for any number of rows; that and one for the example's; the example's for others too; or for no other.
+"""One package with a dynamic batch size; that and one for the example's; the example's for others too; or for no other.
 
 A package for one row may come on top.
 """
@@ -102,7 +102,7 @@ def build_forms(
 ) -> Forms:
     """Export `target`'s model in all forms, and write the graphs into `folder`.
 
-    With `packages` the example's calls are compiled, too. The number of rows is left free, and that compiled, unless
+    With `packages` the example's calls are compiled, too. A dynamic batch size is compiled as well, unless
     `rows_seconds`, its time limit, is None. Raises `RefusedTechnique` where the model does not export at all.
     """
     programs = {
@@ -149,7 +149,7 @@ def build_forms(
             reason = "no time left" if isinstance(error, TimeIsUp) else type(error).__name__
             forms = _noted(forms, f"{ROWS}: not compiled ({reason})")
             del found[ROWS]
-    # Inductor's C++ templates for matrix products divide by the number of rows: of none the process dies (torch 2.13).
+    # Inductor's C++ templates for matrix products divide by the batch size: with 0 the process dies (torch 2.13).
     fewest = 1 if "CPP" in inductor.get("max_autotune_gemm_backends", "") else 0
     return replace(forms, rows=found.get(ROWS), general=found.get(GENERAL), fewest=fewest)
 
@@ -241,7 +241,7 @@ def _by_rows(
         calls = _takers(model, doors, with_rows(case, takes.batched, rows))
         if not calls:
             continue
-        if rows > 1:  # where the original is quicker nothing would come of it
+        if rows > 1:  # where the original is faster, a package gains nothing
             del calls[ORIGINAL]
         shares = _shares(calls) if len(calls) > 1 else dict.fromkeys(calls, 1.0)
         name = min(shares.keys() - {ORIGINAL}, key=lambda name: shares[name], default=None)
