@@ -107,7 +107,7 @@ def _operators(events: Iterable[RecordedEvent]) -> Iterator[tuple[RecordedEvent,
 
     What computes is counted where its sizes are first seen, and that goes to the one within it that does the work: of a
     linear layer to the product that it calls. Those on the way there are dispatch, as is all that leaves more than half
-    of its work to its like.
+    of its work to operators of the same kind.
     """
     waiting: list[tuple[RecordedEvent, Kind | None]] = [(event, None) for event in events]
     workers: dict[int, CountedWork] = {}

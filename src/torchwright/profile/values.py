@@ -160,7 +160,7 @@ class Profile:
     torch: str
     stages: tuple[ProfiledStage, ...]
     breaks: Breaks | None
-    """The graph breaks of the original; None where there are none."""
+    """The graph breaks of the original, or None."""
     disturbed: str | None = None
     """Why the machine's rates are not known, such as "machine busy (load 20 on 2 cores)"."""
     trace: str | None = None
