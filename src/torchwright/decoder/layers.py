@@ -225,7 +225,7 @@ def feed_forward(
 class Layer(nn.Module):
     """Attention, perhaps attention to a memory, and feed-forward block, each with a norm before it, after it, or both.
 
-    What the last block has computed travels beside the residual stream until the next norm adds it, because one kernel
+    The output of the last block travels next to the residual stream until the next norm adds it, because one kernel
     adds and normalizes.
     """
 

@@ -56,7 +56,7 @@ class Rules:
 def read_rules(fields: Fields, generation: Mapping[str, Any], vocabulary: int) -> Rules:
     """From config.json and, where it says more, generation_config.json.
 
-    Raises `ModelError`, naming the file and the key, for what are no token ids.
+    Raises `ModelError`, naming the file and the key, for values that are not token ids.
     """
     # What either file leaves out is the other's; null is as good as nothing.
     merged = fields.data | {key: value for key, value in generation.items() if value is not None}

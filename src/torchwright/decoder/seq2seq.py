@@ -1,7 +1,7 @@
 """A text model of an encoder and a decoder: source texts in, answers out.
 
-The encoder reads each source once; every layer of the decoder keeps its keys and values of it in pages (`memory.py`),
-and the answer's own in a paged cache.
+The encoder reads each source once. Every layer of the decoder keeps the source's keys and values in pages
+(`memory.py`), and the answer's own in a paged cache.
 """
 
 from __future__ import annotations

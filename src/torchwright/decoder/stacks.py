@@ -1,7 +1,7 @@
 """Text models of an encoder and a decoder: for each architecture one entry that says what its two stacks are.
 
 An entry names its tensors and gives a function that reads one side's shape from config.json. To add one, add it to
-`STACKS`, and a small random model of it to tests/decoder/test_seq2seq.py.
+`STACKS`, and a small random model to tests/decoder/test_seq2seq.py.
 """
 
 from __future__ import annotations
