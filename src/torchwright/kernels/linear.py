@@ -66,7 +66,7 @@ class PackedForm:
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b on a packed weight; x is float32 or bfloat16 (..., K), y has x's type.
 
-    A row of y does not depend on the other rows of x, to the bit (on the compiled kernels). The bytes are laid out for
+    A row of y is bitwise independent of x's other rows (on the compiled kernels). The bytes are laid out for
     the device that the layer is made for; on any other it computes in plain PyTorch.
     """
 

@@ -72,9 +72,9 @@ def attempt() -> str | None:
 
 
 def library() -> Path:
-    """The compiled library, built if this user has none yet (a minute or two of one core), which is told as a warning.
+    """Return the compiled library; building it takes a minute or two of one core, and a warning reports it.
 
-    Raises `BuildError` where there is no compiler, or it fails or did so some minutes ago (`forget` asks it again).
+    Raises `BuildError` without a compiler, or if it fails or did so some minutes ago (`forget` asks it again).
     """
     compiler = find_compiler()
     sets = instruction_sets(compiler)

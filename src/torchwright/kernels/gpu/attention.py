@@ -1,6 +1,6 @@
 """Attention over pages, prefill and decoding in one kernel.
 
-A tile is BLOCK_M rows, the queries of one sequence with the query heads of one key-value head beside each other. Keys
+A tile is BLOCK_M rows, the queries of one sequence with the query heads of one key-value head next to each other. Keys
 are taken in spans of SPAN counted from the sequence's start, each with a softmax of its own, and the spans are joined
 in their order. Few rows leave most of a GPU idle, and then each span gets a program; else one program takes all.
 Either way a row meets the same tiles of keys in the same order, and one in which it sees nothing changes nothing: it
@@ -10,7 +10,7 @@ Softmax with running maximum: Milakov and Gimelshein, 2018; in tiles: Dao et al.
 al., 2023.
 """
 
-# Kernels are compiled by Triton, not run by Python: a tile is no type that a checker knows, a launch no call.
+# Kernels are compiled by Triton, not run by Python: a type checker knows neither tiles nor launches.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

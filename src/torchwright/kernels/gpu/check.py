@@ -1,7 +1,7 @@
 """Checks of the operators' arguments before a kernel touches memory.
 
-Shapes, types, contiguity and devices are looked at here. Numbers that lie on the device (pages, slots, positions) are
-looked at by the kernels, which read and write nothing for one that is out of range.
+Shapes, types, contiguity and devices are checked here. The kernels check numbers on the device (pages, slots,
+positions): they read and write nothing for one that is out of range.
 """
 
 from __future__ import annotations

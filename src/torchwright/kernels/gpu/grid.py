@@ -7,7 +7,7 @@ once for all tiles; of a grid wider than a tile it is a part of one row.
 Decomposed positions: Li et al., 2022 (MViTv2). Softmax with running maximum in tiles: Dao et al., 2022.
 """
 
-# Kernels are compiled by Triton, not run by Python: a tile is no type that a checker knows, a launch no call.
+# Kernels are compiled by Triton, not run by Python: a type checker knows neither tiles nor launches.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

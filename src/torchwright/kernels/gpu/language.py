@@ -4,7 +4,7 @@ Triton's interpreter keeps bfloat16 as the bits of an integer, truncates where a
 the bits in `tl.dot`. Here it is given the operations on bits that a GPU has as instructions.
 """
 
-# Kernels are compiled by Triton, not run by Python: a tile is no type that a checker knows, a launch no call.
+# Kernels are compiled by Triton, not run by Python: a type checker knows neither tiles nor launches.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

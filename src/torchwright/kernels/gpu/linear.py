@@ -1,13 +1,13 @@
 """Linear layers over packed weights: y = x Wᵀ + b.
 
 One kernel for four schemes. A tile is BLOCK_N output features by BLOCK_M rows, the weight on the left, so that what is
-unpacked in registers stays there. Sums of integers are exact, and their tiles fit the number of rows. A float sum's
-order must not depend on the rows beside it: its tile is the same for every number of rows, and the input features are
+unpacked in registers stays there. Sums of integers are exact, and their tiles fit the batch size. A float sum's
+order must not depend on other rows: its tile is the same for every batch size, and the input features are
 cut into spans that depend on the layer alone. Few rows leave most of a GPU idle, and then each span gets a program of
 its own; else one program takes all. Either way the spans are added in their order.
 """
 
-# Kernels are compiled by Triton, not run by Python: a tile is no type that a checker knows, a launch no call.
+# Kernels are compiled by Triton, not run by Python: a type checker knows neither tiles nor launches.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

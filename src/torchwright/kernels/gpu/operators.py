@@ -1,7 +1,7 @@
 """The operators of `torch.ops.torchwright_gpu`: those of the C++ by name and schema, checked, on Triton's kernels.
 
 `load_fault` registers them on first use. In Triton's interpreter (TRITON_INTERPRET=1, set before the process starts)
-they take tensors on a CPU as well, in the place of the C++: that is how they are tested where there is no GPU.
+they take tensors on a CPU as well, in the place of the C++: that is how they are tested without a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Norms, gates, and the rotary embedding with its writes into the cache: one program for a row or a head."""
 
-# Kernels are compiled by Triton, not run by Python: a tile is no type that a checker knows, a launch no call.
+# Kernels are compiled by Triton, not run by Python: a type checker knows neither tiles nor launches.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
