@@ -213,8 +213,9 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Replace code by one word, keeping its line breaks, so that lines are counted and sentences are not cut."""
-    return " x " + "\n" * match[0].count("\n")
+    """Replace code in a line by one word, and a block of code by empty lines, which end a sentence."""
+    inline = match[0].startswith("`") and not match[0].startswith("```")
+    return " x " if inline else "\n" * match[0].count("\n")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_sentences_over_25_words_are_counted_with_their_line(prose: Any, tmp_pat
     assert found(prose, tmp_path, "a.md", f"{short}. {short}.\n\n{long}.\n") == [(3, "long sentence")]
     method = f'class C:\n    def f(self):\n        """Return.\n\n        {long}.\n        """\n'
     assert found(prose, tmp_path, "a.py", method) == [(5, "long sentence")]
-    example = f'"""A module.\n\n    {long}\n"""\n'
+    example = '"""A module.\n\n' + "    x = f(y)\n" * 26 + '"""\n'
     assert found(prose, tmp_path, "b.py", example) == []
 
 
