@@ -42,7 +42,7 @@ def gptq_w4(
 
 
 def _influence(moments_KK: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the damped moments' inverse: row k corrects later features for an error in k."""
+    """Return the upper Cholesky factor of the damped moments' inverse: row k corrects later features for an error."""
     diagonal = moments_KK.diagonal()
     damping = DAMPING * diagonal.mean().clamp_min(1e-30)
     damped = moments_KK.double() + damping.double() * torch.eye(len(moments_KK), dtype=torch.float64)
