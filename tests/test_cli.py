@@ -309,7 +309,23 @@ def test_results_are_readable_without_json(api, capsys):
     assert main(["bench", "out"]) == 0
     out = capsys.readouterr().out
     assert "prefill" in out
-    assert "0.01235" in out
+    assert "12.3 ms" in out
+    assert "seconds" not in out
+
+
+def test_a_size_has_a_label_and_a_unit_for_people(api, capsys, monkeypatch):
+    facts = {
+        "peak_memory_bytes": 435_642_368,
+        "files": [{"name": "a", "bytes": 2_000}],
+        "ready_seconds": None,
+    }
+    monkeypatch.setattr(api, "bench", lambda model, **options: facts)
+    assert main(["bench", "out"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["peak", "memory", "436", "MB"] in lines
+    assert ["files", "name", "size"] in lines
+    assert ["a", "2.00", "kB"] in lines
+    assert ["ready", "none"] in lines
 
 
 @pytest.mark.parametrize(

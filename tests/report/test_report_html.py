@@ -291,9 +291,11 @@ def test_what_was_refused_is_one_line_that_opens() -> None:
     ]
     text = render(make_recipe(rungs=(refused[0], make_rung(), refused[1])))
     page = Page(text)
-    assert "2 refused: alpha, beta" in page.text
+    assert "2 techniques do not apply or cannot pay" in page.text
     assert "no alpha here" in page.text
-    assert text.index("<summary>2 refused: alpha, beta</summary>") < text.index("no alpha here")
+    assert text.index("<summary>2 techniques do not apply or cannot pay</summary>") < text.index(
+        "no alpha here"
+    )
     numbers = re.findall(r'class="index">(\d+)</span><span>', text)
     assert numbers == ["2"], "rows keep their numbers of the figures"
     assert figures.waterfall(make_recipe(rungs=tuple(refused))).count("alpha") == 0

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_QUANTITIES = {"bytes": "size", "seconds": "time"}
+"""Keys that are units alone → their labels."""
+
+
 def console() -> Console:
     """Return a console for standard output that escapes what files hold."""
     from torchwright.report.console import SafeConsole
@@ -87,6 +91,8 @@ def _label(key: str) -> str:
     """Return a key as a label: `peak_memory_bytes` is "peak memory", `aten::as_strided` stays as it is."""
     if not key.isidentifier():
         return key
+    if key in _QUANTITIES:
+        return _QUANTITIES[key]
     return key.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
 
 
