@@ -297,7 +297,7 @@ def test_what_was_refused_is_one_line_that_opens() -> None:
         "no alpha here"
     )
     numbers = re.findall(r'class="index">(\d+)</span><span>', text)
-    assert numbers == ["2"], "rows keep their numbers of the figures"
+    assert numbers == ["1"], "steps are numbered from 1, without those that are only counted"
     assert figures.waterfall(make_recipe(rungs=tuple(refused))).count("alpha") == 0
 
 
@@ -423,9 +423,10 @@ def test_the_chain_of_kept_rungs_ends_where_the_last_one_was_measured() -> None:
         "a dropped rung is compared with the best so far"
     )
     assert stages[4].end is None
-    assert stages[7].start == stages[8].start == stages[6].end, (
-        "neither refused nor removed rungs move the chain"
+    assert stages[6].start == stages[7].start == stages[5].end, (
+        "removed and dropped steps do not move the chain"
     )
+    assert [stage.number for stage in stages] == list(range(1, 9))
 
 
 @pytest.mark.parametrize(
