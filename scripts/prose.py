@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -109,13 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def files(root: Path) -> Iterator[Path]:
     """Yield the Python and Markdown files of the repository that are counted."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=root, capture_output=True, text=True, check=True).stdout
-    for name in sorted({*names.split("\0")}):
-        counted = name.startswith(tuple(f"{folder}/" for folder in FOLDERS)) or "/" not in name
-        counted = counted and name.endswith((".py", ".md")) and not UNCOUNTED.fullmatch(name)
-        if counted and (root / name).is_file():
-            yield root / name
+    found = [*root.glob("*.md")]
+    for folder in FOLDERS:
+        found += [path for path in (root / folder).rglob("*") if path.suffix in (".py", ".md")]
+    for path in sorted(found):
+        if path.is_file() and not UNCOUNTED.fullmatch(path.relative_to(root).as_posix()):
+            yield path
 
 
 def matches(path: Path) -> list[Match]:
