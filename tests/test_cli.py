@@ -318,6 +318,7 @@ def test_a_size_has_a_label_and_a_unit_for_people(api, capsys, monkeypatch):
         "peak_memory_bytes": 435_642_368,
         "files": [{"name": "a", "bytes": 2_000}],
         "ready_seconds": None,
+        "forward_s": 0.0005,
     }
     monkeypatch.setattr(api, "bench", lambda model, **options: facts)
     assert main(["bench", "out"]) == 0
@@ -326,6 +327,7 @@ def test_a_size_has_a_label_and_a_unit_for_people(api, capsys, monkeypatch):
     assert ["files", "name", "size"] in lines
     assert ["a", "2.00", "kB"] in lines
     assert ["ready", "none"] in lines
+    assert ["forward", "500", "µs"] in lines
 
 
 @pytest.mark.parametrize(

@@ -121,11 +121,13 @@ def test_a_refusal_without_a_trial_is_counted_and_one_of_a_trial_is_shown(
     with LiveProgress() as progress:
         for rung in (REFUSED[0], REFUSED[0], REFUSED[1]):
             progress(event("rung", rung=rung))
+        progress(event("rung", rung=make_rung("untried", step=Step(name="late"), reason="0 s were left")))
         progress(event("trying", "gamma"))
         progress(event("rung", rung=make_rung("refused", step=Step(name="gamma"), reason="no such operator")))
     err = capsys.readouterr().err
     assert "nothing here" not in err
     assert " 1 refused  gamma: no such operator" in err
+    assert "untried  late: 0 s were left" in err, "without a number"
     assert err.splitlines()[-1] == "2 techniques do not apply or cannot pay"
 
 

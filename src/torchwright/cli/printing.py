@@ -93,7 +93,10 @@ def _label(key: str) -> str:
         return key
     if key in _QUANTITIES:
         return _QUANTITIES[key]
-    return key.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
+    for unit in ("_bytes", "_seconds", "_s"):
+        if key.endswith(unit) and not key.endswith("_per_s"):
+            return key.removesuffix(unit).replace("_", " ")
+    return key.replace("_", " ")
 
 
 def _quantity(key: str, value: Any) -> str:
@@ -103,7 +106,7 @@ def _quantity(key: str, value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key == "bytes" or key.endswith("_bytes"):
             return wording.size(value)
-        if key == "seconds" or key.endswith("_seconds"):
+        if key == "seconds" or (key.endswith(("_seconds", "_s")) and not key.endswith("_per_s")):
             return wording.seconds(value)
     return _number(value)
 

@@ -94,7 +94,8 @@ class LiveProgress:
         self._live: Live | None = None
         self._original = ""
         self._now = "starting"
-        self._rungs: tuple[Rung, ...] = ()
+        self._rungs: tuple[tuple[str, Rung], ...] = ()
+        """Each with its number, "" for untried steps."""
         self._trying = False
         self._refused: set[str] = set()
         self._best: Interval | None = None
@@ -127,10 +128,13 @@ class LiveProgress:
             # Most techniques are for other kinds of models: their reasons would hide what is tried.
             self._refused.add(rung.step.name)
             return
+        number = ""
         if rung is not None:
-            self._rungs = (*self._rungs, rung)
+            tried_before = sum(bool(number) for number, _ in self._rungs)
+            number = "" if rung.status == "untried" else str(tried_before + 1)
+            self._rungs = (*self._rungs, (number, rung))
         if not self._moving:
-            self._console.print(Text(_line(event, len(self._rungs))), soft_wrap=True)
+            self._console.print(Text(_line(event, number)), soft_wrap=True)
             return
         self._elapsed, self._budget, self._heard = event.elapsed, event.time_budget, time.monotonic()
         self._best = event.best or self._best
@@ -160,10 +164,9 @@ class LiveProgress:
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
             table.add_column(no_wrap=True, width=len("10.00x"), justify="right")
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=3, style="dim")
-            first = max(len(self._rungs) - room, 0)
-            for number, rung in enumerate(self._rungs[first:], start=first + 1):
+            for number, rung in self._rungs[-room:]:
                 table.add_row(
-                    str(number),
+                    number,
                     Text(rung.status, style=_STYLE[rung.status]),
                     Text(wording.elide(str(rung.step), 200), style="bold" if rung.kept else ""),
                     "" if rung.speedup is None else wording.ratio(rung.speedup),
@@ -270,7 +273,7 @@ def _most_telling(recipe: Recipe) -> list[Rung]:
     return [rung for rung in rows if id(rung) in chosen]
 
 
-_COLUMNS = (14, 10, 8, 11)
+_COLUMNS = (14, 10, 8, 12)
 """Widths of the numbers, each with the gap to its left."""
 _LABEL = 14
 _INDENT = 2
@@ -421,11 +424,12 @@ def _one_line(*parts: str | tuple[str, str]) -> Text:
     return text
 
 
-def _line(event: Event, number: int) -> str:
+def _line(event: Event, number: str) -> str:
     """Return an event as a line for a pipe or a log; a step has a number."""
     rung = event.rung
     if rung is None:
         return f"[{event.elapsed:7.1f} s] {event.kind:<8} {wording.elide(event.text, 400)}"
-    speedup = "" if rung.speedup is None else f" {rung.speedup}"
+    known = rung.speedup is None or rung.reason.startswith(str(rung.speedup))
+    speedup = "" if known else f" {rung.speedup}"
     told = f"{rung.step}{speedup}: {rung.reason}" if rung.reason else f"{rung.step}{speedup}"
-    return f"[{event.elapsed:7.1f} s] {number:2d} {rung.status:<8} {wording.elide(told, 400)}"
+    return f"[{event.elapsed:7.1f} s] {number:>2} {rung.status:<8} {wording.elide(told, 400)}"

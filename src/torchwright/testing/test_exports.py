@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -88,12 +89,12 @@ def check_choices(target: type[ExportTarget]) -> None:
     assert target.format_of([]) is None
 
 
-def check_package(target: type[ExportTarget], folder: Path) -> None:
+def check_package(target: type[ExportTarget], folder: Path, precisions: Sequence[str] = ()) -> None:
     """Assert that a package, written and opened again, answers as the model does and leaves its inputs alone.
 
-    Every batch size that the graph allows is asked, in each precision of the target.
+    Every batch size that the graph allows is asked, in each of `precisions`; without them in the target's first.
     """
-    for precision in target.precisions(target.check_delegate(None)):
+    for precision in precisions or (target.check_precision(None, target.check_delegate(None)),):
         made = subject_for(target, folder / f"{precision}-model")
         calls = [call for call in calls_of(made) if call.name != PAST]
         package = folder / precision
@@ -159,6 +160,19 @@ class TestPackage:
             check_package(available(name), tmp_path)
         except RefusedTechnique as refusal:
             pytest.skip(f"{name} refuses this model: {refusal.reason}")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", NAMES)
+    def test_it_does_so_in_each_other_precision(self, name: str, tmp_path: Path) -> None:
+        target = available(name)
+        refused: dict[str, str] = {}
+        for precision in target.precisions(target.check_delegate(None))[1:]:
+            try:
+                check_package(target, tmp_path, (precision,))
+            except RefusedTechnique as refusal:
+                refused[precision] = refusal.reason
+        if refused:
+            pytest.skip(f"{name} refuses this model: {refused}")
 
     @pytest.mark.parametrize("name", PACKAGED)
     def test_a_model_without_a_graph_is_refused_and_leaves_nothing(self, name: str, tmp_path: Path) -> None:
