@@ -486,7 +486,9 @@ def test_everything_is_reached_by_tab(page: Browser) -> None:
     for _ in range(60):
         page.press("Tab")
         page.run("window.reached.add(document.activeElement); 0")
-    controls = "[...window.reached].filter(e => e.matches('button, a[href], textarea, input, summary')).length"
+    controls = (
+        "[...window.reached].filter(e => e.matches('button, a[href], textarea, input, summary')).length"
+    )
     assert page.run(controls) == page.run(wanted) > 15
     assert page.run("[...window.reached].some(e => e.matches('#chat, pre'))")
 
