@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from torchwright.cli import main
 from torchwright.cli.completion import VARIABLE
-from torchwright.cli.group import run
 
 
 def complete(
@@ -21,7 +21,7 @@ def complete(
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
     with pytest.raises(SystemExit) as end:
-        run([])
+        main([])
     assert not end.value.code
     return capsys.readouterr().out
 
@@ -75,14 +75,14 @@ def test_a_file_is_left_to_the_shell(
         monkeypatch.setenv(VARIABLE, f"{shell}_source")
         monkeypatch.setattr("click.shell_completion.BashComplete._check_version", lambda self=None: None)
         with pytest.raises(SystemExit):
-            run([])
+            main([])
         assert said in capsys.readouterr().out
 
 
 def test_completion_imports_no_torch() -> None:
     code = (
-        "import sys\nfrom torchwright.cli.group import run\n"
-        "try: run([])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+        "import sys\nfrom torchwright.cli import main\n"
+        "try: main([])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     )
     asked = {VARIABLE: "bash_complete", "COMP_CWORD": "3", "COMP_WORDS": "torchwright export --to o"}
     done = subprocess.run(

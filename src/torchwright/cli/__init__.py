@@ -34,11 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with handled(leave=functools.partial(_leave, words) if arguments is None else None):
         try:
             with importing():  # an exception within Python's own import machinery is printed and lost
+                from torchwright.cli.completion import install
                 from torchwright.cli.failures import exit_code
                 from torchwright.cli.group import run
         except Interrupted as interrupt:
             print(interrupt, file=sys.stderr)
             return interrupt.exit_code
+        install()
         code = exit_code(run, words)
         leave_now(code)
         return code

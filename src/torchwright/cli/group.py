@@ -15,7 +15,6 @@ from torchwright.cli import (
     bench,
     cache,
     chat,
-    completion,
     data,
     doctor,
     ett,
@@ -126,7 +125,6 @@ for verb in VERBS:
 
 def run(words: list[str]) -> int:
     """Run click's own `main` and return its exit code; its translations of Ctrl-C and of a closed pipe are undone."""
-    completion.install()
     try:
         result = cli.main(words, prog_name="torchwright", standalone_mode=False)
     except click.Abort as abort:
