@@ -368,7 +368,7 @@ def test_arguments_are_streamed_as_they_are_written() -> None:
     ],
 )
 def test_values_without_quotes_have_the_schemas_type(schema: Any, text: str, value: Any) -> None:
-    from torchwright.serve.formats.values import value_of
+    from torchwright.serve.grammar.values import value_of
 
     root = {"$defs": {"rows": {"type": "array"}, "loop": {"$ref": "#/$defs/loop"}}}
     assert value_of(text, schema, root) == value

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis_jsonschema import from_schema
 from jsonschema import Draft202012Validator
+from schema_strategies import CLOSED, SCHEMAS
 from schema_support import accepts, compiled, takes, walk
 
-from torchwright.serve.grammar.schema.converted import check_converted
 from torchwright.serve.grammar.schema.emit import schema_grammar
 from torchwright.serve.grammar.schema.parts import SchemaRefused
 
@@ -245,119 +245,6 @@ def test_what_is_not_enforced_is_refused_with_its_path(path: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
         schema_grammar(REFUSED[path])
     assert str(refused.value).startswith(f"{path}: ")
-
-
-CONVERTED: dict[str, Any] = {
-    "#/properties/a/uniqueItems": {"properties": {"a": {"type": "array", "uniqueItems": True}}},
-    "#/properties/a/maximum": {"properties": {"a": {"enum": [1, 50], "maximum": 10}}},
-    "#/properties/a/type": {"properties": {"a": {"type": "integer", "anyOf": [{"minimum": 2}]}}},
-    "#/properties/a/pattern": {"properties": {"a": {"type": "string", "pattern": "^a", "maxLength": 2}}},
-    "#/$defs/s/not": {"properties": {"a": {"$ref": "#/$defs/s"}}, "$defs": {"s": {"not": {"type": "null"}}}},
-    "#/required": {"properties": {"a": {}}, "required": ["b"]},
-}
-
-
-@pytest.mark.parametrize("path", CONVERTED)
-def test_what_xgrammars_converter_ignores_is_refused_where_it_is_used(path: str) -> None:
-    with pytest.raises(SchemaRefused) as refused:
-        check_converted(CONVERTED[path])
-    assert str(refused.value).startswith(f"{path}: ")
-
-
-def test_what_it_enforces_is_taken() -> None:
-    check_converted(
-        {
-            "type": "object",
-            "properties": {
-                "a": {"type": "string", "enum": ["x"], "description": "one"},
-                "b": {
-                    "anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/c"}}],
-                    "default": None,
-                },
-            },
-            "required": ["a"],
-            "additionalProperties": False,
-            "$defs": {"c": {"type": "integer", "minimum": 1, "uniqueItems": False}},
-        }
-    )
-
-
-NAMES = st.sampled_from(["a", "b", "ab", 'q"', "é"])
-TEXTS = st.sampled_from(["", "a", "b", "ab", "x\\", '"', "é"])
-PATTERNS = st.sampled_from(
-    ["a", "^b", "^[ab]+$", '"', r"\\$", r"^\w\d?$", "[^a]", "^(?!a)", "^$|x", r"\s", "."]
-)
-NUMBERS = st.one_of(st.integers(-20, 20), st.sampled_from([0.5, -1.25, 2.0, 1e3]))
-VALUES = st.one_of(
-    st.none(), st.booleans(), NUMBERS, TEXTS, st.lists(st.integers(0, 2), max_size=2), st.just({"a": 1})
-)
-COUNTS = st.integers(0, 3)
-KEYWORDS: dict[str, Any] = {
-    "type": st.one_of(
-        st.sampled_from(["string", "integer", "number", "object", "array", "boolean", "null"]),
-        st.lists(st.sampled_from(["string", "integer", "null", "object", "array"]), min_size=1, max_size=3),
-    ),
-    "enum": st.lists(VALUES, min_size=1, max_size=4),
-    "const": VALUES,
-    **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], NUMBERS),
-    "multipleOf": st.integers(1, 7),
-    **dict.fromkeys(
-        ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"], COUNTS
-    ),
-    "pattern": PATTERNS,
-    "format": st.sampled_from(["date", "uuid", "ipv4", "unknown"]),
-    "uniqueItems": st.booleans(),
-    "required": st.lists(NAMES, max_size=2),
-    "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2), max_size=2),
-    "$ref": st.just("#/$defs/one"),
-}  # fmt: skip
-
-
-_SCALARS = st.sampled_from(
-    [
-        {"type": "string", "pattern": "^[a-c]{1,3}$"},
-        {"type": "string", "minLength": 1, "maxLength": 4},
-        {"type": "integer", "minimum": -30, "maximum": 1000},
-        {"type": "boolean"},
-        {"enum": ["x", 1, None]},
-        {"type": ["null", "string"], "maxLength": 2},
-    ]
-)
-CLOSED = st.recursive(
-    _SCALARS,
-    lambda inner: st.one_of(
-        st.builds(
-            lambda item, most: {"type": "array", "items": item, "maxItems": most}, inner, st.integers(0, 3)
-        ),
-        st.builds(lambda one, two: {"anyOf": [one, two]}, inner, inner),
-    ),
-    max_leaves=4,
-)
-"""Schemas of which a grammar allows every value."""
-
-
-def _nested(inner: st.SearchStrategy[Any]) -> dict[str, Any]:
-    lists = st.lists(inner, min_size=1, max_size=3)
-    return {
-        **dict.fromkeys(["not", "if", "then", "else", "items", "contains", "additionalProperties"], inner),
-        **dict.fromkeys(["allOf", "anyOf", "oneOf", "prefixItems"], lists),
-        "properties": st.dictionaries(NAMES, inner, max_size=3),
-        "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
-        "dependentSchemas": st.dictionaries(NAMES, inner, max_size=1),
-        "propertyNames": inner,
-    }
-
-
-def _schemas(depth: int) -> st.SearchStrategy[Any]:
-    inner = st.booleans() if not depth else st.one_of(_schemas(depth - 1), _schemas(depth - 1), st.booleans())
-    words = KEYWORDS | (_nested(inner) if depth else {})
-    # A few keywords at a time: of many, hardly any value satisfies all.
-    return st.lists(st.sampled_from(sorted(words)), min_size=1, max_size=4, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries({name: words[name] for name in names})
-    )
-
-
-SCHEMAS = st.builds(lambda schema, one: {**schema, "$defs": {"one": one}}, _schemas(2), _schemas(1))
 
 
 def check(schema: Any, *, drawn: int, walks: int) -> None:

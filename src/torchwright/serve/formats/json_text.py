@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
+from torchwright.serve.grammar.values import decode as decode
 
 
 class ObjectScanner:
@@ -62,14 +62,6 @@ def read_call(text: str) -> tuple[str, str]:
     if arguments is None:
         arguments = {}
     return (name, dumps(arguments)) if isinstance(arguments, dict) else ("", "")
-
-
-def decode(text: str) -> Any:
-    """Return the value of a JSON text, or None where it is not JSON."""
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def unescape(text: str) -> str:

@@ -11,14 +11,12 @@ from torchwright.serve.formats.base import Callable, CallReader, Tag, ToolFormat
 from torchwright.serve.formats.json_calls import NAME_CHARACTERS
 from torchwright.serve.formats.json_text import dumps
 from torchwright.serve.formats.reader import Reading
-from torchwright.serve.formats.values import schema_of, value_of
+from torchwright.serve.grammar.values import schema_of, value_of
 
 ARGUMENT_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 """GLM's tokens around names and values."""
 ARGUMENT_NAME = re.compile(r"\s*[^\s<>=]+\s*")
 """Another text is no name: what follows is no call, and stays text."""
-LINE_BREAK = 1
-"""Characters of white space around tags: more would be taken for a part of the value."""
 VALUE_END_CHARACTERS = 96
 """A value's end, with the tags by which it is told, is shorter."""
 
@@ -52,12 +50,7 @@ class MarkupFormat(ToolFormat):
         return [
             tag(
                 self.begin + self.open + function.name + self.after_name,
-                {
-                    "type": "json_schema",
-                    "json_schema": function.schema,
-                    "style": self.style,
-                    "max_whitespace_cnt": LINE_BREAK,
-                },
+                {"type": "json_schema", "json_schema": function.schema, "style": self.style},
                 self.end,
             )
             for function in functions

@@ -20,7 +20,7 @@ import xgrammar
 
 from torchwright.serve.grammar.compile import Compiled, GrammarJob
 from torchwright.serve.grammar.masks import tokenizer_info
-from torchwright.serve.grammar.schema.converted import check_converted
+from torchwright.serve.grammar.schema.elements import elements_grammar
 from torchwright.serve.grammar.schema.emit import schema_grammar
 from torchwright.serve.grammar.schema.parts import SchemaRefused
 from torchwright.serve.grammar.schema.rules import quote
@@ -118,10 +118,9 @@ def _structural(tag: str) -> xgrammar.Grammar:
 
 
 def _enforced(form: Any, after: str = "") -> Any:
-    """Return a structural tag in which our own grammars stand for the schemas of JSON.
+    """Return a structural tag with our own grammars in place of schemas.
 
-    Raises `SchemaRefused`, which names the text that stands before the schema. Schemas of elements are left to
-    xgrammar, but for those that it would not enforce.
+    Raises `SchemaRefused`, which names the text before the schema.
     """
     if isinstance(form, list):
         return [_enforced(item, after) for item in form]
@@ -129,12 +128,12 @@ def _enforced(form: Any, after: str = "") -> Any:
         return form
     if form.get("type") == "json_schema":
         try:
-            if form.get("style", "json") == "json":
-                return {"type": "grammar", "grammar": schema_grammar(form["json_schema"])}
-            check_converted(form["json_schema"])
+            style = form.get("style")
+            schema = form["json_schema"]
+            grammar = elements_grammar(schema, style) if style else schema_grammar(schema)
         except SchemaRefused as refused:
             raise SchemaRefused(refused.path, f"{refused.reason} (after {after})") from None
-        return form
+        return {"type": "grammar", "grammar": grammar}
     begin = form.get("begin")
     after = begin.strip() if isinstance(begin, str) else after
     return {key: _enforced(item, after) for key, item in form.items()}

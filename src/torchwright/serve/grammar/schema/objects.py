@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Protocol
 
 from torchwright.serve.grammar.schema.expand import IN_PLACE, Alternative
 from torchwright.serve.grammar.schema.language import (
@@ -20,7 +21,7 @@ from torchwright.serve.grammar.schema.language import (
     repeat,
 )
 from torchwright.serve.grammar.schema.parts import Part, SchemaRefused, mapping, names
-from torchwright.serve.grammar.schema.rules import UNESCAPED, Rules, value
+from torchwright.serve.grammar.schema.rules import Rules
 from torchwright.serve.grammar.schema.scalars import count, pattern, texts
 from torchwright.serve.grammar.schema.writer import Writer
 
@@ -30,16 +31,59 @@ EXCLUDED = 400
 """Characters of listed names that other names are told apart from; with more, there are no other names."""
 
 
+class MemberForm(Protocol):
+    """The way that members are written: a name and a value."""
+
+    comma: str
+    """What stands between two."""
+    end: str
+    """What stands behind the last."""
+
+    def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
+        """Return a member of this name whose value satisfies the parts; None where there is none."""
+        ...
+
+    def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
+        """Return the members with a name of a language."""
+        ...
+
+
+class JsonMembers:
+    """Members of JSON objects."""
+
+    comma, end = "comma ", "ws"
+
+    def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
+        rule = writer.node(parts)
+        return None if rule is None else f"{writer.rules.value(name)} colon {rule}"
+
+    def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
+        rule = writer.node(parts)
+        if rule is None:
+            return None
+        if naming == ANYTHING:
+            return f"name colon {rule}"
+        # A name in which nothing is escaped has one spelling only.
+        key = writer.rules.string(both(naming, repeat(Chars(writer.rules.unescaped), 0, None)))
+        return None if key is None else f"{key} colon {rule}"
+
+
 def object_(writer: Writer, one: Alternative, types: frozenset[str]) -> str | None:
     """Return the objects that satisfy an alternative."""
-    return _Object(writer, one).write()
+    found = members(writer, one, JsonMembers())
+    return None if found is None else f'"{{" ws {found} "}}"'
+
+
+def members(writer: Writer, one: Alternative, form: MemberForm) -> str | None:
+    """Return the members of the objects that satisfy an alternative; None where there are none."""
+    return _Object(writer, one, form).write()
 
 
 class _Object:
     """The members of one object."""
 
-    def __init__(self, writer: Writer, one: Alternative) -> None:
-        self._writer, self._one = writer, one
+    def __init__(self, writer: Writer, one: Alternative, form: MemberForm) -> None:
+        self._writer, self._one, self._form = writer, one, form
         if any(isinstance(item, dict) for item in one.banned):
             raise SchemaRefused(one.parts[0].path, "objects cannot be excluded by value")
         self._listed = list(dict.fromkeys(name for part in one.parts for name in mapping(part, "properties")))
@@ -57,9 +101,11 @@ class _Object:
     def write(self) -> str | None:
         members = []
         for name in dict.fromkeys([*self._listed, *self._required]):
-            rule = self._writer.node(self._property(name)) if self._may_be_named(name) else None
-            if rule is not None:
-                members.append(Member(f"{value(name)} colon {rule}", name in self._required))
+            text = None
+            if self._may_be_named(name):
+                text = self._form.listed(self._writer, name, self._property(name))
+            if text is not None:
+                members.append(Member(text, name in self._required))
             elif name in self._required:
                 return None
         others = self._others()
@@ -70,9 +116,8 @@ class _Object:
                 f"names may come twice, so that only {certain} properties are certain; list them in required"
             )
             raise SchemaRefused(part.at("minProperties"), reason)
-        tails = _Tails(self._writer.rules, members, others, self._least, self._most)
-        first = tails.tail(0, 0)
-        return None if first is None else f'"{{" ws {first} "}}"'
+        tails = _Tails(self._writer.rules, self._form, members, others, self._least, self._most)
+        return tails.tail(0, 0)
 
     def _property(self, name: str) -> list[Part]:
         """Return what all parts say of a property."""
@@ -115,10 +160,11 @@ class _Object:
         found = []
         for matched in product((True, False), repeat=len(self._patterns)):
             if any(matched) or not closed:
-                found += self._class(matched)
+                found.append(self._class(matched))
+        found = [text for text in found if text is not None]
         return f"({' | '.join(found)})" if found else None
 
-    def _class(self, matched: tuple[bool, ...]) -> Iterator[str]:
+    def _class(self, matched: tuple[bool, ...]) -> str | None:
         """Return members whose names match these patterns and no others."""
         schemas, naming = [], [self._naming]
         for part in self._one.parts:
@@ -132,16 +178,7 @@ class _Object:
         for (_, regex, path), found in zip(self._patterns, matched, strict=True):
             naming.append(pattern(regex, path) if found else negate(pattern(regex, path, outer=True)))
         naming += [negate(literal(name)) for name in (*self._listed, *self._required)]
-        rule = self._writer.node(schemas)
-        if rule is None:
-            return
-        if both(*naming) == ANYTHING:
-            yield f"name colon {rule}"
-            return
-        # A name in which nothing is escaped has one spelling only.
-        key = self._writer.rules.string(both(*naming, repeat(Chars(UNESCAPED), 0, None)))
-        if key is not None:
-            yield f"{key} colon {rule}"
+        return self._form.other(self._writer, both(*naming), schemas)
 
 
 def _extra(part: Part) -> Part | None:
@@ -169,9 +206,15 @@ class _Tails:
     """Rules for what may follow the first members, by their number; of members, there are `least` to `most`."""
 
     def __init__(
-        self, rules: Rules, members: list[Member], others: str | None, least: int, most: int | None
+        self,
+        rules: Rules,
+        form: MemberForm,
+        members: list[Member],
+        others: str | None,
+        least: int,
+        most: int | None,
     ) -> None:
-        self._rules, self._members, self._others = rules, members, others
+        self._rules, self._form, self._members, self._others = rules, form, members, others
         self._least, self._most = least, most
         self._known: dict[tuple[int, int], str | None] = {}
 
@@ -190,7 +233,7 @@ class _Tails:
         return self._known[key]
 
     def _bodies(self, place: int, written: int) -> Iterator[str | None]:
-        comma = "comma " if written else ""
+        comma = self._form.comma if written else ""
         more = self._most is None or written < self._most
         if place < len(self._members):
             member = self._members[place]
@@ -200,6 +243,6 @@ class _Tails:
                 yield self.tail(place + 1, written)
             return
         if written >= self._least:
-            yield "ws" if written else '""'
+            yield self._form.end if written else '""'
         if self._others is not None and more and (rest := self.tail(place, written + 1)) is not None:
             yield f"{comma}{self._others} {rest}"

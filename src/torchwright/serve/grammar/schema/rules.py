@@ -17,8 +17,10 @@ from torchwright.serve.grammar.schema.language import (
     Ranges,
     Repeat,
     automaton,
+    complement,
     is_plain,
     nullable,
+    union,
     within,
 )
 
@@ -37,9 +39,16 @@ class Overgrown(Exception):
 
 
 class Rules:
-    """Rules by name, in the order in which they were asked for."""
+    """Rules by name, in the order in which they were asked for.
 
-    def __init__(self) -> None:
+    JSON strings escape the characters of `escaping` besides those that JSON wants escaped.
+    """
+
+    def __init__(self, escaping: str = "") -> None:
+        own = Chars(union((ord(character), ord(character)) for character in escaping))
+        self.unescaped = within(UNESCAPED, complement(own.ranges))
+        self._escaped = union([*ESCAPED, *own.ranges])
+        self._escaping = escaping
         self._bodies: dict[str, str | None] = {}
         self._numbers = itertools.count()
         self._languages: dict[tuple[Node, bool], str] = {}
@@ -62,7 +71,7 @@ class Rules:
 
     def text(self, root: str) -> str:
         """Return the grammar."""
-        bodies = {"root": root, **self._bodies, **COMMON}
+        bodies = {"root": root, **self._bodies, **common(self.unescaped)}
         return "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
 
     def string(self, node: Node) -> str | None:
@@ -76,7 +85,7 @@ class Rules:
         Raises `TooLarge`.
         """
         if is_plain(node):
-            return None if node == NOTHING else _plain(node, _quoted if quoted else chars)
+            return None if node == NOTHING else _plain(node, self._quoted if quoted else chars)
         known = self._languages.get((node, quoted))
         if known is None:
             known = self._languages[node, quoted] = self._automaton(automaton(node), quoted)
@@ -85,11 +94,27 @@ class Rules:
     def _automaton(self, found: Automaton, quoted: bool) -> str:
         """Return the first state's rule: each state is one, of a character and the next state."""
         names = [self.new() for _ in found.steps]
-        write = _quoted if quoted else chars
+        write = self._quoted if quoted else chars
         for name, place, steps in zip(names, range(len(names)), found.steps, strict=True):
             parts = ['""'] if place in found.accepting else []
             self.define(name, " | ".join([*parts, *(f"{write(ranges)} {names[to]}" for ranges, to in steps)]))
         return names[0] if names else ""
+
+    def value(self, data: Any) -> str:
+        """Return the expression of one JSON value."""
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        for character in self._escaping:  # which is no part of JSON's own marks
+            text = text.replace(character, f"\\u{ord(character):04x}")
+        return quote(text)
+
+    def _quoted(self, ranges: Ranges) -> str:
+        """Return a set of characters as they stand in a JSON string."""
+        plain = within(ranges, self.unescaped)
+        parts = [chars(plain)] if plain else []
+        for low, high in within(ranges, self._escaped):
+            for character in map(chr, range(low, high + 1)):
+                parts.append(quote(SHORT_ESCAPES.get(character, f"\\u{ord(character):04x}")))
+        return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
 
 
 def quote(text: str) -> str:
@@ -106,16 +131,6 @@ def value(data: Any) -> str:
 def chars(ranges: Ranges) -> str:
     """Return a set of characters."""
     return "[" + "".join(_range(low, high) for low, high in ranges) + "]"
-
-
-def _quoted(ranges: Ranges) -> str:
-    """Return a set of characters as they stand in a JSON string."""
-    plain = within(ranges, UNESCAPED)
-    parts = [chars(plain)] if plain else []
-    for low, high in within(ranges, ESCAPED):
-        for character in map(chr, range(low, high + 1)):
-            parts.append(quote(SHORT_ESCAPES.get(character, f"\\u{ord(character):04x}")))
-    return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
 
 
 def _range(low: int, high: int) -> str:
@@ -147,6 +162,16 @@ def _plain(node: Node, write: Callable[[Ranges], str]) -> str:
             raise AssertionError("an automaton is needed")
 
 
+def common(unescaped: Ranges) -> dict[str, str]:
+    """Return the rules of any JSON, with the characters that stand for themselves in its strings."""
+    plain = chars(unescaped)
+    return COMMON | {
+        "char": f'{plain} | "\\\\" (["\\\\/bfnrt] | unicode)',
+        # Without escapes, so that no two spellings are one name.
+        "name": f'"\\"" {plain}* "\\""',
+    }
+
+
 COMMON = {
     "ws": f"[ \\n\\t]{{0,{WHITESPACE}}}",
     "comma": 'ws "," ws',
@@ -155,10 +180,7 @@ COMMON = {
     # Half of a pair of UTF-16 is no character.
     "unicode": '"u" ([0-9a-cA-CeEfF] hex hex hex | [dD] [0-7] hex hex '
     '| [dD] [89abAB] hex hex "\\\\u" [dD] [c-fC-F] hex hex)',
-    "char": f'{chars(UNESCAPED)} | "\\\\" (["\\\\/bfnrt] | unicode)',
     "string": '"\\"" char* "\\""',
-    # Without escapes, so that no two spellings are one name.
-    "name": f'"\\"" {chars(UNESCAPED)}* "\\""',
     "value": 'object | array | string | number | "true" | "false" | "null"',
     "object": '"{" ws (name colon value (comma name colon value)* ws)? "}"',
     "array": '"[" ws (value (comma value)* ws)? "]"',

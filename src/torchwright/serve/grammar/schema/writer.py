@@ -9,7 +9,7 @@ from typing import Any
 from torchwright.serve.grammar.schema.expand import EVERY, KEYWORDS, TYPES, Alternative, Expander, same
 from torchwright.serve.grammar.schema.language import TooLarge
 from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
-from torchwright.serve.grammar.schema.rules import Rules, value
+from torchwright.serve.grammar.schema.rules import Rules
 
 Kind = Callable[["Writer", Alternative, frozenset[str]], str | None]
 """Writes the values of one JSON type that satisfy an alternative of these types; None where there are none."""
@@ -18,8 +18,8 @@ Kind = Callable[["Writer", Alternative, frozenset[str]], str | None]
 class Writer:
     """Writes the rules of one schema; `kinds` write those of each JSON type that is not a literal."""
 
-    def __init__(self, root: Any, kinds: Mapping[str, Kind]) -> None:
-        self.rules = Rules()
+    def __init__(self, root: Any, kinds: Mapping[str, Kind], escaping: str = "") -> None:
+        self.rules = Rules(escaping)
         self._kinds = kinds
         self._root, self._expander = root, Expander(root)
         self._names: dict[frozenset[tuple[str, bool]], str | None] = {}
@@ -45,7 +45,7 @@ class Writer:
             return name
         name = self._names[key] = self.rules.new()
         self._open.add(name)
-        bodies = [body for one in self.alternatives(parts) for body in self._bodies(one)]
+        bodies = [body for one in self.alternatives(parts) for body in self.bodies(one)]
         self._open.remove(name)
         if bodies:
             self.rules.define(name, " | ".join(dict.fromkeys(bodies)))
@@ -56,13 +56,14 @@ class Writer:
         self._names[key] = None
         return None
 
-    def _bodies(self, one: Alternative) -> list[str]:
+    def bodies(self, one: Alternative) -> list[str]:
+        """Return the expressions of the JSON values that satisfy an alternative."""
         if one.values is not None:
-            return [value(data) for data in one.values if self._satisfies(one, data)]
-        types = _meant(one)
+            return [self.rules.value(data) for data in one.values if self.satisfies(one, data)]
+        types = meant(one)
         if types == EVERY and not one.banned:
             return ["value"]
-        found = [value(data) for data in (None, False, True) if self._satisfies(one, data, types)]
+        found = [self.rules.value(data) for data in (None, False, True) if self.satisfies(one, data, types)]
         for kind, write in self._kinds.items():
             part = TYPES[kind] & types
             try:
@@ -73,7 +74,7 @@ class Writer:
                 found.append(body)
         return found
 
-    def _satisfies(self, one: Alternative, data: Any, types: frozenset[str] | None = None) -> bool:
+    def satisfies(self, one: Alternative, data: Any, types: frozenset[str] | None = None) -> bool:
         """Check a literal value against everything that an alternative says."""
         kind = _kind(data)
         if kind not in (one.types if types is None else types) or any(
@@ -99,7 +100,7 @@ def _says_nothing(part: Part) -> bool:
     return part.schema is part.holds or (part.holds and part.schema == {})
 
 
-def _meant(one: Alternative) -> frozenset[str]:
+def meant(one: Alternative) -> frozenset[str]:
     """Return an alternative's types: where it names none, those that its keywords are about."""
     if one.types != EVERY:
         return one.types

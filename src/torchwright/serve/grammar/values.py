@@ -1,11 +1,11 @@
-"""Values of arguments that are written without JSON's quotes: their types are what the function's schema says."""
+"""Values of arguments that are written without JSON's quotes: their types are those of the function's schema."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from torchwright.serve.formats.json_text import decode
+import msgspec
 
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -16,15 +16,23 @@ REFERENCES = 32
 """References that are followed at most: a schema may refer to itself."""
 
 
+def decode(text: str) -> Any:
+    """Return the value of a JSON text, or None where it is not JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def value_of(text: str, schema: Any, root: dict[str, Any]) -> Any:
     """Return the value of an argument's text by its schema, a part of `root`.
 
     What a schema takes only as a string is one; other text is JSON where the schema takes its type, and a string
     where not even the schema helps.
     """
-    types = set(_types(schema, root))
+    types = types_of(schema, root)
     if types == {"string"}:
-        return text.strip() if isinstance(schema, dict) and FORMS & schema.keys() else text
+        return text.strip() if is_stripped(schema) else text
     stripped = text.strip()
     value = WORDS[stripped.lower()] if stripped.lower() in WORDS else decode(stripped)
     if value is None and stripped.lower() not in ("null", "none"):
@@ -32,6 +40,16 @@ def value_of(text: str, schema: Any, root: dict[str, Any]) -> Any:
     kind = "null" if value is None else TYPES[type(value)]
     fits = kind in types or (kind == "integer" and "number" in types)
     return value if fits or ("string" not in types and (types or kind != "string")) else text
+
+
+def types_of(schema: Any, root: dict[str, Any]) -> set[str]:
+    """Return the types that an argument's text is read as; none where the schema does not say."""
+    return set(_types(schema, root))
+
+
+def is_stripped(schema: Any) -> bool:
+    """Check whether white space around a string's text is no part of it."""
+    return isinstance(schema, dict) and bool(FORMS & schema.keys())
 
 
 def schema_of(name: str, root: dict[str, Any]) -> Any:

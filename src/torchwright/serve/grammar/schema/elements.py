@@ -1,0 +1,197 @@
+"""Schemas of arguments that are written as elements: Qwen3-Coder, Seed-OSS and GLM.
+
+A string stands between its tags without quotes, and every other value as JSON. The grammar allows only texts that the
+parser (`value_of`) reads back as a value that satisfies the schema. No text holds the tag by which its value ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchwright.serve.grammar.schema.emit import KINDS
+from torchwright.serve.grammar.schema.expand import EVERY, TYPES, Alternative
+from torchwright.serve.grammar.schema.language import (
+    ANY,
+    ANYTHING,
+    EMPTY_TEXT,
+    STATES,
+    Chars,
+    Node,
+    Repeat,
+    TooLarge,
+    alt,
+    both,
+    cat,
+    complement,
+    lengths,
+    literal,
+    matches,
+    negate,
+    repeat,
+    union,
+)
+from torchwright.serve.grammar.schema.objects import members
+from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
+from torchwright.serve.grammar.schema.rules import Overgrown, quote
+from torchwright.serve.grammar.schema.scalars import texts
+from torchwright.serve.grammar.schema.writer import Writer, meant
+from torchwright.serve.grammar.values import WORDS, is_stripped, schema_of, types_of
+
+Style = Literal["qwen_xml", "glm_xml"]
+LINE = '"\\n"?'
+SPACES = union((code, code) for code in range(0x3001) if chr(code).isspace())
+NOT_SPACE = Chars(complement(SPACES))
+TRIMMED = alt(EMPTY_TEXT, NOT_SPACE, cat(NOT_SPACE, ANYTHING, NOT_SPACE))
+"""Texts without white space around them."""
+JSON_BEGINS = {"number": "-0123456789", "integer": "-0123456789", "object": "{", "array": "["}
+"""Type → the first characters of its JSON texts. A string's is a quote; words are told apart as a whole."""
+
+
+def _any_case(word: str) -> Node:
+    cases = ({character.lower(), character.upper()} for character in word)
+    return cat(*(Chars(union((ord(one), ord(one)) for one in case)) for case in cases))
+
+
+def _read_as_strings(read: set[str]) -> Node:
+    """Return texts that are read as they are, where other types are read, too."""
+    begins = {'"', *(one for kind in read or JSON_BEGINS for one in JSON_BEGINS.get(kind, ""))}
+    first = Chars(complement(union([*SPACES, *((ord(one), ord(one)) for one in begins)])))
+    words = (negate(cat(_any_case(word), repeat(Chars(SPACES), 0, None))) for word in WORDS)
+    return both(alt(EMPTY_TEXT, cat(first, ANYTHING)), *words)
+
+
+NAME = repeat(Chars(complement(union([*SPACES, (ord("<"), ord(">"))]))), 1, None)
+"""Names that tags can hold: the characters from < to > are < = and >."""
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """Members as elements; see `MemberForm`."""
+
+    before: str
+    between: str
+    after: str
+    ends: tuple[str, ...]
+    """Texts by which a value ends, whatever follows."""
+    lines: bool
+    """True if a line break on either side of a value is no part of it."""
+    root: dict[str, Any]
+    comma = f"{LINE} "
+    end = '""'
+
+    def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
+        if not matches(NAME, name):
+            return None
+        body = self._value(writer, schema_of(name, self.root), parts)
+        return None if body is None else self._element(quote(name), body)
+
+    def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
+        key = writer.rules.language(both(naming, NAME), quoted=False)
+        body = self._value(writer, None, parts)
+        return None if key is None or body is None else self._element(key, body)
+
+    def _element(self, key: str, body: str) -> str:
+        return f"{quote(self.before)} {key} {self.between} {body} {quote(self.after)}"
+
+    def _value(self, writer: Writer, schema: Any, parts: list[Part]) -> str | None:
+        """Return the texts that are read as values for which all parts hold."""
+        read = types_of(schema, self.root)
+        bodies = list[str]()
+        for one in writer.alternatives(parts):
+            if meant(one) == EVERY and one.values is None and not one.banned:  # any value, so any text
+                bodies += self._raw(writer, one, ANYTHING)
+                continue
+            bodies += self._json(writer, one, read)
+            if "string" in meant(one):
+                bodies += self._strings(writer, one, read, stripped=is_stripped(schema))
+        return f"({' | '.join(dict.fromkeys(bodies))})" if bodies else None
+
+    def _json(self, writer: Writer, one: Alternative, read: set[str]) -> list[str]:
+        """Return the values of an alternative that are written as JSON, and read as such."""
+        if read == {"string"}:
+            return []
+        kinds = (
+            EVERY if "string" not in read else frozenset[str]().union(*(TYPES.get(k, set()) for k in read))
+        )
+        kinds = kinds if read else kinds - TYPES["string"]  # a schema without types keeps a string's quotes
+        types = meant(one) & kinds
+        values = writer.bodies(Alternative(one.parts, types, one.values, one.banned)) if types else []
+        return [f"{LINE} ({body}) {LINE}" if self.lines else body for body in values]
+
+    def _strings(self, writer: Writer, one: Alternative, read: set[str], *, stripped: bool) -> list[str]:
+        """Return the strings of an alternative that are written without quotes, and read as strings."""
+        language = texts(one)
+        if one.values is not None:
+            kept = (item for item in one.values if isinstance(item, str) and writer.satisfies(one, item))
+            language = alt(*map(literal, kept))
+        if read != {"string"}:
+            language = both(language, _read_as_strings(read))
+        elif stripped:
+            language = both(language, TRIMMED)
+        return self._raw(writer, one, language)
+
+    def _raw(self, writer: Writer, one: Alternative, language: Node) -> list[str]:
+        """Return the texts of a language between their tags."""
+        if not self.lines:
+            return [] if (body := self._apart(writer, one, language)) is None else [body]
+        lined = self._apart(writer, one, language)
+        inline = self._apart(writer, one, both(language, TRIMMED))
+        found = [] if lined is None else [f'"\\n" {lined} "\\n"']
+        return found if inline is None else [*found, inline]
+
+    def _apart(self, writer: Writer, one: Alternative, language: Node) -> str | None:
+        """Return the texts of a language without those that hold an end."""
+        least, most = lengths(language)
+        longest = max(least, most or 0)
+        for held in (self.ends, ("</",)):
+            if longest * max(map(len, held)) > STATES // 2:
+                continue  # counting takes a state for each length and place in the end
+            banned = (negate(cat(ANYTHING, literal(end), ANYTHING)) for end in held)
+            try:
+                return writer.rules.language(both(language, *banned), quoted=False)
+            except TooLarge:
+                continue
+        plain = Chars(complement(((ord("<"), ord("<")),)))
+        if isinstance(language, Repeat) and language.node == ANY:
+            return writer.rules.language(repeat(plain, language.least, language.most), quoted=False)
+        try:
+            return writer.rules.language(both(language, repeat(plain, 0, None)), quoted=False)
+        except TooLarge:
+            raise SchemaRefused(one.parts[0].path, "the grammar of its string grows too large") from None
+
+
+def elements_grammar(schema: Any, style: Style) -> str:
+    """Return a grammar in EBNF of the elements of arguments that satisfy a schema. Raises `SchemaRefused`."""
+    root = schema if isinstance(schema, dict) else {}
+    form = (
+        _Elements("<parameter=", quote(">"), "</parameter>", ("</parameter>", "</function>"), True, root)
+        if style == "qwen_xml"
+        else _Elements(
+            "<arg_key>",
+            f"{quote('</arg_key>')} {LINE} {quote('<arg_value>')}",
+            "</arg_value>",
+            ("</arg_value>",),
+            False,
+            root,
+        )
+    )
+    writer = Writer(schema, KINDS, escaping="<")
+    try:
+        parts = [Part(schema, "#"), Part({"type": "object"}, "#/type")]
+        found = [_arguments(writer, one, form) for one in writer.alternatives(parts)]
+    except (Overgrown, RecursionError):
+        raise SchemaRefused("#", "the grammar grows too large") from None
+    bodies = [body for body in found if body is not None]
+    if not bodies:
+        raise SchemaRefused("#", "no value satisfies it")
+    return writer.rules.text(" | ".join(dict.fromkeys(bodies)))
+
+
+def _arguments(writer: Writer, one: Alternative, form: _Elements) -> str | None:
+    if one.values is not None:
+        raise SchemaRefused(one.parts[0].path, "whole objects are not enforced in this form of calls")
+    try:
+        return members(writer, one, form)
+    except TooLarge:
+        raise SchemaRefused(one.parts[0].path, "the grammar of its names grows too large") from None
