@@ -12,7 +12,7 @@ from engine_support import alone, answers, bundled, compiled, drain, engine, kno
 
 from torchwright.decoder import LoadedDecoder
 from torchwright.serve.grammar import masks as grammars
-from torchwright.serve.wire.messages import Cancel, Grammar
+from torchwright.serve.wire.messages import Cancel, Grammar, ThinkingBudget
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -166,3 +166,19 @@ def _counted(read: Callable[[str], Any], calls: list[str]) -> Callable[[str], An
         return read(text)
 
     return counted
+
+
+@pytest.mark.parametrize("speculate", ["none", "ngram"])
+def test_reasoning_before_a_grammar_ends_with_its_budget(model: LoadedDecoder, speculate: str) -> None:
+    """A grammar lets reasoning go on for ever, so that a weak model would never answer."""
+    end = "</think>"
+    grammar, end_ids = compiled(model, regex=rf"[^>]*{end}(yes|no)"), model.text.encode(end)[1:]
+    budget = ThinkingBudget(begin="", end=end, end_ids=end_ids, tokens=9)
+    repeated = model.text.encode("ab ab ab ab ab ab ab ab")
+    options: dict[str, Any] = {"grammar": grammar, "stop_ids": list(model.stop), "temperature": 1.0}
+    submits = [request(str(seed), repeated, 60, seed=seed, thinking=budget, **options) for seed in range(4)]
+    for result in answers(model, submits, speculate=speculate).values():
+        _, found, answer = model.text.decode(result.tokens).partition(end)
+        assert (found, result.finish) == (end, "stop")
+        assert answer in ("yes", "no")
+        assert len(result.tokens) <= 9 + len(end_ids) + len("yes") + 1

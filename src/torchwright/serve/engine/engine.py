@@ -228,9 +228,7 @@ class ServingEngine:
         self.grammars.close()
 
     def _sequence(self, submit: Submit, index: int, now: float) -> Sequence:
-        tokens, constraint = list(submit.ids), None
-        if submit.grammar is not None:
-            constraint = self.grammars.constraint(submit.grammar, submit.stop_ids)
+        tokens = list(submit.ids)
         return Sequence(
             submit=submit,
             index=index,
@@ -239,7 +237,7 @@ class ServingEngine:
             tokens=tokens,
             cache=self._cache.sequence(len(tokens)),
             chooser=Chooser(submit, index),
-            constraint=constraint,
+            constraint=self.grammars.constraint(submit),
             lookup=Lookup(tokens) if self._speculates else None,
         )
 

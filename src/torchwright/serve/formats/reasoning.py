@@ -64,6 +64,10 @@ class ReasoningFormat:
         thinking = {"type": "sequence", "elements": [tag(begin, {"type": "any_text"}, self.end), GAP]}
         return [thinking if prompt_end == "open" else {"type": "optional", "content": thinking}]
 
+    def thinking(self, prompt_end: PromptEnd) -> tuple[str, str] | None:
+        """Return the texts around reasoning that `prefix` lets come; None where there is none."""
+        return ("" if prompt_end == "open" else self.begin, self.end) if self.prefix(prompt_end) else None
+
     lead = ""
     """The text before a constrained answer that is no call."""
 
@@ -74,8 +78,11 @@ class HarmonyReasoning(ReasoningFormat):
     lead = harmony.FINAL
 
     def prefix(self, prompt_end: PromptEnd) -> list[Tag]:
-        analysis = tag(harmony.ANALYSIS, {"type": "any_text"}, harmony.NEXT)
-        return [{"type": "star", "content": analysis}]
+        # One message: of several, none would have to be the last.
+        return [{"type": "optional", "content": tag(harmony.ANALYSIS, {"type": "any_text"}, harmony.NEXT)}]
+
+    def thinking(self, prompt_end: PromptEnd) -> tuple[str, str] | None:
+        return harmony.ANALYSIS, harmony.NEXT
 
 
 # The order matters: a template is of the first format whose marks it has.

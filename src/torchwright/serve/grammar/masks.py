@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,8 @@ import torch
 from torchwright.errors import WorkloadError
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.quiet import quiet_import
-from torchwright.serve.wire.messages import Grammar
+from torchwright.serve.grammar.thinking import Thinking
+from torchwright.serve.wire.messages import Grammar, Submit
 
 TOKEN_SECONDS = 0.25
 """Of processor time, to follow a grammar by one token; one that takes longer ends its request. A filling thread cannot
@@ -50,8 +51,10 @@ def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
 class Constraint:
     """What one sequence's grammar allows; it has accepted the sequence's answer so far."""
 
-    def __init__(self, grammar: Future[Any], stop_ids: list[int]) -> None:
-        self._grammar, self._stop_ids = grammar, stop_ids
+    def __init__(
+        self, grammar: Future[Any], stop_ids: list[int], thinking: Callable[[], Thinking] | None = None
+    ) -> None:
+        self._grammar, self._stop_ids, self._make_thinking = grammar, stop_ids, thinking
         self.seconds = 0.0
         """Time spent on its masks, most of it while the model ran."""
         self.fault: str | None = None
@@ -68,13 +71,17 @@ class Constraint:
         return self._matcher.is_terminated()
 
     def accept(self, token: int) -> bool:
-        """Go on by one token; whether the grammar allows it."""
-        with self._limited():
-            return self._matcher.accept_token(token)
+        """Go on by one token; return whether the grammar allows it."""
+        allowed = self._follow(token)
+        if allowed and self._thinking is not None:
+            self._thinking.accept(token)
+        return allowed
 
     def accepted(self, proposals: list[int]) -> list[int]:
-        """The first proposals, as many as the grammar allows in a row."""
-        count = next((i for i, token in enumerate(proposals) if not self.accept(token)), len(proposals))
+        """Return the first proposals, as many as the grammar and the bound of reasoning allow in a row."""
+        if self._thinking is not None and (free := self._thinking.free) is not None:
+            proposals = proposals[: max(0, free - 1)]  # the step itself adds one token
+        count = next((i for i, token in enumerate(proposals) if not self._follow(token)), len(proposals))
         self._matcher.rollback(count)
         return proposals[:count]
 
@@ -86,9 +93,18 @@ class Constraint:
                 if not matcher.is_terminated():  # else the row is not read
                     matcher.fill_next_token_bitmask(masks, first + place)
             if place < len(proposals):
-                self.accept(proposals[place])
+                self._follow(proposals[place])
+        forced = None if self._thinking is None else self._thinking.forced
+        if forced is not None:
+            row = np.zeros(masks.shape[1] * 32, np.uint8)
+            row[forced] = 1
+            masks[first] = torch.from_numpy(np.packbits(row, bitorder="little").view(np.int32))
         matcher.rollback(len(proposals))
         self.seconds += time.perf_counter() - begun
+
+    def _follow(self, token: int) -> bool:
+        with self._limited():
+            return self._matcher.accept_token(token)
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
@@ -100,6 +116,10 @@ class Constraint:
             self.fault = (
                 f"the grammar took {seconds:.2f} s to follow by one token, and at most {TOKEN_SECONDS} may be"
             )
+
+    @cached_property
+    def _thinking(self) -> Thinking | None:
+        return None if self._make_thinking is None else self._make_thinking()
 
     @cached_property
     def _matcher(self) -> Any:
@@ -150,9 +170,13 @@ class Grammars:
     def keeps(self, key: str) -> bool:
         return key in self._kept
 
-    def constraint(self, key: str, stop_ids: list[int]) -> Constraint:
-        """For one sequence, by a grammar that is kept."""
-        return Constraint(self._kept[key], stop_ids)
+    def constraint(self, submit: Submit) -> Constraint | None:
+        """Return the constraint of one sequence, by a grammar that is kept; None where the request has none."""
+        if submit.grammar is None:
+            return None
+        budget = submit.thinking
+        thinking = None if budget is None else lambda: Thinking(budget, self._pieces)
+        return Constraint(self._kept[submit.grammar], submit.stop_ids, thinking)
 
     def fill(self, rows: int, wanted: list[tuple[Constraint, int, list[int]]]) -> Masks:
         """Begin to fill masks for `rows` rows: of each constraint from its first row on, one for each proposal more."""
@@ -166,6 +190,10 @@ class Grammars:
     @cached_property
     def _info(self) -> Any:
         return tokenizer_info(self._folder, self._vocabulary, self._stop_ids)
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        return self._info.decoded_vocab
 
     def _read(self, grammar: str) -> Any:
         info = self._info

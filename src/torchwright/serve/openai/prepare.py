@@ -23,8 +23,10 @@ from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, Str
 from torchwright.serve.openai.protocol import AS_MANY_AS_FIT, Shared
 from torchwright.serve.openai.reading import encode
 from torchwright.serve.openai.room import RequestRoom, check_ids, check_text, room_of
-from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit
+from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit, ThinkingBudget
 
+THINKING_SHARE = 0.5
+"""Of an answer's tokens, for reasoning before a constrained answer, so that the answer always has room."""
 LEAST_TOP_P = 1e-9
 """For a client's 0: the most likely token alone reaches it."""
 
@@ -107,12 +109,13 @@ async def prepare(
     check_ids(body.stop_token_ids, room, "stop_token_ids")
     check_ids(list(body.logit_bias), room, "logit_bias")
     tokenized = time.perf_counter()
-    parser, marks = Plain, {}
+    parser, marks, thinking = Plain, {}, None
     if form := wanted.answer:
         end = form.prompt_end(model.tokenizer.decode(rows[0][-TAIL_TOKENS:], special=True))
         parser, marks = partial(form.parser, end), model.tokenizer.marks(form.marks)
         if wanted.form is not None:
             wanted = replace(wanted, form=(form.constrained(wanted.form[0], end), wanted.form[1]))
+            thinking = form.reasoning and form.reasoning.thinking(end)
     grammar = await _grammar(wanted, model, ready, _left(body.timeout, begun))
     compiled = time.perf_counter()
     submits = [
@@ -125,6 +128,7 @@ async def prepare(
             stop_ids=stop_ids,
             min_tokens=body.min_tokens,
             grammar=grammar and grammar.key,
+            thinking=_budget(thinking, most, model),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
             priority=body.priority,
@@ -146,6 +150,17 @@ async def prepare(
         marks=marks,
         tokenize_s=tokenized - begun,
         grammar_s=compiled - tokenized,
+    )
+
+
+def _budget(thinking: tuple[str, str] | None, most: int, model: ServedModel) -> ThinkingBudget | None:
+    """Return the bound of reasoning before a constrained answer of so many tokens; None where none may come."""
+    if thinking is None:
+        return None
+    begin, end = thinking
+    tokens = int(most * THINKING_SHARE)
+    return ThinkingBudget(
+        begin=begin, end=end, end_ids=model.tokenizer.encode(end, special=False), tokens=tokens
     )
 
 

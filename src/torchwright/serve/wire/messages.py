@@ -52,6 +52,17 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
     key: str
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound of the reasoning that a grammar lets come before the answer."""
+
+    begin: str
+    """The text by which reasoning begins; empty where the prompt has begun it."""
+    end: str
+    end_ids: list[int]
+    """Tokens of `end`, which come next when the budget is spent."""
+    tokens: int
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """One prompt, to be continued `n` times."""
 
@@ -67,6 +78,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Stop tokens cannot be chosen before this many."""
     grammar: str | None = None
     """The key of a `Grammar` that was sent before and is not forgotten."""
+    thinking: ThinkingBudget | None = None
+    """The bound of reasoning before a constrained answer."""
     logprobs: int | None = None
     """How many of the most likely tokens to report beside each new one (0: only its own); None: nothing."""
     prompt_logprobs: int | None = None
