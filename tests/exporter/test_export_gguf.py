@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchwright.exporter.gguf import MODEL, Gguf, _by_reader, _geometry, _turne
 from torchwright.exporter.gguf_file import stored
 from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.gguf.folder import opened
 from torchwright.workloads.accuracy import relative_error
@@ -65,6 +67,18 @@ def test_the_bundled_model_comes_back(
     call = next(call for call in calls_of(bundled) if call.name == EXAMPLE)
     outputs = _by_reader(tmp_path / MODEL, 1)(call.tensors)
     assert relative_error(call.outputs, outputs).value <= max(1e-5, Gguf.tolerances[precision])
+
+
+def test_chat_templates_are_kept_wherever_they_lie(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED, folder)
+    sources = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}", "short": "s"}
+    (folder / "chat_template.jinja").write_text(sources["default"])
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "short"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(sources[name])
+    Gguf.write(make_subject(from_target(str(folder))), "q8_0", tmp_path)
+    assert ChatTemplate(opened(tmp_path / MODEL)).sources == sources
 
 
 def test_the_tokenizer_cuts_as_the_models_own(bundled: Subject, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from torchwright.decoder.families import decoder_config
 from torchwright.errors import ModelError, RefusedTechnique, shown
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.gguf_file import BLOCK, Stored, Value, stored, write_gguf
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
-from torchwright.hub.folder import find_object, read_config, read_object
+from torchwright.hub.folder import read_config, read_object
 from torchwright.hub.formats.gguf import TURNED
 from torchwright.hub.gguf.config import FAMILIES
 from torchwright.hub.gguf.folder import opened
@@ -195,8 +196,7 @@ def _vocabulary(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Value
 
 
 def _special(folder: Path, config: dict[str, Any], begins: list[int]) -> dict[str, Value]:
-    """Return the ids of special tokens and the chat template; `begins` is the first token of a text."""
-    settings = find_object(folder / "tokenizer_config.json")
+    """Return the ids of special tokens and the chat templates; `begins` is the first token of a text."""
     found: dict[str, Value] = {}
     for name, key in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
         value = config.get(key)
@@ -204,9 +204,19 @@ def _special(folder: Path, config: dict[str, Any], begins: list[int]) -> dict[st
         if isinstance(first, int):
             found[f"tokenizer.ggml.{name}_token_id"] = first
     found["tokenizer.ggml.add_bos_token"] = begins == [found.get("tokenizer.ggml.bos_token_id")]
-    if isinstance(template := settings.get("chat_template"), str):
-        found["tokenizer.chat_template"] = template
-    return found
+    return found | _templates(folder)
+
+
+def _templates(folder: Path) -> dict[str, Value]:
+    """Return the chat templates, wherever the folder holds them: the default one, and others by their names."""
+    template = ChatTemplate(folder, parse=False)
+    if template.plain:
+        return {}
+    named = {name: text for name, text in template.sources.items() if name != "default"}
+    found: dict[str, Value] = {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
+    if "default" in template.sources:
+        found["tokenizer.chat_template"] = template.sources["default"]
+    return found | ({"tokenizer.chat_templates": list(named)} if named else {})
 
 
 def _words(pre_tokenizer: dict[str, Any]) -> str | None:

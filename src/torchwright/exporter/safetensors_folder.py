@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.compressed import Layout
 from torchwright.exporter.formats import stored_names
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
-from torchwright.hub.folder import model_files, read_config
+from torchwright.hub.folder import copy_files, model_files, read_config
 from torchwright.layer_types import overridden
 from torchwright.scheme import GROUPS
 from torchwright.workloads.huggingface import load_model, quiet_transformers
@@ -76,8 +75,7 @@ class SafetensorsFolder(ExportTarget):
         config = {key: value for key, value in config.items() if key != QUANTIZATION} | {"dtype": "bfloat16"}
         if layout is not None:
             config[QUANTIZATION] = layout.config(["lm_head", *left])
-        for name, path in model_files(subject.folder, weights=False).items():
-            shutil.copyfile(path, folder / name)
+        copy_files(model_files(subject.folder, weights=False), folder)
         save_file(
             {name: value.contiguous() for name, value in found.items()},
             folder / WEIGHTS,

@@ -20,7 +20,7 @@ import jinja2
 
 from torchwright.errors import ModelError
 from torchwright.hub.content_form import ContentForm, content_form, fitted_message
-from torchwright.hub.folder import find_object
+from torchwright.hub.folder import MORE_TEMPLATES, find_object
 from torchwright.hub.template_sandbox import MARKS, template_environment, tree_of, variables_of
 from torchwright.hub.tokenizer import tokenizer_settings
 from torchwright.regular_file import read_regular
@@ -28,8 +28,6 @@ from torchwright.regular_file import read_regular
 FILES = ("chat_template.jinja", "chat_template.jinja2")
 TEMPLATES = (*FILES, "chat_template.json")
 """Files of a template, where it is not a part of tokenizer_config.json."""
-MORE_TEMPLATES = "additional_chat_templates"
-"""The folder of templates that have a name."""
 TAGGED = re.compile(r"{%-?\s*generation\b")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", MARKS, *SPECIAL})
@@ -225,6 +223,12 @@ def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Return the folder's templates by name, empty where it has none; files replace those of the settings."""
     more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
     return _main(folder, settings) | {path.stem: _read(path) for path in more}
+
+
+def template_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder's templates, by their paths inside the folder."""
+    found = [folder / name for name in TEMPLATES] + sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    return {path.relative_to(folder).as_posix(): path for path in found if path.is_file()}
 
 
 def _main(folder: Path, settings: dict[str, Any]) -> dict[str, str]:

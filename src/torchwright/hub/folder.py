@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torchwright.hub.run_folder import trained_model
 from torchwright.json_file import decode_json
 from torchwright.regular_file import read_regular
 
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of chat templates that have a name."""
 WEIGHTS = ("*.safetensors", "*.gguf")
 """Files of tensors."""
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.jinja2", "tokenizer*")
@@ -198,10 +201,27 @@ def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> di
 
     Path inside the folder → the file.
     """
-    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", "*.spm", *(WEIGHTS if weights else [])]
+    patterns = [
+        "*.json",
+        "*.jinja",
+        "*.jinja2",
+        f"{MORE_TEMPLATES}/*.jinja",
+        "*.txt",
+        "LICENSE*",
+        "*.model",
+        "*.spm",
+        *(WEIGHTS if weights else []),
+    ]
     places = dict.fromkeys([folder, *(folder / part for part in parts)])
     files = {
         path for place in places for pattern in patterns for path in place.glob(pattern) if path.is_file()
     }
     wanted = sorted(path for path in files if weights or not path.name.endswith(".safetensors.index.json"))
     return {path.relative_to(folder).as_posix(): path for path in wanted}
+
+
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy files to their paths inside a folder, as `model_files` names them."""
+    for name, file in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)

@@ -5,7 +5,6 @@ Weights come from safetensors, and no code from a model's folder is run (`load_m
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import nn
 from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.decoder.families import read_decoder_config
 from torchwright.errors import ModelError
-from torchwright.hub.folder import model_files, read_config
+from torchwright.hub.folder import copy_files, model_files, read_config
 from torchwright.layer_types import overridden
 from torchwright.train.model.attention import visible
 from torchwright.train.model.fill import whole
@@ -203,9 +202,8 @@ def save_foreign(network: nn.Module, folder: Path, *, source: Path, writes: bool
     with quiet_transformers():
         saves: Any = network
         saves.save_pretrained(folder, state_dict=values)
-    for name, file in model_files(source, weights=False).items():
-        if not (folder / name).exists():
-            shutil.copyfile(file, folder / name)
+    files = model_files(source, weights=False)
+    copy_files({name: file for name, file in files.items() if not (folder / name).exists()}, folder)
 
 
 FOUR_BIT = ("codes", "scale", "table")

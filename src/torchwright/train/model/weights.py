@@ -19,7 +19,7 @@ from torchwright.decoder.families import BIASED, FAMILIES, Names, decoder_config
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
-from torchwright.hub.folder import model_files, read_config
+from torchwright.hub.folder import copy_files, model_files, read_config
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.train.model.fill import fill, named_tensors, whole
@@ -292,9 +292,9 @@ def _name_shards(folder: Path, weight_map: list[list[str]], total: int) -> None:
 
 
 def _copy_files(source: Path, folder: Path, dtype: torch.dtype, *, biased: bool) -> None:
-    for name, file in model_files(source, weights=False).items():
-        if name not in (INDEX, TRAINED):  # what the source was trained for is not said of other weights
-            shutil.copyfile(file, folder / name)
+    files = model_files(source, weights=False)
+    # What the source was trained for is not said of other weights.
+    copy_files({name: file for name, file in files.items() if name not in (INDEX, TRAINED)}, folder)
     config = read_config(source)
     for key in ("dtype", "torch_dtype"):
         if key in config:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from torchwright.decoder.families import decoder_config
-from torchwright.hub.chat_template import TEMPLATES
+from torchwright.hub.chat_template import template_files
 from torchwright.hub.run_folder import SOURCE
 from torchwright.train.model.foreign import read_model_config
 from torchwright.train.run.config import Run
@@ -16,13 +16,13 @@ from torchwright.train.run.data_section import RunError
 from torchwright.train.run.run_file import changed_fields
 
 CONFIG = "config.json"
+TEMPLATE_ENDINGS = (".jinja", ".jinja2", "chat_template.json")
 COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
     "LICENSE.txt",
-    *TEMPLATES,
 )
 
 
@@ -45,6 +45,7 @@ def write_files(out: Path, files: dict[str, bytes]) -> Path:
     new.mkdir(parents=True)
     try:
         for name, content in files.items():
+            (new / name).parent.mkdir(exist_ok=True)
             (new / name).write_bytes(content)
         new.rename(source)
     finally:
@@ -65,13 +66,17 @@ def _source_files(run: Run, folder: Path) -> dict[str, bytes]:
         content = (model / CONFIG).read_bytes()
         read_model_config(model)
     tokenizer = run.model.tokenizer or run.model.folder
-    copied = [folder / tokenizer / name for name in COPIED] if tokenizer else []
-    return {CONFIG: content, **{path.name: path.read_bytes() for path in copied if path.is_file()}}
+    if not tokenizer:
+        return {CONFIG: content}
+    copied = {name: folder / tokenizer / name for name in COPIED} | template_files(folder / tokenizer)
+    return {CONFIG: content, **{name: path.read_bytes() for name, path in copied.items() if path.is_file()}}
 
 
 def _check_source(source: Path, files: dict[str, bytes]) -> None:
     """Raise `RunError`, naming what differs, unless RUN/source holds these files."""
-    held = {path.name: path.read_bytes() for path in source.iterdir()}
+    held = {
+        path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()
+    }
     different = [
         f"model.{field}"
         for field in changed_fields(*(json.loads(which.get(CONFIG, "{}")) for which in (held, files)))
@@ -80,8 +85,8 @@ def _check_source(source: Path, files: dict[str, bytes]) -> None:
         f"{name} of the tokenizer"
         for name in sorted({*held, *files} - {CONFIG})
         if held.get(name) != files.get(name)
-        # Runs that were begun before training rendered chats have none.
-        and not (name in TEMPLATES and name not in held)
+        # Runs that were begun before templates were copied have none.
+        and not (name.endswith(TEMPLATE_ENDINGS) and name not in held)
     ]
     if different:
         raise RunError(
