@@ -31,6 +31,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 
+from agent_requests import AGENTS, agent_checks
 from serving_load import server
 
 PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
@@ -284,6 +285,8 @@ def _rows(at: Place, folder: Path) -> Iterator[list[str]]:
     for name, (module, checks) in CLIENTS.items():
         if _installed(module):
             yield [f"{name} {version(name)}", *_run(checks(at))]
+    for name in AGENTS:
+        yield [f"{name}'s requests", *_run(agent_checks(name, at.language, at.model, KEY))]
     for name, module, begin in (("smg", "smg", _smg), ("litellm proxy", "litellm", _proxy)):
         if _installed(module):
             with begin(at, folder) as behind:
@@ -399,8 +402,9 @@ def _page(table: str) -> str:
 
 What was run against `torchwright serve`, and what worked: the bundled model answers what is generated, MiniLM what is
 embedded and ranked. An empty cell: the client does not have the feature, or it is not asked for here. `a ← b` is the
-client b before the gateway a, which stands before both servers. Written by `python benchmarks/clients.py --write`,
-which says what to install.
+client b before the gateway a, which stands before both servers. Of agents and Open WebUI their requests are sent
+(`benchmarks/agent_requests.py`), a later turn with a tool's result among them; [use-from.md](use-from.md) sets them up.
+Written by `python benchmarks/clients.py --write`, which says what to install.
 
 {table}
 

@@ -318,7 +318,7 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no *.safetensors"),
     "no folder": (lambda f: shutil.rmtree(f), "there is no model at"),
     "unknown architecture": (
-        lambda f: change_json(f / "config.json", architectures=["MambaForCausalLM"]),
+        lambda f: change_json(f / "config.json", architectures=["SomethingForCausalLM"]),
         "the native decoder does not know the model of",
     ),
 }

@@ -24,11 +24,18 @@ from torchwright.decoder.load import load_decoder
 from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.sampling import Sampling
 from torchwright.decoder.stacks import stack_family
+from torchwright.decoder.transformers_writer import load_transformers_writer
 from torchwright.devices import default_name, get_device
 from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.load import load_diffuser
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
+from torchwright.hub.architectures import (
+    UnsupportedArchitecture,
+    folder_instead,
+    recognize,
+    runs_on_transformers,
+)
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
@@ -156,7 +163,7 @@ def open_model(
             raise ArtifactError(
                 f"{target} holds no language model",
                 found=f"the workload '{loaded.recipe.workload.get('kind')}'",
-                next="call it from Python: tw.load(DIR).model(…)",
+                next=folder_instead(loaded.recipe.workload) or "call it from Python: tw.load(DIR).model(…)",
             )
         if recipe.runs_as and loaded.how != recipe.runs_as:
             notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
@@ -169,6 +176,8 @@ def open_model(
             return _seq2seq(folder, quantize, kv, dtype, device=device, adapter=adapter, **languages)
         if given := [_flag(name) for name, value in languages.items() if value is not None]:
             raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")
+        if _is_foreign(described, folder):
+            return _on_transformers(folder, dtype, device, quantize=quantize, kv=kv, adapter=adapter)
         trained = trained_scheme(folder) if quantize is None else None
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
@@ -298,6 +307,32 @@ def _decoder(
     get_device(device).start()
     name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
     return load_decoder(folder, DTYPES[name], quantize, kv, device=device, adapter=adapter)
+
+
+def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
+    """Check whether the native decoder does not know a model that transformers runs."""
+    try:
+        recognize(described, folder / "config.json")
+    except UnsupportedArchitecture:
+        return runs_on_transformers(described)
+    return False
+
+
+def _on_transformers(
+    folder: Path, dtype: str | None, device: str | None, **native: str | None
+) -> OpenedModel:
+    """Open a model of another family, on the CPU unless asked otherwise; `native` are options of the decoder."""
+    given = [f"{_flag(name)} {value}" for name, value in native.items() if value is not None]
+    if given:
+        raise WorkloadError(
+            f"{' '.join(given)} is not for {folder}",
+            found="a model that runs on transformers' own code",
+            allowed="--dtype, --device",
+        )
+    name = device or "cpu"
+    get_device(name).start()
+    loaded = load_transformers_writer(folder, DTYPES[dtype or "fp32"], name)
+    return OpenedModel(model=loaded.writer, notices=loaded.notices)
 
 
 def _seq2seq(

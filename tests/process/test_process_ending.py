@@ -137,3 +137,21 @@ def alive(pid: int) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+CLOSED = """
+import atexit, sys
+from torchwright.process.interrupts import end_command, handled
+
+atexit.register(print, "python's own end")
+with handled(leave=(lambda interrupt: None) if sys.argv[1] == "command" else None):
+    print("closed")
+    end_command(3)
+"""
+
+
+@pytest.mark.parametrize(("way", "said", "code"), [("command", "closed\n", 3), ("function", None, 0)])
+def test_a_command_that_has_closed_all_skips_pythons_own_end(way: str, said: str | None, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED, way], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == (said or "closed\npython's own end\n")

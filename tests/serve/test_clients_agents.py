@@ -1,4 +1,4 @@
-"""openai-agents against the server: its default model class (Responses) and the one for chat completions.
+"""Agents against the server: the requests that they send, and openai-agents with both of its model classes.
 
 The fake engine repeats the last message, so that a person's words are a call and a tool's result the answer.
 """
@@ -9,11 +9,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from http_support import MODEL, serving
+from http_support import MODEL, Running, serving
 from test_http_reasoning import ECHO
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from agent_requests import AGENTS, agent_checks
 
 PROGRAM = f"""
 import asyncio, json
@@ -59,3 +64,15 @@ def test_agents_call_tools_and_go_on() -> None:
         )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [["3", "Again.", "Streamed.", True, True]] * 2
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with serving() as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_what_an_agent_sends_is_answered(name: str, running: Running) -> None:
+    for feature, check in agent_checks(name, running.url, MODEL, "unused").items():
+        assert check(), feature

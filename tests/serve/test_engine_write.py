@@ -1,7 +1,8 @@
-"""An artifact in calls of fixed shapes is served: the tokens of `generate`, in any company."""
+"""Models that compute one answer at a time are served: the tokens of `generate`, in any company."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from http_support import command
 
 from folders import causal, save
 from language_artifacts import PROMPT, fixed_artifact
+from torchwright.answer import ask, open_model
+from torchwright.artifact.folder import MODEL
 from torchwright.artifact.load import load
 from torchwright.serve.engine.write import WritingEngine
 from torchwright.serve.folder import find
@@ -36,7 +39,8 @@ def generator(artifact: Path) -> Any:
 
 
 def engine(artifact: Path, generator: Any, **options: Any) -> Any:
-    return WritingEngine(generator, artifact, options=EngineOptions(**({"kv_memory": 1 << 22} | options)))
+    given: dict[str, Any] = {"kv_memory": 1 << 22, **options}
+    return WritingEngine(generator, artifact, tokenizer=artifact / MODEL, options=EngineOptions(**given))
 
 
 def run(made: Any, *submits: Submit) -> Results:
@@ -115,3 +119,26 @@ def test_the_command_serves_such_an_artifact(artifact: Path, generator: Any) -> 
         assert answered.json()["choices"][0]["message"]["content"] in ("yes", "no")
         too_long = http.post("/v1/completions", json={"prompt": "a" * 500, "max_tokens": 1})
         assert too_long.status_code == 400
+
+
+def test_the_command_serves_a_folder_that_transformers_runs(tmp_path: Path) -> None:
+    folder = save(causal("GPT2", num_key_value_heads=4), tmp_path)
+    assert preflight(find(str(folder)), EngineOptions()) is None
+    expected = open_model(str(folder))
+    assert "GPT2LMHeadModel" in expected.notices[0]
+    answer = ask(expected.model, "Hello", max_new_tokens=6, on_text=lambda text: None)
+    with command(str(folder)) as running, httpx.Client(base_url=running.url, timeout=120) as http:
+        body = {"prompt": "Hello", "max_tokens": 6, "temperature": 0}
+        found = http.post("/v1/completions", json=body)
+        assert found.status_code == 200, found.text
+        whole = found.json()
+        assert whole["choices"][0]["text"] == answer.text
+        assert whole["usage"]["completion_tokens"] == answer.new_tokens
+        with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            pieces = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+        assert "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"]) == answer.text
+        assert len(answer.text) > 1
+        stopped = http.post("/v1/completions", json=body | {"stop": [answer.text[1]]}).json()
+        assert stopped["choices"][0]["finish_reason"] == "stop"
+        assert stopped["choices"][0]["text"] == answer.text.partition(answer.text[1])[0]
+        assert http.post("/v1/completions", json=body | {"max_tokens": 9999}).status_code == 400

@@ -110,6 +110,16 @@ def test_an_architecture_that_is_not_served_is_named_before_any_prediction(
     assert "predicted" not in captured.out + captured.err
 
 
+@pytest.mark.parametrize("key", [*room.SIZES, *room.SECTIONS])
+def test_a_size_that_the_engine_would_refuse_ends_the_preflight(folder: Path, key: str) -> None:
+    for value in (1e30, "yarn", -1, [1], 2**40):
+        (folder / "config.json").write_text(json.dumps(CONFIG | {key: value}))
+        with pytest.raises(ModelError, match=f"'{key}' cannot be used"):
+            figures(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert figures(folder).weight_bytes > 0
+
+
 def test_a_folder_without_architectures_and_classifiers_are_recognized(folder: Path) -> None:
     bare = {key: value for key, value in CONFIG.items() if key != "architectures"}
     (folder / "config.json").write_text(json.dumps(bare | {"model_type": "llama"}))

@@ -12,7 +12,7 @@ import click
 from torchwright.cli.options import adapter_option, byte_count, decoder_options, trust_option
 from torchwright.cli.printing import say
 from torchwright.errors import TorchwrightError
-from torchwright.process.interrupts import importing
+from torchwright.process.interrupts import end_command, importing
 from torchwright.serve.options import EngineOptions, ServerOptions
 
 ENGINE, SERVER = EngineOptions(), ServerOptions()
@@ -170,4 +170,6 @@ def command(model: str | None, **options: Any) -> int:
     room = _serve_command()
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
     engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
-    return room.serve(ServerOptions(engine=engine, **options), say)
+    code = room.serve(ServerOptions(engine=engine, **options), say)
+    end_command(code)
+    return code

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError
 from torchwright.hub.fields import Fields
+from torchwright.quiet import quiet_import
 
 NATIVE = {
     "LlamaForCausalLM": "llama",
@@ -40,6 +42,8 @@ OTHER_INPUTS = {
     "thinker_config": "pictures and sound",
 }
 """Keys of a multimodal config.json → the input they describe."""
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Endings of the names of decoder-only language models."""
 
 
 class UnsupportedArchitecture(ModelError):
@@ -109,6 +113,28 @@ def named(data: dict[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
+def runs_on_transformers(data: dict[str, Any]) -> bool:
+    """Check whether transformers has the class of a decoder-only language model of text. Imports no torch."""
+    names = [name for name in named(data) if name.endswith(CAUSAL)]
+    if not names or other_inputs(data):
+        return False
+    with quiet_import():
+        import transformers
+
+        known = set(dir(transformers))
+    return all(name in known for name in names)
+
+
+def folder_instead(workload: Mapping[str, Any]) -> str | None:
+    """Return the advice for an artifact of one forward pass whose model writes text; None for any other.
+
+    Such an artifact has no cache, but the folder that it was made from can be run on transformers' own code.
+    """
+    if not str(workload.get("architecture")).endswith(CAUSAL):
+        return None
+    return f"it holds one forward pass; name the model's folder instead: {workload.get('model')}"
+
+
 def other_inputs(data: dict[str, Any]) -> str | None:
     """Return what a multimodal model takes besides text, None for a model of text alone."""
     found = dict.fromkeys(words for key, words in OTHER_INPUTS.items() if data.get(key))
@@ -129,6 +155,6 @@ def _unsupported(data: dict[str, Any], names: list[str], path: Path | str) -> Un
         f"the native decoder does not know the model of {path}",
         found=found,
         allowed=", ".join(sorted(NATIVE)),
-        next="`torchwright optimize` runs other models on transformers' own code; generate and serve take its "
-        "artifact where the model has a cache of keys and values",
+        next="`torchwright generate` and `serve` run a folder of another family on transformers' own code, where "
+        "transformers has its class",
     )

@@ -9,7 +9,13 @@ from typing import Any
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.errors import ArtifactError, ModelError
-from torchwright.hub.architectures import named, recognize
+from torchwright.hub.architectures import (
+    UnsupportedArchitecture,
+    folder_instead,
+    named,
+    recognize,
+    runs_on_transformers,
+)
 from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
 from torchwright.json_file import read_json
 from torchwright.speech.families import FAMILIES
@@ -36,26 +42,26 @@ class ServeTarget:
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
     fixed: bool = False
-    """True if it is an artifact whose model runs in calls of fixed shapes."""
+    """True if the model computes one answer at a time: in calls of fixed shapes, or on transformers' own code."""
 
 
 def find(target: str | None) -> ServeTarget:
     """Return the folder of a target; a hub id is downloaded first.
 
-    Raises `ModelError` where there is no such model or one that is not served, such as an architecture that the native
-    decoder does not know, and `ArtifactError` for an artifact that
-    cannot be read.
+    Raises `ModelError` where there is no such model or one that is not served, such as an architecture that neither
+    the native decoder nor transformers knows, and `ArtifactError` for an artifact that cannot be read.
     """
     if target is None:
         return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
-        kind, served_as, engine = _workload(path)
+        workload, served_as, engine = _workload(path)
         if not served_as:
             raise ModelError(
-                f"{path} is an artifact of kind '{kind}', which is not served",
+                f"{path} is an artifact of kind '{workload['kind']}', which is not served",
                 allowed=SERVED,
-                next=f'call it from Python: torchwright.load("{path}").model(...)',
+                next=folder_instead(workload)
+                or f'call it from Python: torchwright.load("{path}").model(...)',
             )
         return ServeTarget(
             name=path.resolve().name,
@@ -72,7 +78,7 @@ def find(target: str | None) -> ServeTarget:
         raise ModelError(
             f"there is no model at {target}",
             allowed=TARGETS,
-            next="`torchwright serve` with no model serves the bundled one",
+            next="leave the model out to take the bundled one",
         )
     if is_pipeline(path):
         return ServeTarget(name=name, folder=open_pipeline(path).path, served_as="painter")
@@ -91,12 +97,17 @@ def find(target: str | None) -> ServeTarget:
         return ServeTarget(name=name, folder=path, served_as="recognizer")
     if config.get("is_encoder_decoder") is True:
         return ServeTarget(name=name, folder=path, served_as="translator")
-    recognize(config, path / "config.json")
+    try:
+        recognize(config, path / "config.json")
+    except UnsupportedArchitecture:
+        if not runs_on_transformers(config):
+            raise
+        return ServeTarget(name=name, folder=path, fixed=True)
     return ServeTarget(name=name, folder=path)
 
 
-def _workload(path: Path) -> tuple[str, str, str]:
-    """Return the kind of an artifact's workload, what it is served as, and its engine's name."""
+def _workload(path: Path) -> tuple[dict[str, Any], str, str]:
+    """Return an artifact's workload, what it is served as, and its engine's name."""
     workload, manifest = _object(path / RECIPE).get("workload"), {}
     if not isinstance(workload, dict) or not isinstance(workload.get("kind"), str):
         raise ArtifactError(
@@ -109,7 +120,7 @@ def _workload(path: Path) -> tuple[str, str, str]:
         from torchwright.workloads.base import class_of
 
         served_as = class_of(workload).served_as(workload)
-    return workload["kind"], str(served_as), str(manifest.get("engine") or NATIVE)
+    return workload, str(served_as), str(manifest.get("engine") or NATIVE)
 
 
 def _object(path: Path) -> dict[str, Any]:

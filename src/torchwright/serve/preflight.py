@@ -27,6 +27,18 @@ from torchwright.serve.options import KV_SHARE, EngineOptions, check_context
 
 PROMPT = 512
 """Tokens of the prompt whose time to first token is predicted."""
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+SECTIONS = ("rope_scaling", "rope_parameters")
+"""Fields of every native family that are integers, and those that are objects; null is none."""
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 KEEPS = ("awq", "gptq", "gguf", "compressed-tensors", "torchao")
 """Formats whose integers stay as they are where a layout has them (decoder/repack.py)."""
@@ -81,6 +93,7 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     if target.artifact is None:
         _, described = recognize(described, file)
     config = Fields(file, described)
+    _check_fields(config)
     scheme = _scheme(target, options)
     kv = options.kv or options.dtype or "bf16"
     plain = _plain(options)
@@ -108,6 +121,15 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
         tpot_s=tpot,
         advice=_advice(options, scheme, kv, weights, room, kv_bytes, context, token_bytes),
     )
+
+
+def _check_fields(config: Fields) -> None:
+    """Raise `ModelError` for sizes and sections that the engine would refuse once it reads the model."""
+    for key in SIZES:
+        if config.data.get(key) is not None:
+            config.integer(key)
+    for key in SECTIONS:
+        config.section(key)
 
 
 def _scheme(target: ServeTarget, options: EngineOptions) -> Scheme | None:

@@ -126,6 +126,47 @@ class Writer(Protocol):
         ...
 
 
+class Continued(Protocol):
+    """One prompt and the cache of its tokens."""
+
+    def prefill(self) -> torch.Tensor:
+        """Read the prompt and return the next token's logits (V,) in float32."""
+        ...
+
+    def advance(self, token: int) -> torch.Tensor:
+        """Append a token and return the next one's logits (V,) in float32."""
+        ...
+
+
+class SteppedWriter(Protocol):
+    """A writer whose answers are computed one by one, token by token: what `WritingEngine` serves."""
+
+    vocabulary: int
+    longest: int
+    """Tokens of prompt and answer together at most."""
+    chunk: int
+    """Prompts take room in whole chunks of so many tokens."""
+    stop: Sequence[int]
+    """End-of-text ids."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """The memory of one session's cache when it is full."""
+        ...
+
+    def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, T, V) in float32 of token ids (B, T)."""
+        ...
+
+    def room(self, tokens: int) -> int:
+        """Return how many new tokens fit after a prompt."""
+        ...
+
+    def session(self, ids: Sequence[int]) -> Continued:
+        """Return a session that continues one prompt. Raises `WorkloadError` for unusable ids."""
+        ...
+
+
 class Generator:
     """Generates text with a language model's `prefill` and `decode`.
 
@@ -138,8 +179,10 @@ class Generator:
     def __init__(
         self, run: Run, geometry: Geometry, dtype: torch.dtype, folder: Path | None, device: str = "cpu"
     ):
-        self._run, self.geometry, self._dtype, self._device = run, geometry, dtype, device
         self._tokenizer = find_tokenizer(folder) if folder else None
+        self._run, self.geometry, self._dtype, self._device = run, geometry, dtype, device
+        self.vocabulary, self.chunk, self.stop = geometry.vocabulary, geometry.chunk, geometry.eos
+        self.longest = min(geometry.slots, geometry.context)
 
     def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) in float32 of token ids (B, T), at most one cache long."""
@@ -149,7 +192,7 @@ class Generator:
                 f"the input has shape {list(ids_BT.shape)}", allowed="token ids (B, T), neither of them 0"
             )
         B, T = ids_BT.shape
-        self._check_ids(ids_BT.flatten().tolist())
+        check_ids(ids_BT.flatten().tolist(), self.vocabulary)
         self._check_room(T + -T % geometry.chunk, 0)
         padded = -T % geometry.chunk
         ids = torch.zeros(geometry.batch, T + padded, dtype=torch.long, device=self._device)
@@ -200,7 +243,7 @@ class Generator:
         texts = isinstance(items[0], str)
         rows = [self.encode(item) if texts else item for item in items]
         for ids in rows:
-            self._check_ids(ids)
+            check_ids(ids, self.vocabulary)
         # A generator for each row: what a prompt is answered must not depend on the others' lengths or number.
         randoms = [torch.Generator().manual_seed(1_000_003 * seed + row) for row in range(len(rows))]
         outputs: list[list[int]] = []
@@ -211,19 +254,18 @@ class Generator:
         return results[0] if single else results
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the begin-of-text token where the model has one."""
+        """Return the token ids of a text, with the begin-of-text token where the model has one."""
         ids = self._need_tokenizer().encode(text, add_special_tokens=True).ids
         bos = self.geometry.bos
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         return self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
 
     def room(self, tokens: int) -> int:
         """Return how many new tokens fit after a prompt of this many tokens, in whole chunks."""
-        geometry = self.geometry
-        return min(geometry.slots, geometry.context) - tokens - -tokens % geometry.chunk
+        return self.longest - tokens - -tokens % self.chunk
 
     def write(
         self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
@@ -243,7 +285,7 @@ class Generator:
 
     def session(self, ids: Sequence[int]) -> Session:
         """Return a session that continues one prompt token by token; raises `WorkloadError` as `generate` does."""
-        self._check_ids(ids)
+        check_ids(ids, self.vocabulary)
         self._check_room(len(ids) + -len(ids) % self.geometry.chunk, 0)
         return Session(self._run, self.geometry, self._dtype, self._device, ids)
 
@@ -284,17 +326,8 @@ class Generator:
             )
         return outputs
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise WorkloadError("the prompt is empty", allowed="at least one token")
-        vocabulary = self.geometry.vocabulary
-        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
-        if wrong is not None:
-            raise WorkloadError(f"token id {wrong} is out of range", allowed=f"0 to {vocabulary - 1}")
-
     def _check_room(self, length: int, new: int) -> None:
-        geometry = self.geometry
-        limit = min(geometry.slots, geometry.context)
+        geometry, limit = self.geometry, self.longest
         if length + new > limit:
             raise WorkloadError(
                 f"the prompt ({length} tokens, in whole chunks of {geometry.chunk}) and {new} new tokens do not fit",
@@ -362,6 +395,15 @@ def sample(logits_BV: torch.Tensor, temperature: float, randoms: Sequence[torch.
         probabilities_V = torch.softmax(logits_BV[row].double().cpu() / temperature, -1)
         token_B[row] = torch.multinomial(probabilities_V, 1, generator=random)[0]
     return token_B
+
+
+def check_ids(ids: Sequence[int], vocabulary: int) -> None:
+    """Raise `WorkloadError` for an empty prompt, and for ids out of range."""
+    if not ids:
+        raise WorkloadError("the prompt is empty", allowed="at least one token")
+    wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise WorkloadError(f"token id {wrong} is out of range", allowed=f"0 to {vocabulary - 1}")
 
 
 def as_list(prompts: Any) -> tuple[list[Any], bool]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
+from torchwright.hub.architectures import CAUSAL
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, model_files, read_config
 from torchwright.hub.tokenizer import open_tokenizer
@@ -42,7 +43,6 @@ from torchwright.workloads.texts import (
 REFERENCE_BYTES = 256 * 2**20
 """Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
 MAX_TOKENS = 4096
-NAMES = ("ForCausalLM", "LMHeadModel")
 STANDARD = {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"}
 DECODE_STEPS = 8
 """Teacher-forced decode steps after each window, so that the metric sees the KV cache too."""
@@ -79,7 +79,7 @@ class LanguageWorkload(Workload):
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
-        if not any(name.endswith(NAMES) for name in config.get("architectures") or []):
+        if not any(name.endswith(CAUSAL) for name in config.get("architectures") or []):
             return False
         if embeds(folder):
             return False

@@ -22,6 +22,7 @@ from torchwright.artifact.load import load
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.decoder.transformers_writer import TransformersWriter
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, first_line
 from torchwright.process.orphans import die_with_parent
@@ -276,9 +277,14 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
     if isinstance(model, LoadedSeq2Seq):
         translating = TranslatingEngine(model, options=options, notices=tuple(notices))
         return ServedDecoder(translating, translating.ready)
-    if isinstance(model, Generator):
-        assert options.model is not None, "the bundled model runs on the native decoder"
-        writing = WritingEngine(model, Path(options.model), options=options, notices=tuple(notices))
+    if isinstance(model, Generator | TransformersWriter):
+        writing = WritingEngine(
+            model,
+            target.artifact or target.folder,
+            tokenizer=target.folder,
+            options=options,
+            notices=tuple(notices),
+        )
         return ServedDecoder(writing, writing.ready)
     if not isinstance(model, LoadedDecoder):
         raise ArtifactError(

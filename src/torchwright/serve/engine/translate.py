@@ -10,7 +10,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -21,7 +21,7 @@ from torchwright.decoder.scores import Logits
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.serve.engine.admission import Bounds, refuse
-from torchwright.serve.engine.cores import CoreShare
+from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.memory import page_bytes, page_count
@@ -29,34 +29,25 @@ from torchwright.serve.engine.request import Key, order
 from torchwright.serve.engine.sampling import Chooser, logprob
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
-    Cancel,
     EngineReady,
     Finish,
-    Output,
     RequestRefused,
     Stats,
     StepOutput,
     Submit,
-    Timing,
     TokenLogprob,
 )
 
-FINISH_SECONDS = 1.0
-"""After which a client is told to come again where the queue is full."""
-
 
 @dataclass(eq=False, kw_only=True)
-class _Source:
-    """One request: what is remembered of its text, and its answers that have not ended."""
+class _Source(LiveRequest):
+    """A request, and what is remembered of its text."""
 
-    submit: Submit
-    arrived: float
     memory: CacheSequence | None = None
     begun: float = 0.0
     """When it was read."""
     read: float = 0.0
     """When that was done."""
-    answers: dict[int, _Answer] = field(default_factory=dict)
 
     @property
     def answer_pages(self) -> int:
@@ -74,7 +65,7 @@ class _Answer:
     count: int = 0
 
 
-class TranslatingEngine:
+class TranslatingEngine(AnsweringEngine):
     """One model's requests; `serve_decoder` runs it as it does a `ServingEngine`.
 
     Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so, and where the memory is too
@@ -92,8 +83,8 @@ class TranslatingEngine:
         notices: tuple[str, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.loaded, self.options, self._clock = loaded, options or EngineOptions(), clock
-        options = self.options
+        super().__init__(options, clock)
+        self.loaded, options = loaded, self.options
         if options.deterministic:
             require_invariance(loaded.decoder)  # whose layers are made as the encoder's
         config = loaded.decoder.config
@@ -121,22 +112,12 @@ class TranslatingEngine:
         )
         self._allowed = torch.ones(config.vocabulary, dtype=torch.bool)
         self._allowed[list(loaded.rules.banned)] = False
-        self._cores = CoreShare(clock, time.thread_time)
-        self._live: dict[str, _Source] = {}
         self._waiting: list[tuple[Key, _Source]] = []
         self._running: list[_Answer] = []
         self._taken = [0, 0]
         """Pages of sources, and those that are kept for answers."""
-        self._outputs: list[Output] = []
         self._numbers = itertools.count()
-        self._steps = self._read_tokens = self._generated = 0
-        self._step_s, self._step_tokens = 0.0, 0
         self.ready = self._ready(notices)
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to compute and nothing to tell."""
-        return not self._live and not self._outputs
 
     def submit(self, submit: Submit) -> RequestRefused | None:
         """Take a request, or say why not."""
@@ -150,18 +131,6 @@ class TranslatingEngine:
         heapq.heappush(self._waiting, (order(submit, now, next(self._numbers)), source))
         return None
 
-    def cancel(self, cancel: Cancel) -> None:
-        """End a request, or one of its answers; their pages are free when this returns. Unknown ids have ended."""
-        source = self._live.get(cancel.id)
-        for index, answer in list(source.answers.items()) if source else ():
-            if cancel.index in (None, index):
-                self._end(answer, cancel.finish, message=cancel.reason)
-
-    def cancel_all(self, reason: str) -> None:
-        """End every request."""
-        for id in list(self._live):
-            self.cancel(Cancel(id=id, reason=reason))
-
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """Read the sources whose turn has come, and give every running answer one token more."""
@@ -173,30 +142,18 @@ class TranslatingEngine:
             if rows:
                 self._advance()
         if rows or read:
-            self._steps += 1
-            self._step_s, self._step_tokens = self._clock() - begun, rows + read
+            self._counts.steps += 1
+            self._counts.step_s, self._counts.step_tokens = self._clock() - begun, rows + read
         outputs, self._outputs = self._outputs, []
         return StepOutput(outputs=outputs, stats=self.stats())
 
     def stats(self) -> Stats:
-        """The engine's state now."""
-        return Stats(
+        """Return the engine's state now."""
+        return self._stats(
             running=len(self._running),
             waiting=sum(len(source.answers) for _, source in self._waiting),
             pages_used=sum(self._taken),
-            pages_cached=0,
             pages=self._source_pages + self._answer_pages,
-            prompt_tokens=self._read_tokens,
-            generated_tokens=self._generated,
-            prefix_queries=0,
-            prefix_hits=0,
-            preemptions=0,
-            speculated_tokens=0,
-            accepted_tokens=0,
-            steps=self._steps,
-            step_s=self._step_s,
-            step_tokens=self._step_tokens,
-            core_share=self._cores.value,
         )
 
     def check_integrity(self) -> None:
@@ -252,11 +209,7 @@ class TranslatingEngine:
             text = f"{submit.n} answers of {submit.max_tokens} tokens do not fit: there is memory for "
             text += f"{self._answer_pages * PAGE} (--kv-memory)"
             return RequestRefused(id=submit.id, reason="too_long", text=text)
-        waiting = self.stats().waiting
-        if waiting + submit.n > self.options.max_queue:
-            text = f"{waiting} answers wait; at most {self.options.max_queue} may"
-            return RequestRefused(id=submit.id, reason="queue_full", text=text, retry_after_s=FINISH_SECONDS)
-        return None
+        return self._refuse_full(submit)
 
     def _begin(self, source: _Source, index: int) -> _Answer:
         return _Answer(
@@ -267,13 +220,6 @@ class TranslatingEngine:
             cache=self._cache.sequence(0),
             last=self.loaded.rules.start,
         )
-
-    def _expire(self, now: float) -> None:
-        for source in list(self._live.values()):
-            timeout = source.submit.timeout_s
-            if timeout is not None and source.arrived + timeout <= now:
-                for answer in list(source.answers.values()):
-                    self._end(answer, "timeout", message=f"its time-out of {timeout:g} s")
 
     def _admit(self) -> int:
         """Read sources in their order while there are places and pages, and tokens in the step; says how many."""
@@ -297,7 +243,7 @@ class TranslatingEngine:
         found = self.loaded.remember(self._memory, [source.submit.ids for source in chosen]) if chosen else []
         for source, memory in zip(chosen, found, strict=True):
             source.memory, source.read = memory, self._clock()
-        self._read_tokens += tokens
+        self._counts.prompt_tokens += tokens
         return tokens
 
     def _advance(self) -> None:
@@ -324,7 +270,7 @@ class TranslatingEngine:
                 answer.chooser.accept(token)
             answer.last = token
             answer.count += 1
-            self._generated += 1
+            self._counts.generated_tokens += 1
             if token in submit.stop_ids:
                 self._end(answer, "stop", [token], scored)
             elif answer.count == submit.max_tokens:
@@ -369,29 +315,11 @@ class TranslatingEngine:
         finish: Finish | None = None,
         message: str = "",
     ) -> None:
-        self._outputs.append(
-            Output(
-                id=answer.source.submit.id,
-                index=answer.index,
-                tokens=tokens,
-                logprobs=logprobs,
-                finish=finish,
-                message=message or None,
-                timing=self._timing(answer.source) if finish else None,
-            )
-        )
-
-    def _timing(self, source: _Source) -> Timing:
-        now, read = self._clock(), source.memory is not None
-        return Timing(
-            queue_s=(source.begun if read else now) - source.arrived,
-            prefill_s=source.read - source.begun if read else 0.0,
-            decode_s=now - source.read if read else 0.0,
-            grammar_s=0.0,
-            preempted_s=0.0,
-            preemptions=0,
-            cached_tokens=0,
-            computed_tokens=len(source.submit.ids) if read else 0,
-            speculated_tokens=0,
-            accepted_tokens=0,
+        source = answer.source
+        timing = None
+        if finish:
+            read = None if source.memory is None else source.read
+            timing = self._timing(source.submit, source.arrived, begun=source.begun, read=read)
+        self._report(
+            source.submit, answer.index, tokens, logprobs, finish=finish, message=message, timing=timing
         )

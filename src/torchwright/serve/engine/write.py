@@ -1,6 +1,6 @@
-"""The engine of an artifact whose model runs in two calls of fixed shapes, as `torchwright generate` runs it.
+"""The engine of models that compute one answer at a time: calls of fixed shapes, and transformers' own code.
 
-Each answer has a cache of its own and is computed by itself, one token a step, so that it is the same in any company.
+Each answer has its own cache and is computed by itself, one token a step, so that it is the same in any company.
 """
 
 from __future__ import annotations
@@ -10,37 +10,31 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from torchwright.artifact.folder import MODEL
 from torchwright.devices.cpu import available_memory_bytes
 from torchwright.errors import ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.serve.engine.admission import Bounds, refuse
-from torchwright.serve.engine.cores import CoreShare
+from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.engine.request import Key, order
 from torchwright.serve.engine.sampling import Chooser, logprob
 from torchwright.serve.grammar.masks import Constraint, Grammars
 from torchwright.serve.options import KV_SHARE, EngineOptions, check_context
 from torchwright.serve.wire.messages import (
-    Cancel,
     EngineReady,
     Finish,
-    Output,
     RequestRefused,
     Stats,
     StepOutput,
     Submit,
-    Timing,
     TokenLogprob,
 )
-from torchwright.workloads.generation import Generator, Session
+from torchwright.workloads.generation import Continued, SteppedWriter
 
-RETRY_SECONDS = 1.0
-"""After which a client is told to come again where the queue is full."""
 GRAMMAR_WAIT_S = 0.02
 """A step that only waits for grammars to be read takes no longer."""
 
@@ -49,13 +43,12 @@ GRAMMAR_WAIT_S = 0.02
 class _Answer:
     """One of a request's `n` answers; without a session it waits."""
 
-    submit: Submit
+    request: LiveRequest
     index: int
     key: Key
-    arrived: float
     chooser: Chooser
     constraint: Constraint | None
-    session: Session | None = None
+    session: Continued | None = None
     logits_V: torch.Tensor | None = None
     """Those of the next token."""
     count: int = 0
@@ -64,62 +57,55 @@ class _Answer:
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
     @property
+    def submit(self) -> Submit:
+        return self.request.submit
+
+    @property
     def loading(self) -> bool:
         return self.constraint is not None and not self.constraint.loading.done()
 
 
-@dataclass
-class _Counts:
-    steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    step_s: float = 0.0
-    step_tokens: int = 0
-    numbers: itertools.count[int] = field(default_factory=itertools.count)
-
-
-class WritingEngine:
+class WritingEngine(AnsweringEngine):
     """One model's requests; `serve_decoder` runs it as it does a `ServingEngine`."""
 
     def __init__(
         self,
-        generator: Generator,
-        artifact: Path,
+        generator: SteppedWriter,
+        folder: Path,
         *,
+        tokenizer: Path,
         options: EngineOptions | None = None,
         notices: tuple[str, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.options, self._generator, self._clock = options or EngineOptions(), generator, clock
-        self._cores = CoreShare(clock, time.thread_time)
-        geometry = generator.geometry
-        longest = min(geometry.slots, geometry.context)
+        """`folder` holds the weights, and `tokenizer` the tokenizer's files."""
+        super().__init__(options, clock)
+        self._generator = generator
+        longest = generator.longest
         check_context(self.options.max_context, longest)
         self.context = self.options.max_context or longest
         self._at_once = self._room()
         self._bounds = Bounds(
-            vocabulary=geometry.vocabulary,
+            vocabulary=generator.vocabulary,
             context=self.context,
-            pages=self._at_once * geometry.slots,
+            pages=self._at_once * longest,
             max_running=self.options.max_running,
             max_queue=self.options.max_queue,
         )
-        self.grammars = Grammars(artifact / MODEL, geometry.vocabulary, list(geometry.eos))
-        self._live: dict[str, dict[int, _Answer]] = {}
+        self.grammars = Grammars(tokenizer, generator.vocabulary, list(generator.stop))
         self._waiting: list[tuple[Key, _Answer]] = []
         """A heap; answers that have ended are still in it."""
         self._running: list[_Answer] = []
-        self._outputs: list[Output] = []
-        self._counts = _Counts()
-        files = sorted(path for path in artifact.rglob("*") if path.is_file())
+        self._numbers = itertools.count()
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
         self.ready = EngineReady(
             kind="decoder",
-            vocabulary=geometry.vocabulary,
+            vocabulary=generator.vocabulary,
             context=self.context,
-            chunk=geometry.chunk,
+            chunk=generator.chunk,
             pages=self._at_once,
-            page_tokens=geometry.slots,
-            stop_ids=sorted(geometry.eos),
+            page_tokens=longest,
+            stop_ids=sorted(generator.stop),
             max_running=self._at_once,
             weight_bytes=sum(path.stat().st_size for path in files if path.suffix == ".safetensors"),
             kv_bytes=self._at_once * generator.cache_bytes,
@@ -127,43 +113,23 @@ class WritingEngine:
             notices=list(notices),
         )
 
-    @property
-    def idle(self) -> bool:
-        """True where there is nothing to compute and nothing to tell."""
-        return not self._live and not self._outputs
-
     def submit(self, submit: Submit) -> RequestRefused | None:
         """Take a request, or say why not."""
         refused = self._refusal(submit)
         if refused is not None:
             return refused
-        now, answers = self._clock(), dict[int, _Answer]()
+        now = self._clock()
+        request = self._live[submit.id] = LiveRequest(submit=submit, arrived=now)
         for index in range(submit.n):
-            constraint = None
-            if submit.grammar is not None:
-                constraint = self.grammars.constraint(submit.grammar, submit.stop_ids)
-            answers[index] = _Answer(
-                submit=submit,
+            answer = request.answers[index] = _Answer(
+                request=request,
                 index=index,
-                key=order(submit, now, next(self._counts.numbers)),
-                arrived=now,
+                key=order(submit, now, next(self._numbers)),
                 chooser=Chooser(submit, index),
-                constraint=constraint,
+                constraint=self.grammars.constraint(submit),
             )
-            heapq.heappush(self._waiting, (answers[index].key, answers[index]))
-        self._live[submit.id] = answers
+            heapq.heappush(self._waiting, (answer.key, answer))
         return None
-
-    def cancel(self, cancel: Cancel) -> None:
-        """End a request, or one of its answers. Unknown ids have ended."""
-        for index, answer in list(self._live.get(cancel.id, {}).items()):
-            if cancel.index in (None, index):
-                self._end(answer, cancel.finish, message=cancel.reason)
-
-    def cancel_all(self, reason: str) -> None:
-        """End every request."""
-        for id in list(self._live):
-            self.cancel(Cancel(id=id, reason=reason))
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
@@ -185,30 +151,14 @@ class WritingEngine:
         return StepOutput(outputs=outputs, stats=self.stats())
 
     def stats(self) -> Stats:
-        """The engine's state now."""
-        counts, running = self._counts, len(self._running)
-        return Stats(
-            running=running,
-            waiting=sum(map(len, self._live.values())) - running,
-            pages_used=running,
-            pages_cached=0,
-            pages=self._at_once,
-            prompt_tokens=counts.prompt_tokens,
-            generated_tokens=counts.generated_tokens,
-            prefix_queries=0,
-            prefix_hits=0,
-            preemptions=0,
-            speculated_tokens=0,
-            accepted_tokens=0,
-            steps=counts.steps,
-            step_s=counts.step_s,
-            step_tokens=counts.step_tokens,
-            core_share=self._cores.value,
-        )
+        """Return the engine's state now."""
+        running = len(self._running)
+        waiting = sum(len(request.answers) for request in self._live.values()) - running
+        return self._stats(running=running, waiting=waiting, pages_used=running, pages=self._at_once)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` where an answer runs that no request has."""
-        live = [answer for answers in self._live.values() for answer in answers.values()]
+        live = [answer for request in self._live.values() for answer in request.answers.values()]
         assert all(answer in live for answer in self._running), "an answer runs without its request"
 
     def close(self) -> None:
@@ -219,7 +169,7 @@ class WritingEngine:
         """Return how many answers run at once: what the memory for keys and values holds, and at least one."""
         memory = self.options.kv_memory
         memory = int(available_memory_bytes() * KV_SHARE) if memory is None else memory
-        size = self._generator.cache_bytes
+        size = max(1, self._generator.cache_bytes)
         if self.options.kv_memory is not None and memory < size:
             raise WorkloadError(
                 f"{memory} bytes for keys and values", allowed=f"at least {size}, the cache of one answer"
@@ -233,21 +183,12 @@ class WritingEngine:
             return RequestRefused(id=submit.id, reason="invalid", text="its grammar was not sent before it")
         room = self._generator.room(len(submit.ids))
         if submit.max_tokens > room:
-            text = f"a prompt of {len(submit.ids)} tokens leaves room for {room} new ones, because it is read in "
-            text += f"whole chunks of {self._generator.geometry.chunk}; {submit.max_tokens} are asked for"
+            chunk = self._generator.chunk
+            read = f", because it is read in whole chunks of {chunk}" if chunk > 1 else ""
+            text = f"a prompt of {len(submit.ids)} tokens leaves room for {room} new ones{read}; "
+            text += f"{submit.max_tokens} are asked for"
             return RequestRefused(id=submit.id, reason="too_long", text=text)
-        waiting = self.stats().waiting
-        if waiting + submit.n > self.options.max_queue:
-            text = f"{waiting} answers wait; at most {self.options.max_queue} may"
-            return RequestRefused(id=submit.id, reason="queue_full", text=text, retry_after_s=RETRY_SECONDS)
-        return None
-
-    def _expire(self, now: float) -> None:
-        for answers in list(self._live.values()):
-            for answer in list(answers.values()):
-                timeout = answer.submit.timeout_s
-                if timeout is not None and answer.arrived + timeout <= now:
-                    self._end(answer, "timeout", message=f"its time-out of {timeout:g} s")
+        return self._refuse_full(submit)
 
     def _admit(self) -> None:
         """Begin answers in their order while there is room; those whose grammar is being read wait."""
@@ -331,10 +272,10 @@ class WritingEngine:
         message: str = "",
     ) -> None:
         """Forget an answer and tell why it ended."""
-        answers = self._live[answer.submit.id]
-        del answers[answer.index]
-        if not answers:
-            del self._live[answer.submit.id]
+        request = answer.request
+        del request.answers[answer.index]
+        if not request.answers:
+            del self._live[request.submit.id]
         if answer in self._running:
             self._running.remove(answer)
         self._tell(answer, tokens or [], logprobs, finish, message)
@@ -348,33 +289,25 @@ class WritingEngine:
         message: str = "",
     ) -> None:
         prompt, answer.prompt_logprobs = answer.prompt_logprobs, None
-        self._outputs.append(
-            Output(
-                id=answer.submit.id,
-                index=answer.index,
-                tokens=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt,
-                finish=finish,
-                message=message or None,
-                timing=self._timing(answer) if finish else None,
+        timing = None
+        if finish:
+            timing = self._timing(
+                answer.submit,
+                answer.request.arrived,
+                begun=answer.begun,
+                read=None if answer.session is None else answer.read,
+                grammar_s=answer.constraint.seconds if answer.constraint else 0.0,
             )
-        )
-
-    def _timing(self, answer: _Answer) -> Timing:
-        now, read = self._clock(), answer.session is not None
-        return Timing(
-            queue_s=(answer.begun if read else now) - answer.arrived,
-            prefill_s=answer.read - answer.begun if read else 0.0,
-            decode_s=now - answer.read if read else 0.0,
-            grammar_s=answer.constraint.seconds if answer.constraint else 0.0,
-            preempted_s=0.0,
-            preemptions=0,
-            cached_tokens=0,
-            computed_tokens=len(answer.submit.ids) if read else 0,
-            speculated_tokens=0,
-            accepted_tokens=0,
+        self._report(
+            answer.submit,
+            answer.index,
+            tokens,
+            logprobs,
+            prompt_logprobs=prompt,
+            finish=finish,
+            message=message,
+            timing=timing,
         )
 
     def _lives(self, answer: _Answer) -> bool:
-        return self._live.get(answer.submit.id, {}).get(answer.index) is answer
+        return answer.request.answers.get(answer.index) is answer
