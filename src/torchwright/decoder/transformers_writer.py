@@ -99,7 +99,7 @@ class TransformersWriter:
     def next_logits(self, ids: Sequence[int], cache: Any) -> tuple[torch.Tensor, Any]:
         """Return the logits (V,) in float32 behind the given tokens, and the cache that has them.
 
-        `cache` holds the tokens before `ids`; None means that there are none.
+        `cache` holds the tokens before `ids`; None means an empty cache.
         """
         kept = {self._cache_name: cache} if self.cached and self._cache_name else {}
         output = self._model(

@@ -65,7 +65,7 @@ class ReasoningFormat:
         return [thinking if prompt_end == "open" else {"type": "optional", "content": thinking}]
 
     def thinking(self, prompt_end: PromptEnd) -> tuple[str, str] | None:
-        """Return the texts around reasoning that `prefix` lets come; None where there is none."""
+        """Return the texts around the reasoning of `prefix`; None without reasoning."""
         return ("" if prompt_end == "open" else self.begin, self.end) if self.prefix(prompt_end) else None
 
     lead = ""

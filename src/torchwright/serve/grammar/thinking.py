@@ -15,7 +15,7 @@ class Thinking:
         self._budget, self._pieces = budget, pieces
         self._begin, self._end = budget.begin.encode(), budget.end.encode()
         self._text = b""
-        """What may be the beginning mark, and then as much as may hold the end mark."""
+        """A possible beginning mark, and then as much text as may hold the end mark."""
         self._begun = not self._begin
         self._open = True
         self._count = self._forced = 0

@@ -11,7 +11,7 @@ TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: 
 WORDS = {"true": True, "false": False, "null": None, "none": None}
 """Constants as Python or JSON writes them, in upper or lower case."""
 FORMS = {"enum", "const", "pattern", "format", "maxLength"}
-"""Keywords of strings with a form of their own, which white space around the text is no part of."""
+"""Keywords of strings with a form of their own, from which white space around the text is removed."""
 REFERENCES = 32
 """References that are followed at most: a schema may refer to itself."""
 
@@ -48,7 +48,7 @@ def types_of(schema: Any, root: dict[str, Any]) -> set[str]:
 
 
 def is_stripped(schema: Any) -> bool:
-    """Check whether white space around a string's text is no part of it."""
+    """Check whether white space around a string's text is removed."""
     return isinstance(schema, dict) and bool(FORMS & schema.keys())
 
 

@@ -26,7 +26,7 @@ from torchwright.serve.openai.room import RequestRoom, check_ids, check_text, ro
 from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit, ThinkingBudget
 
 THINKING_SHARE = 0.5
-"""Of an answer's tokens, for reasoning before a constrained answer, so that the answer always has room."""
+"""Share of an answer's tokens for reasoning before a constrained answer, so that the answer always has room."""
 LEAST_TOP_P = 1e-9
 """For a client's 0: the most likely token alone reaches it."""
 

@@ -45,7 +45,7 @@ NOT_SPACE = Chars(complement(SPACES))
 TRIMMED = alt(EMPTY_TEXT, NOT_SPACE, cat(NOT_SPACE, ANYTHING, NOT_SPACE))
 """Texts without white space around them."""
 JSON_BEGINS = {"number": "-0123456789", "integer": "-0123456789", "object": "{", "array": "["}
-"""Type → the first characters of its JSON texts. A string's is a quote; words are told apart as a whole."""
+"""Type → the first characters of its JSON texts. A string's is a quote; words are compared as a whole."""
 
 
 def _any_case(word: str) -> Node:
@@ -75,7 +75,7 @@ class _Elements:
     ends: tuple[str, ...]
     """Texts by which a value ends, whatever follows."""
     lines: bool
-    """True if a line break on either side of a value is no part of it."""
+    """True if the value excludes a line break on either side."""
     root: dict[str, Any]
     comma = f"{LINE} "
     end = '""'

@@ -35,12 +35,12 @@ class MemberForm(Protocol):
     """The way that members are written: a name and a value."""
 
     comma: str
-    """What stands between two."""
+    """Expression between two members."""
     end: str
-    """What stands behind the last."""
+    """Expression behind the last member."""
 
     def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
-        """Return a member of this name whose value satisfies the parts; None where there is none."""
+        """Return a member of this name whose value satisfies the parts; None if no value does."""
         ...
 
     def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
@@ -75,7 +75,7 @@ def object_(writer: Writer, one: Alternative, types: frozenset[str]) -> str | No
 
 
 def members(writer: Writer, one: Alternative, form: MemberForm) -> str | None:
-    """Return the members of the objects that satisfy an alternative; None where there are none."""
+    """Return the members of the objects that satisfy an alternative; None if no object does."""
     return _Object(writer, one, form).write()
 
 

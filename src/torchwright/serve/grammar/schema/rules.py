@@ -103,7 +103,7 @@ class Rules:
     def value(self, data: Any) -> str:
         """Return the expression of one JSON value."""
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-        for character in self._escaping:  # which is no part of JSON's own marks
+        for character in self._escaping:  # JSON's own marks do not use it
             text = text.replace(character, f"\\u{ord(character):04x}")
         return quote(text)
 
