@@ -20,7 +20,7 @@ from torchwright.serve.folder import find
 
 IDS = [1, 70, 71, 72, 73]
 NEW = 12
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "num_hidden_layers": 2,

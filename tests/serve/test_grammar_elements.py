@@ -69,6 +69,7 @@ TAKEN: dict[str, tuple[Any, list[Any], list[str]]] = {
     "a string, bare": (of({"type": "string"}), ["", " x\n", "null", "12", '"q"', "<b>\n</b>"], []),
     "a string of a length": (of({"type": "string", "minLength": 2, "maxLength": 3}), ["ab", "<b>"], ["a", "abcd"]),
     "a long string": (of({"type": "string", "maxLength": 3000}), ["a" * 2999], ["<", "a" * 3001]),
+    "a long string or null": (of({"type": ["string", "null"], "maxLength": 3000}), [None], ["<", '"' * 3]),
     "a pattern and a length": (of({"type": "string", "pattern": "^a", "maxLength": 2}), ["a", "ab"], ["b", "abc"]),
     "an enumeration": (of({"enum": ["x", "true", 2, None]}), ["x", 2, None], ["true", "y", "3"]),
     "an enumeration next to a bound": (of({"enum": [1, 50], "maximum": 10}), [1], ["50"]),

@@ -114,7 +114,7 @@ def test_an_architecture_that_is_not_served_is_named_before_any_prediction(
 def test_a_size_that_the_engine_would_refuse_ends_the_preflight(folder: Path, key: str) -> None:
     for value in (1e30, "yarn", -1, [1], 2**40):
         (folder / "config.json").write_text(json.dumps(CONFIG | {key: value}))
-        with pytest.raises(ModelError, match=f"'{key}' cannot be used"):
+        with pytest.raises(ModelError, match=f"'{key}' cannot be used|more layers than any model has"):
             figures(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert figures(folder).weight_bytes > 0

@@ -6,6 +6,7 @@ parser (`value_of`) reads back as a value that satisfies the schema. No text hol
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ from torchwright.serve.grammar.schema.language import (
     ANY,
     ANYTHING,
     EMPTY_TEXT,
-    STATES,
+    Alt,
+    Cat,
     Chars,
     Node,
     Repeat,
@@ -24,12 +26,15 @@ from torchwright.serve.grammar.schema.language import (
     both,
     cat,
     complement,
+    edge,
     lengths,
+    letters,
     literal,
     matches,
     negate,
     repeat,
     union,
+    within,
 )
 from torchwright.serve.grammar.schema.objects import members
 from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
@@ -42,6 +47,10 @@ Style = Literal["qwen_xml", "glm_xml"]
 LINE = '"\\n"?'
 SPACES = union((code, code) for code in range(0x3001) if chr(code).isspace())
 NOT_SPACE = Chars(complement(SPACES))
+TAG = ((ord("<"), ord("<")),)
+NOT_TAG = Chars(complement(TAG))
+COUNTED = 32
+"""Longest text of a bounded length that may have a <: each length and place in an end takes a state of its own."""
 TRIMMED = alt(EMPTY_TEXT, NOT_SPACE, cat(NOT_SPACE, ANYTHING, NOT_SPACE))
 """Texts without white space around them."""
 JSON_BEGINS = {"number": "-0123456789", "integer": "-0123456789", "object": "{", "array": "["}
@@ -100,7 +109,7 @@ class _Elements:
         bodies = list[str]()
         for one in writer.alternatives(parts):
             if meant(one) == EVERY and one.values is None and not one.banned:  # any value, so any text
-                bodies += self._raw(writer, one, ANYTHING)
+                bodies += self._raw(writer, ANYTHING)
                 continue
             bodies += self._json(writer, one, read)
             if "string" in meant(one):
@@ -125,40 +134,65 @@ class _Elements:
         if one.values is not None:
             kept = (item for item in one.values if isinstance(item, str) and writer.satisfies(one, item))
             language = alt(*map(literal, kept))
-        if read != {"string"}:
-            language = both(language, _read_as_strings(read))
-        elif stripped:
-            language = both(language, TRIMMED)
-        return self._raw(writer, one, language)
+        try:
+            if read != {"string"}:
+                if isinstance(language, Repeat) and (language.most or language.least) > COUNTED:
+                    raise TooLarge  # known beforehand: an automaton that counts would compare words
+                language = both(language, _read_as_strings(read))
+            elif stripped:
+                language = _trimmed(language)
+            return self._raw(writer, language, trimmed=read == {"string"} and stripped)
+        except TooLarge:
+            if read > {"string"}:
+                return []  # JSON has these strings, too
+            raise SchemaRefused(one.parts[0].path, "the grammar of its string grows too large") from None
 
-    def _raw(self, writer: Writer, one: Alternative, language: Node) -> list[str]:
-        """Return the texts of a language between their tags."""
+    def _raw(self, writer: Writer, language: Node, *, trimmed: bool = False) -> list[str]:
+        """Return the texts of a language between their tags. Raises `TooLarge`."""
         if not self.lines:
-            return [] if (body := self._apart(writer, one, language)) is None else [body]
-        lined = self._apart(writer, one, language)
-        inline = self._apart(writer, one, both(language, TRIMMED))
+            return [] if (body := self._apart(writer, language)) is None else [body]
+        lined = self._apart(writer, language)
+        inline = self._apart(writer, language if trimmed else _trimmed(language))
         found = [] if lined is None else [f'"\\n" {lined} "\\n"']
         return found if inline is None else [*found, inline]
 
-    def _apart(self, writer: Writer, one: Alternative, language: Node) -> str | None:
-        """Return the texts of a language without those that hold an end."""
+    def _apart(self, writer: Writer, language: Node) -> str | None:
+        """Return the texts of a language without those that hold an end. Raises `TooLarge`."""
+        if not within(letters(language), TAG):
+            return writer.rules.language(language, quoted=False)
         least, most = lengths(language)
-        longest = max(least, most or 0)
-        for held in (self.ends, ("</",)):
-            if longest * max(map(len, held)) > STATES // 2:
-                continue  # counting takes a state for each length and place in the end
+        for held in (self.ends, ("</",)) if max(least, most or 0) <= COUNTED else ():
             banned = (negate(cat(ANYTHING, literal(end), ANYTHING)) for end in held)
-            try:
+            with contextlib.suppress(TooLarge):
                 return writer.rules.language(both(language, *banned), quoted=False)
-            except TooLarge:
-                continue
-        plain = Chars(complement(((ord("<"), ord("<")),)))
-        if isinstance(language, Repeat) and language.node == ANY:
-            return writer.rules.language(repeat(plain, language.least, language.most), quoted=False)
-        try:
-            return writer.rules.language(both(language, repeat(plain, 0, None)), quoted=False)
-        except TooLarge:
-            raise SchemaRefused(one.parts[0].path, "the grammar of its string grows too large") from None
+        return writer.rules.language(_without_tags(language), quoted=False)
+
+
+def _trimmed(language: Node) -> Node:
+    """Return the texts of a language that have no white space around them."""
+    if not any(within(edge(language, last=last), SPACES) for last in (False, True)):
+        return language
+    if not isinstance(language, Repeat) or language.node != ANY or language.most is None:
+        return both(language, TRIMMED)
+    # Counted without an automaton, which would take a state for each length.
+    least, most = language.least, language.most
+    found = [cat(NOT_SPACE, repeat(ANY, max(0, least - 2), most - 2), NOT_SPACE)] if most > 1 else []
+    return alt(*found, *([NOT_SPACE] if least <= 1 <= most else []), *([EMPTY_TEXT] if not least else []))
+
+
+def _without_tags(language: Node) -> Node:
+    """Return the texts of a language that have no <."""
+    match language:
+        case Chars():
+            return Chars(within(language.ranges, NOT_TAG.ranges))
+        case Cat():
+            return cat(_without_tags(language.first), _without_tags(language.rest))
+        case Repeat():
+            return repeat(_without_tags(language.node), language.least, language.most)
+        case Alt():
+            return alt(*map(_without_tags, language.nodes))
+        case _:
+            return both(language, repeat(NOT_TAG, 0, None))
 
 
 def elements_grammar(schema: Any, style: Style) -> str:

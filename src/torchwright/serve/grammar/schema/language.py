@@ -314,6 +314,49 @@ def lengths(node: Node) -> tuple[int, int | None]:
             return 0, None
 
 
+def letters(node: Node) -> Ranges:
+    """Return the characters of a language's texts, perhaps more than there are."""
+    match node:
+        case Chars():
+            return node.ranges
+        case Cat():
+            return union([*letters(node.first), *letters(node.rest)])
+        case Repeat():
+            return letters(node.node)
+        case Alt():
+            return union(pair for one in node.nodes for pair in letters(one))
+        case Both():
+            return _common(map(letters, node.nodes))
+        case Not():
+            return ANY.ranges
+
+
+def edge(node: Node, *, last: bool) -> Ranges:
+    """Return the first or the last characters of a language's texts, perhaps more than there are."""
+    match node:
+        case Chars():
+            return node.ranges
+        case Cat():
+            outer, inner = (node.rest, node.first) if last else (node.first, node.rest)
+            found = edge(outer, last=last)
+            return union([*found, *edge(inner, last=last)]) if nullable(outer) else found
+        case Repeat():
+            return edge(node.node, last=last)
+        case Alt():
+            return union(pair for one in node.nodes for pair in edge(one, last=last))
+        case Both():
+            return _common(edge(one, last=last) for one in node.nodes)
+        case Not():
+            return ANY.ranges
+
+
+def _common(sets: Iterable[Ranges]) -> Ranges:
+    found = ANY.ranges
+    for ranges in sets:
+        found = within(found, ranges)
+    return found
+
+
 def clipped(node: Node, least: int, most: int | None) -> Node | None:
     """Return the texts whose lengths are within bounds, where counting one repetition is enough; None elsewhere."""
     if isinstance(node, Alt):
