@@ -98,7 +98,7 @@ class Constraint:
         if forced is not None:
             row = np.zeros(masks.shape[1] * 32, np.uint8)
             row[forced] = 1
-            masks[first] = torch.from_numpy(np.packbits(row, bitorder="little").view(np.int32))
+            masks.numpy()[first] = np.packbits(row, bitorder="little").view(np.int32)
         matcher.rollback(len(proposals))
         self.seconds += time.perf_counter() - begun
 
