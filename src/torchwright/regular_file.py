@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,11 @@ KINDS = (
 
 class NotRegular(OSError):
     """A path that leads to something other than a regular file."""
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is a URL, such as https://host/name, and not the name of a file."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) is not None
 
 
 def open_regular(path: Path) -> BinaryIO:

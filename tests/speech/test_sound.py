@@ -197,3 +197,76 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     with pytest.raises(TorchwrightError, match=r"soundfile, which is not installed.*torchwright\[speech\]"):
         whole(path)
     assert "soundfile" in sys.modules
+
+
+@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0x80000000, 0xFFFFFFFF])
+def test_a_streamed_wav_is_read_to_its_end(tmp_path, size):
+    """Writers to a pipe do not know how long the sound will be; espeak-ng and sox write 0x7FFFF000."""
+    path = tmp_path / "a.wav"
+    soundfile.write(path, tone(RATE, 2.0), RATE)
+    data = bytearray(path.read_bytes())
+    place = data.index(b"data")
+    data[4:8] = struct.pack("<I", min(size + 36, 0xFFFFFFFF))
+    data[place + 4 : place + 8] = struct.pack("<I", size)
+    path.write_bytes(data)
+    assert len(whole(path)) == 2 * RATE
+    assert np.abs(whole(path)).max() == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_wav_that_says_zero_and_has_other_chunks_alone_is_empty(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, tone(RATE, 0.1), RATE)
+    data = path.read_bytes()
+    place = data.index(b"data")
+    path.write_bytes(data[: place + 4] + struct.pack("<I", 0) + b"LIST" + struct.pack("<I", 4) + b"INFO")
+    with pytest.raises(SoundError, match="0 samples"):
+        whole(path)
+
+
+def test_channels_that_cancel_each_other_are_noticed(tmp_path):
+    one = np.random.uniform(-0.5, 0.5, RATE * 7).astype(np.float32)
+    soundfile.write(tmp_path / "opposite.wav", np.stack([one, -0.9 * one], 1), RATE, subtype="FLOAT")
+    soundfile.write(tmp_path / "left.wav", np.stack([one, 0 * one], 1), RATE, subtype="FLOAT")
+    with opened(tmp_path / "opposite.wav") as sound:
+        assert np.array_equal(sound.window(0, RATE), one[:RATE])
+        sound.window(6 * RATE, RATE)
+        assert len(sound.notices) == 1
+        assert "opposite phase" in sound.notices[0]
+    with opened(tmp_path / "left.wav") as sound:
+        assert np.array_equal(sound.window(0, RATE), one[:RATE] / 2)
+        assert not sound.notices
+
+
+@pytest.mark.parametrize(("rate", "codec", "word"), [(0, object(), "sample rate"), (None, None, "codec")])
+def test_a_track_that_says_nothing_of_itself_is_refused_in_words(tmp_path, monkeypatch, rate, codec, word):
+    """An M4A whose header has no rate, an MPEG-TS whose stream never came."""
+    av = pytest.importorskip("av", reason="other containers are read by PyAV")
+
+    class Track:
+        codec_context, channels = codec, 2
+
+        @property
+        def rate(self):
+            if codec is None:
+                raise AttributeError("'NoneType' object has no attribute 'rate'")
+            return rate
+
+    class Container:
+        streams = type("Streams", (), {"audio": [Track()]})
+        duration, format = None, type("Format", (), {"long_name": "MPEG-TS"})
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(av, "open", lambda *_, **__: Container())
+    (tmp_path / "a.ts").write_bytes(b"G" * 500)
+    with pytest.raises(SoundError, match=f"its sound track names no {word}"):
+        whole(tmp_path / "a.ts")
+
+
+def test_a_url_is_refused_as_it_was_written():
+    with pytest.raises(SoundError, match=r"https://host/a//b\.wav is a URL"):
+        whole("https://host/a//b.wav")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,23 +17,19 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchwright.errors import TorchwrightError, WorkloadError
+from torchwright.errors import TorchwrightError
+from torchwright.regular_file import is_url
+from torchwright.speech.mono import Mono
+from torchwright.speech.riff import whole_wav
+from torchwright.speech.sound_error import SoundError
 
 INSTALL = "pip install 'torchwright[speech]'"
 BLOCK_SECONDS = 5
 LONGEST_SECONDS = 24 * 3600
 RATES = (1_000, 768_000)
 CHANNELS = 64
-CHUNKS = 1_000
-"""Of a WAV file, that are looked through for its sound."""
-UNKNOWN = (0, 0xFFFFFFFF)
-"""Sizes in a RIFF header by which a writer says that it did not know."""
 CONTAINERS = "aac,ac3,amr,asf,avi,caf,flac,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg"
 """Those of FFmpeg's readers that hold their own sound: no playlists, no lists of other files."""
-
-
-class SoundError(WorkloadError, ValueError):
-    """Sound that cannot be read: what it is, and where."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +40,8 @@ class Decoded:
     rate: int
     seconds: float | None
     blocks: Iterator[np.ndarray]
+    notices: list[str]
+    """Sentences for the user; the list grows while blocks are read."""
 
 
 @contextlib.contextmanager
@@ -53,6 +50,8 @@ def decoded(path: str) -> Generator[Decoded, None, None]:
     need("soundfile")
     import soundfile
 
+    if is_url(path):
+        raise SoundError(f"{path} is a URL", allowed="the name of a file: nothing is downloaded")
     name = Path(path).name
     if Path(path).exists() and not Path(path).is_file():
         raise SoundError(f"{path} is no file")
@@ -63,10 +62,10 @@ def decoded(path: str) -> Generator[Decoded, None, None]:
     with file:
         if not file.read(1):
             raise SoundError(f"{name} is empty", found="0 bytes")
-        _check_riff(name, file)
         file.seek(0)
+        readable: Any = whole_wav(name, file)
         try:
-            source = soundfile.SoundFile(file)
+            source = soundfile.SoundFile(readable)
         except soundfile.LibsndfileError as error:
             file.seek(0)
             with _by_av(name, file, str(error).rpartition(": ")[2]) as found:
@@ -75,10 +74,17 @@ def decoded(path: str) -> Generator[Decoded, None, None]:
         with source:
             _check(name, source.samplerate, source.channels, source.frames)
             seconds = source.frames / source.samplerate
-            yield Decoded(name=name, rate=source.samplerate, seconds=seconds, blocks=_blocks(name, source))
+            mono = Mono()
+            yield Decoded(
+                name=name,
+                rate=source.samplerate,
+                seconds=seconds,
+                blocks=_blocks(name, source, mono),
+                notices=mono.notices,
+            )
 
 
-def _blocks(name: str, source: Any) -> Iterator[np.ndarray]:
+def _blocks(name: str, source: Any, mono: Mono) -> Iterator[np.ndarray]:
     import soundfile
 
     done = 0
@@ -90,7 +96,7 @@ def _blocks(name: str, source: Any) -> Iterator[np.ndarray]:
         if not len(block):
             break
         done += len(block)
-        yield block.mean(1)
+        yield mono(block)
     if done < source.frames and source.format in ("FLAC", "WAV", "WAVEX", "AIFF"):  # others only estimate
         raise _cut_short(
             name, done / source.samplerate, f"{done:,} frames where its header says {source.frames:,}"
@@ -124,26 +130,40 @@ def _by_av(name: str, file: BinaryIO, refused: str) -> Generator[Decoded, None, 
             )
         stream = container.streams.audio[0]
         seconds = container.duration / av.time_base if container.duration else None
+        if stream.codec_context is None or not stream.rate or not stream.channels:
+            missing = (
+                "codec" if stream.codec_context is None else "sample rate" if not stream.rate else "channel"
+            )
+            raise SoundError(
+                f"{name} is damaged: its sound track names no {missing}",
+                found=container.format.long_name,
+                next="write the file again from its source",
+            )
         _check(name, stream.rate, stream.channels, round((seconds or 1) * stream.rate))
+        mono = Mono()
         yield Decoded(
-            name=name, rate=stream.rate, seconds=seconds, blocks=_av_blocks(name, container, stream)
+            name=name,
+            rate=stream.rate,
+            seconds=seconds,
+            blocks=_av_blocks(name, container, stream, mono),
+            notices=mono.notices,
         )
 
 
-def _av_blocks(name: str, container: Any, stream: Any) -> Iterator[np.ndarray]:
+def _av_blocks(name: str, container: Any, stream: Any, mono: Mono) -> Iterator[np.ndarray]:
     import av.error
 
     floats = av.AudioResampler(format="fltp", rate=stream.rate)  # its own mix to mono would not be the mean
     done, held = 0, list[np.ndarray]()
     try:
         for frame in itertools.chain(container.decode(stream), [None]):
-            held += [part.to_ndarray().mean(0) for part in floats.resample(frame)]
-            count = sum(map(len, held))
+            held += [part.to_ndarray() for part in floats.resample(frame)]
+            count = sum(part_CT.shape[1] for part_CT in held)
             if count >= BLOCK_SECONDS * stream.rate or frame is None:
                 done += count
                 if done > LONGEST_SECONDS * stream.rate:
                     raise _too_long(name)
-                yield np.concatenate(held) if held else np.empty(0, np.float32)
+                yield mono(np.concatenate(held, 1).T) if held else np.empty(0, np.float32)
                 held = []
     except av.error.FFmpegError as error:
         raise _cut_short(name, done / stream.rate, str(error)) from error
@@ -160,32 +180,6 @@ def _check(name: str, rate: int, channels: int, frames: int) -> None:
         raise SoundError(f"{name} is empty", found="0 samples")
     if frames > LONGEST_SECONDS * rate:
         raise _too_long(name, frames / rate)
-
-
-def _check_riff(name: str, file: BinaryIO) -> None:
-    """A WAV file must hold what its header says: libsndfile reads one that was cut as if it were whole."""
-    size = file.seek(0, 2)
-    file.seek(0)
-    head = file.read(12)
-    if head[:4] != b"RIFF" or head[8:] != b"WAVE":
-        return
-    place = 12
-    for _ in range(CHUNKS):
-        if place + 8 > size:
-            break
-        file.seek(place)
-        kind, length = struct.unpack("<4sI", file.read(8))
-        if kind == b"data":
-            if place + 8 + length > size and length not in UNKNOWN:
-                raise SoundError(
-                    f"{name} is cut short, or its header lies",
-                    found=f"{length:,} bytes of sound declared at byte {place:,}, {size - place - 8:,} there",
-                )
-            return
-        place += 8 + length + length % 2
-    raise SoundError(
-        f"{name} is a WAV file without sound", found=f"no data chunk in {min(place, size):,} bytes"
-    )
 
 
 def _cut_short(name: str, seconds: float, why: str) -> SoundError:

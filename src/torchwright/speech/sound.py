@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from torchwright.speech.files import SoundError, decoded, need
+from torchwright.speech.files import decoded, need
+from torchwright.speech.sound_error import SoundError
 
 RATE = 16_000
 """Samples a second, which Whisper and Moonshine agree on."""
@@ -24,10 +25,13 @@ class Sound:
     """Mono float32 samples at 16 kHz, read forward: what lies before the last window is let go.
 
     `blocks` are the samples in order; `seconds` is how long they are where that is known before they are read.
+    `notices` say what the user should know of the source; the list may grow while blocks are read.
     """
 
-    def __init__(self, name: str, blocks: Iterable[np.ndarray], seconds: float | None) -> None:
-        self.name, self.seconds = name, seconds
+    def __init__(
+        self, name: str, blocks: Iterable[np.ndarray], seconds: float | None, notices: Sequence[str] = ()
+    ) -> None:
+        self.name, self.seconds, self.notices = name, seconds, notices
         self._blocks = iter(blocks)
         self._held = np.empty(0, np.float32)
         self._first = 0
@@ -73,7 +77,7 @@ def opened(source: Any) -> Generator[Sound, None, None]:
         yield of_samples(source)
         return
     with decoded(os.fspath(source)) as file:
-        yield Sound(file.name, resampled(file.blocks, file.rate), file.seconds)
+        yield Sound(file.name, resampled(file.blocks, file.rate), file.seconds, file.notices)
 
 
 def of_samples(samples: Any) -> Sound:

@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from torchwright.serve.api_error import ApiError
 
 LOOPBACK_NAMES = ("localhost", "*.localhost")
-EXPOSED = "x-request-id, x-torchwright-ignored, retry-after"
+EXPOSED = "x-request-id, x-torchwright-ignored, x-torchwright-notices, retry-after"
 """Headers of answers that a page's script may read."""
 PREFLIGHT_SECONDS = "600"
 """How long a browser remembers what it may send: Chromium keeps no more than two hours, and a server is restarted."""

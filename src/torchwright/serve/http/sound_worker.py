@@ -15,8 +15,8 @@ import msgspec
 
 from torchwright.errors import TorchwrightError
 from torchwright.serve.workers import forks
-from torchwright.speech.files import SoundError
 from torchwright.speech.sound import BLOCK, RATE, opened
+from torchwright.speech.sound_error import SoundError
 
 
 class SoundJob(msgspec.Struct, frozen=True):
@@ -27,9 +27,10 @@ class SoundJob(msgspec.Struct, frozen=True):
 
 
 class SoundRead(msgspec.Struct, frozen=True):
-    """How many bytes of samples there are; or what is wrong with the file."""
+    """How many bytes of samples there are, and what the user should know; or what is wrong with the file."""
 
     bytes: int = 0
+    notices: tuple[str, ...] = ()
     fault: str | None = None
 
 
@@ -42,15 +43,15 @@ def load(most_seconds: int) -> Callable[[bytes], bytes]:
     def read(data: bytes) -> bytes:
         job = msgspec.msgpack.decode(data, type=SoundJob)
         try:
-            return msgspec.msgpack.encode(SoundRead(_write(job, most_seconds)))
+            return msgspec.msgpack.encode(_write(job, most_seconds))
         except TorchwrightError as error:
             return msgspec.msgpack.encode(SoundRead(fault=str(error)))
 
     return read
 
 
-def _write(job: SoundJob, most_seconds: int) -> int:
-    """The bytes that were written; raises `SoundError` for what cannot be read or is too long."""
+def _write(job: SoundJob, most_seconds: int) -> SoundRead:
+    """Write the samples; raises `SoundError` for what cannot be read or is too long."""
     done, most = 0, most_seconds * RATE
     with opened(job.path) as sound, Path(job.samples).open("wb") as file:
         while len(block := sound.window(done, BLOCK)):
@@ -58,9 +59,10 @@ def _write(job: SoundJob, most_seconds: int) -> int:
             if done > most or (sound.seconds or 0) > most_seconds:
                 raise SoundError("the sound is too long", allowed=f"{most_seconds} seconds")
             file.write(block.tobytes())
+        notices = tuple(sound.notices)
     if not done:
         raise SoundError("the sound is empty", found="0 samples")
-    return done * block.itemsize
+    return SoundRead(done * block.itemsize, notices)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,11 @@ class Place:
         self._sounds.hold(count)
         self._held += count
 
-    async def read(self) -> None:
-        """From the upload, which goes, to samples; raises `ApiError` (400) with what is wrong with it."""
+    async def read(self) -> tuple[str, ...]:
+        """Turn the upload, which goes, into samples. Returns what the client should know of the sound.
+
+        Raises `ApiError` (400) with what is wrong with it.
+        """
         job = msgspec.msgpack.encode(SoundJob(str(self.upload), str(self.samples)))
         try:
             answer = await self._sounds.workers.run(job)
@@ -85,6 +88,7 @@ class Place:
         self.upload.unlink()
         self._release()
         self.hold(found.bytes)
+        return found.notices
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
