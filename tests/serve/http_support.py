@@ -67,7 +67,7 @@ from torchwright.serve.wire.messages import (
     decode_to_engine,
     encode,
 )
-from torchwright.speech.transcript import Segment, Window, Word
+from torchwright.speech.transcript import Segment, Unheard, Window, Word
 
 MODEL = "torchwright-bundled"
 CONTEXT = 1024
@@ -255,6 +255,10 @@ def hear(message: Transcribe) -> list[FromEngine]:
     except FileNotFoundError:  # its client has left
         return []
     seconds = len(samples) / 16_000
+    if message.options.prompt == HUM:
+        instead = Unheard(start=0.0, end=seconds, reason="a steady sound")
+        window = Window(until=seconds, total=seconds, segments=(), language="en", unheard=(instead,))
+        return [Heard(id=message.id, window=window), Heard(id=message.id, window=None)]
     found: list[FromEngine] = []
     for i in range(0, len(samples), 16_000):
         start, end = i / 16_000, min(seconds, i / 16_000 + 1)
@@ -277,6 +281,8 @@ def hear(message: Transcribe) -> list[FromEngine]:
     return [*found, Heard(id=message.id, window=None)]
 
 
+HUM = "hum"
+"""The prompt of a sound in which nothing is said."""
 LONG = 1000
 """Characters beyond which the picture of a prompt has a notice."""
 
@@ -290,13 +296,15 @@ def paint(message: Paint) -> list[FromEngine]:
         return [Failed(id=message.id, text=f"a picture of {height}x{width} pixels")]
     if message.prompt == NEVER:
         return [Painted(id=message.id, done=1)]
-    color = bytes([message.seed % 256, message.steps % 256, len(message.prompt) % 256])
+    steps = 20 if message.steps is None else message.steps
+    told = len(message.prompt) + round(message.style.guidance or 0)
+    color = bytes([message.seed % 256, steps % 256, told % 256])
     pixels = color * (height * width)
     return [
         Painted(id=message.id, done=1),
         Painted(
             id=message.id,
-            done=message.steps,
+            done=steps,
             pixels=pixels,
             size=(height, width),
             notices=["left out"] if len(message.prompt) > LONG else [],

@@ -19,6 +19,12 @@ from torchwright.speech.load import load_speech
 from torchwright.speech.transcript import Options, Segment
 
 
+@pytest.fixture(autouse=True)
+def _any_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep all text: a tiny model writes improbable text of noise."""
+    monkeypatch.setitem(Options.__init__.__kwdefaults__, "only_speech", False)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(tmp_path_factory.mktemp("whisper"))

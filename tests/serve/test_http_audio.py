@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from http_support import DIES, MODEL, NEVER, Running, serving, wait_until
+from http_support import DIES, HUM, MODEL, NEVER, Running, serving, wait_until
 
 from torchwright.serve.limits import Limits
 
@@ -53,7 +53,7 @@ def broken() -> dict[str, tuple[bytes, str]]:
         "truncated": (good[:-9_000], "cut short"),
         "no sound": (b"Good morning. " * 99, "no sound"),
         "a zip": (archive(), "no sound"),
-        "a lie": (good[:at] + struct.pack("<I", 1 << 31) + good[at + 4 :], "its header lies"),
+        "a lie": (good[:at] + struct.pack("<I", 1 << 30) + good[at + 4 :], "its header lies"),
         "0 Hz": (bytes(silent), "file"),
         "NaN": (wrong.getvalue(), "holds samples that are no sound"),
         "no samples": (wav(0), "0 samples"),
@@ -324,3 +324,27 @@ def test_it_reads_no_text(http):
     answer = http.post("/v1/completions", json={"prompt": "a"})
     assert (answer.status_code, "audio/transcriptions" in answer.text) == (400, True)
     assert http.get("/model_info").json()["has_audio_understanding"] is True
+
+
+def test_why_there_is_no_text_is_said_in_every_form(http):
+    """In a field of JSON and of the last event, and in a header beside text and subtitles."""
+    said = "no speech from 0.0 to 1.0 s: a steady sound"
+    for form in ("json", "verbose_json"):
+        found = post(http, wav(1), prompt=HUM, response_format=form).json()
+        assert (found["text"], found["notices"]) == ("", [said])
+    for form, body in (("text", "\n"), ("srt", ""), ("vtt", "WEBVTT\n")):
+        answer = post(http, wav(1), prompt=HUM, response_format=form)
+        assert (answer.text, answer.headers["x-torchwright-notices"]) == (body, said)
+    events = post(http, wav(1), prompt=HUM, stream="true").text.strip().split("\n\n")
+    assert [json.loads(event.removeprefix("data: ")) for event in events] == [
+        {"type": "transcript.text.done", "text": "", "notices": [said]}
+    ]
+    assert "notices" not in post(http, wav(1)).json()
+
+
+def test_channels_that_cancel_are_told(http):
+    file, one = io.BytesIO(), 0.3 * np.random.randn(16_000)
+    soundfile.write(file, np.stack([one, -one], 1), 16_000, format="WAV")
+    found = post(http, file.getvalue()).json()
+    assert found["text"] == "heard 16000"
+    assert "opposite phase" in found["notices"][0]

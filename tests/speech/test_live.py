@@ -114,7 +114,7 @@ def stdin(monkeypatch):
 
 
 def test_the_command(folder, stdin, capsys):
-    words = ["transcribe", "--live", "--language", "en", "--model", str(folder)]
+    words = ["transcribe", "--live", "--all", "--language", "en", "--model", str(folder)]
     stdin(raw(3))
     assert main(words) == 0
     assert capsys.readouterr().out.strip()

@@ -22,8 +22,10 @@ WAITING = 2400
 """Blocks that wait at most, ten minutes; a machine that is further behind stops reading."""
 
 
-def listen(recognizer: Recognizer, **options: Any) -> None:
+def listen(recognizer: Recognizer, *, quiet: bool = False, **options: Any) -> None:
     """Print what is said on standard input until it ends; what has not settled is printed then, or at Ctrl-C.
+
+    Where nothing was said, one line on standard error says what was heard instead, unless `quiet`.
 
     Raises `WorkloadError` for a model that cannot do it, and for what is no raw sound.
     """
@@ -46,6 +48,8 @@ def listen(recognizer: Recognizer, **options: Any) -> None:
             _print(live.hear(np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768))
     finally:
         _print(live.rest())
+        if live.instead is not None and not quiet:
+            say(f"torchwright: no speech in standard input: {live.instead}", err=True)
     if rest:
         raise WorkloadError("standard input ends within a sample", found="an odd number of bytes")
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from torchwright.duration import seconds
 from torchwright.errors import WorkloadError
+from torchwright.regular_file import is_url
 from torchwright.scheme import ASKED
 from torchwright.share import share
 
@@ -142,6 +144,18 @@ def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = click.option(name, metavar=metavar, show_default=default, help=help)(command)
     return command
+
+
+class LocalFile(click.Path):
+    """A file of this machine, which may be missing; a URL is refused before its slashes are taken for a path's."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, str) and is_url(value):
+            self.fail(f"{value} is a URL, and nothing is downloaded: give the name of a file.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Duration(click.ParamType[float]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchwright.cli.listening import listen
-from torchwright.cli.options import json_option, quiet_option
+from torchwright.cli.options import LocalFile, json_option, quiet_option
 from torchwright.cli.printing import print_json, say
 from torchwright.errors import TorchwrightError
 from torchwright.escapes import escaped
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("transcribe")
-@click.argument("files", metavar="FILE...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, type=LocalFile())
 @click.option(
     "--model",
     metavar="DIR|MODEL",
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     help="A Whisper or Moonshine of transformers, or an artifact of one.",
 )
 @click.option(
-    "--language", metavar="CODE", show_default="guessed from the first window", help="Such as en or de."
+    "--language",
+    metavar="NAME|CODE",
+    show_default="guessed from the first window",
+    help="Such as English or en, in any case.",
 )
 @click.option("--translate", is_flag=True, help="Into English.")
 @click.option(
@@ -59,6 +62,12 @@ if TYPE_CHECKING:
     default="text",
     show_default=True,
     help="Plain lines, subtitles, or all that is known.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Keep text that is left out otherwise: where no voice is heard, and where the model is sure of no word.",
 )
 @click.option(
     "--dtype",
@@ -96,6 +105,7 @@ def command(
     form: str,
     out: Path | None,
     live: bool,
+    everything: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -106,6 +116,7 @@ def command(
     what was found: with -o in NAME.partial and the format's suffix. A file that cannot be read is told, and the others
     are transcribed all the same; the exit code is then 2.
     """
+    options["only_speech"] = not everything
     if live:
         _check_live(files, form, out, as_json, options)
     elif not files:
@@ -121,7 +132,8 @@ def command(
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
     recognizer = open_speech(model, types[dtype], quantize)
     if live:
-        listen(recognizer, language=options["language"], translate=options["translate"])
+        asked = {name: options[name] for name in ("language", "translate", "only_speech")}
+        listen(recognizer, quiet=quiet, **asked)
         return
     shown = not as_json and out is None
     rows, failed = [], list[TorchwrightError]()
@@ -205,6 +217,8 @@ def _transcribe(
     finally:
         if not live and (finished or whole.segments):
             _deliver(whole, target, form, shown=shown, finished=finished)
+    for remark in whole.remarks() if not quiet else ():
+        say(f"torchwright: {file.name}: {remark}", err=True)
     seconds = time.monotonic() - begun
     rate = {"seconds_taken": seconds, "real_time_factor": seconds / whole.seconds}
     return {"file": file, "written": target, **rate, **facts(whole)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,10 +64,11 @@ class Recognizer(ABC):
         asked = Options(**options)
         self.check(asked)
         with opened(source) as sound:
-            done = False
+            done, told = False, 0
             for window in self.recognize(sound, asked):
                 done = True
-                yield window
+                new, told = tuple(sound.notices[told:]), len(sound.notices)
+                yield replace(window, notices=new) if new else window
             if not done:
                 raise WorkloadError(f"{sound.name} is too short for a window", found="no samples")
 

@@ -18,17 +18,13 @@ def as_text(transcript: Transcript) -> str:
 def as_srt(transcript: Transcript) -> str:
     """SubRip: numbered cues, a word each where words have times."""
     cues = enumerate(_cues(transcript.segments), 1)
-    return "\n".join(
-        f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text.strip()}\n"
-        for number, cue in cues
-    )
+    return "\n".join(f"{number}\n{_times(cue, ',')}\n{cue.text.strip()}\n" for number, cue in cues)
 
 
 def as_vtt(transcript: Transcript) -> str:
     """WebVTT, in which "&", "<" and "-->" of the text are no markup."""
     cues = "".join(
-        f"\n{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{_escaped(cue.text.strip())}\n"
-        for cue in _cues(transcript.segments)
+        f"\n{_times(cue, '.')}\n{_escaped(cue.text.strip())}\n" for cue in _cues(transcript.segments)
     )
     return f"WEBVTT\n{cues}"
 
@@ -57,6 +53,12 @@ def clock(seconds: float, point: str) -> str:
     hours, thousandths = divmod(thousandths, 3_600_000)
     minutes, thousandths = divmod(thousandths, 60_000)
     return f"{hours:02}:{minutes:02}:{thousandths // 1000:02}{point}{thousandths % 1000:03}"
+
+
+def _times(cue: Segment | Word, point: str) -> str:
+    """Return when a cue begins and ends: at least a millisecond later, since players leave out empty cues."""
+    begin = round(cue.start, 3)
+    return f"{clock(begin, point)} --> {clock(max(cue.end, begin + 0.001), point)}"
 
 
 def _cues(segments: Iterable[Segment]) -> list[Segment | Word]:

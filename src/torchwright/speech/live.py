@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchwright.speech.base import Recognizer
-from torchwright.speech.pauses import is_silent
 from torchwright.speech.sound import RATE
 from torchwright.speech.transcript import Options, Word
 
@@ -46,6 +45,8 @@ class Live:
         self._settled = list[str]()
         self._open = list[Word]()
         """The last hypothesis about what has not settled."""
+        self.instead: str | None = None
+        """The last reason for missing text; None after the first word."""
 
     def hear(self, samples: np.ndarray) -> str:
         """More samples (T,) at 16 kHz in float32; returns the text that has settled by them, often none."""
@@ -66,7 +67,8 @@ class Live:
 
     def _hypothesis(self) -> list[Word]:
         """The words behind the settled ones, in seconds from the sound's beginning."""
-        if len(self._held) < RATE // 10 or is_silent(self._held):
+        if len(self._held) < RATE // 10 or not self._held.any():
+            self._missed("silence")
             return []
         prompt = " ".join((str(self._options.get("prompt", "")), "".join(self._settled)[-PROMPT_CHARACTERS:]))
         found = self._recognizer.transcribe(self._held, **(self._options | {"prompt": prompt.strip()}))
@@ -75,12 +77,18 @@ class Live:
             for segment in found.segments
             for word in segment.words
         ]
+        if not words:
+            self._missed(*(one.reason for one in found.unheard))
         words = [word for word in words if word.end > self._until + JITTER_SECONDS]
         return words[_repeated(self._settled, words) :]
 
+    def _missed(self, *reasons: str) -> None:
+        if reasons and not self._settled:
+            self.instead = reasons[-1]
+
     def _settle(self, words: Sequence[Word]) -> str:
         if words:
-            self._until = words[-1].end
+            self._until, self.instead = words[-1].end, None
         texts = [word.text for word in words]
         self._settled = [*self._settled, *texts][-10 * TAIL :]
         return "".join(texts).strip()

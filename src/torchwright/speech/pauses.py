@@ -69,11 +69,16 @@ def _end(sound: Sound, begin: int, window: int) -> int:
 
 def pauses(samples: np.ndarray) -> np.ndarray:
     """The middles of the pauses, as samples; one at the very beginning is none."""
-    loud = levels(samples)
-    quiet = loud < max(SILENCE, QUIET * float(np.quantile(loud, 0.95)))
+    quiet = ~loud_frames(samples)
     runs = np.flatnonzero(np.diff(quiet.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
     runs = runs[(runs[:, 1] - runs[:, 0] >= PAUSE) & (runs[:, 0] > 0)]
     return FRAME * runs.sum(1) // 2
+
+
+def loud_frames(samples: np.ndarray) -> np.ndarray:
+    """Return which frames are loud, compared with the loudest ones."""
+    found = levels(samples)
+    return found >= max(SILENCE, QUIET * float(np.quantile(found, 0.95)))
 
 
 def levels(samples: np.ndarray) -> np.ndarray:

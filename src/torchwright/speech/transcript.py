@@ -9,6 +9,11 @@ from typing import Literal, get_args
 from torchwright.errors import WorkloadError, unknown
 
 MOST_WINDOWS = 16
+PAUSES = ("silence", "a pause")
+"""Reasons that need no remark if there is text."""
+MOST_REMARKS = 5
+"""Stretches that are named one by one."""
+JOINED_SECONDS = 0.05
 Timestamps = Literal["segment", "word"]
 
 
@@ -25,6 +30,8 @@ class Options:
     """Text as if it had been said before: names and spellings to be expected."""
     temperature: float = 0.0
     """Of the first attempt at a window, from 0 to 1."""
+    only_speech: bool = True
+    """Leave out text where no voice is heard, and text that the model itself finds improbable; say so in `unheard`."""
     batch: int = 1
     """Windows that are decoded side by side. With more than one, a sound is cut at pauses, and no part knows the text
     before it."""
@@ -64,6 +71,15 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unheard:
+    """A stretch of sound, in seconds, that has no text for a reason."""
+
+    start: float
+    end: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Window:
     """What was found in one window; the text before `until` is settled, of `total` seconds where that is known."""
 
@@ -71,6 +87,9 @@ class Window:
     total: float | None
     segments: tuple[Segment, ...]
     language: str | None
+    unheard: tuple[Unheard, ...] = ()
+    notices: tuple[str, ...] = ()
+    """Sentences about the sound that are new with this window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +99,8 @@ class Transcript:
     seconds: float = 0.0
     language: str | None = None
     segments: tuple[Segment, ...] = field(default=())
+    unheard: tuple[Unheard, ...] = field(default=())
+    notices: tuple[str, ...] = field(default=())
 
     @property
     def text(self) -> str:
@@ -89,8 +110,36 @@ class Transcript:
     def and_then(self, window: Window) -> Transcript:
         """With one more window."""
         return Transcript(
-            seconds=window.until, language=window.language, segments=self.segments + window.segments
+            seconds=window.until,
+            language=window.language,
+            segments=self.segments + window.segments,
+            unheard=_joined(self.unheard + window.unheard),
+            notices=self.notices + window.notices,
         )
+
+    def remarks(self) -> list[str]:
+        """Return what to tell the user: the sound's notices, and where text was left out and why."""
+        told = [one for one in self.unheard if one.reason not in PAUSES or not self.segments]
+        found = [
+            f"no speech from {one.start:.1f} to {one.end:.1f} s: {one.reason}" for one in told[:MOST_REMARKS]
+        ]
+        if len(told) > MOST_REMARKS:
+            found.append(f"no speech in {len(told) - MOST_REMARKS} other places")
+        if not self.segments and not found:
+            found = ["no speech: the model writes no words of it"]
+        return [*self.notices, *found]
+
+
+def _joined(unheard: tuple[Unheard, ...]) -> tuple[Unheard, ...]:
+    """Join stretches that follow each other for the same reason."""
+    found = list[Unheard]()
+    for one in unheard:
+        last = found[-1] if found else None
+        if last is not None and last.reason == one.reason and one.start - last.end < JOINED_SECONDS:
+            found[-1] = Unheard(start=last.start, end=max(last.end, one.end), reason=one.reason)
+        else:
+            found.append(one)
+    return tuple(found)
 
 
 def compression_ratio(text: str) -> float:

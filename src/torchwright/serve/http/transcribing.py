@@ -40,16 +40,16 @@ async def _answer(service: Service, request: Request, kind: type[TranslationRequ
         form = await read_form(request, place.upload, service.limits, place.hold)
         body = checked(kind, form)
         service.check_model(body.model)
-        await while_there(request, place.read())
+        notices = await while_there(request, place.read())
         windows = hear(service, request, str(place.samples), body.options())
         await kept.enter_async_context(contextlib.aclosing(windows))
-        answer, first = TranscriptionAnswer(body), await anext(windows)
+        answer, first = TranscriptionAnswer(body, notices), await anext(windows)
         if body.stream:  # what the model refuses has been raised
             return _Events(answer, first, windows, kept.pop_all(), service.limits.unread_seconds)
         answer.put(first)
         async for window in windows:
             answer.put(window)
-        return Response(answer.whole(), media_type=answer.media_type)
+        return Response(answer.whole(), media_type=answer.media_type, headers=answer.headers())
 
 
 async def hear(

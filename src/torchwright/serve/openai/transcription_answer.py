@@ -12,14 +12,15 @@ from torchwright.speech.transcript import Segment, Transcript, Window, compressi
 
 MEDIA_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 """Of forms that are no JSON."""
+NOTICES = "X-Torchwright-Notices"
 SEEKS_PER_SECOND = 100
 
 
 class TranscriptionAnswer:
     """Windows of one sound, taken in as they come."""
 
-    def __init__(self, body: TranslationRequest) -> None:
-        self._body, self._found = body, Transcript()
+    def __init__(self, body: TranslationRequest, notices: tuple[str, ...] = ()) -> None:
+        self._body, self._found = body, Transcript(notices=notices)
         self._seeks = list[float]()
         """Where each segment's window begins, in seconds."""
 
@@ -37,7 +38,17 @@ class TranscriptionAnswer:
 
     def end(self) -> bytes:
         """The last event."""
-        return _event({"type": "transcript.text.done", "text": self._found.text})
+        return _event({"type": "transcript.text.done", "text": self._found.text, **self._notices()})
+
+    def headers(self) -> dict[str, str]:
+        """Return the header that carries the notices of an answer that is not JSON."""
+        if self.media_type == "application/json" or not (told := self._found.remarks()):
+            return {}
+        return {NOTICES: "; ".join(told).encode("ascii", "replace").decode()}
+
+    def _notices(self) -> dict[str, list[str]]:
+        """Return what the client should know: the reason for missing text, and notices about the sound."""
+        return {"notices": told} if (told := self._found.remarks()) else {}
 
     def whole(self) -> bytes:
         """The answer in the form that was asked for."""
@@ -51,7 +62,7 @@ class TranscriptionAnswer:
                 return as_vtt(found).encode()
             case "verbose_json":
                 return msgspec.json.encode(self._verbose())
-        return msgspec.json.encode({"text": found.text, "usage": _usage(found)})
+        return msgspec.json.encode({"text": found.text, "usage": _usage(found), **self._notices()})
 
     def _verbose(self) -> dict[str, Any]:
         found, wanted = self._found, self._body.timestamp_granularities
@@ -61,6 +72,7 @@ class TranscriptionAnswer:
             "duration": found.seconds,
             "text": found.text,
             "usage": _usage(found),
+            **self._notices(),
         }
         if "segment" in wanted:
             rows = zip(found.segments, self._seeks, strict=True)

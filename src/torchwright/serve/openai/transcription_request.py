@@ -71,7 +71,7 @@ class TranscriptionRequest(TranslationRequest):
     """A sound that becomes text in the language that is spoken."""
 
     language: str | None = None
-    """A code such as en; the model's own guess where it is left out."""
+    """A code or a name, such as en or English; the model's own guess where it is left out."""
 
     def options(self) -> Options:
         return self._options(language=self.language)

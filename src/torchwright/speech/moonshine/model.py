@@ -19,7 +19,8 @@ from torchwright.speech.moonshine.windows import LEAST, LONGEST, quietest, state
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import SpeechModel
 from torchwright.speech.together import Reading, together
-from torchwright.speech.transcript import Options, Segment, Window
+from torchwright.speech.transcript import Options, Segment, Unheard, Window
+from torchwright.speech.voice import find_voice
 
 TOKENS_PER_SECOND = 6.5
 """No speech has more; without the limit the model may repeat itself (its authors' advice)."""
@@ -72,12 +73,17 @@ class Moonshine(Recognizer):
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
         windows = _windows(sound)
         while taken := list(islice(windows, options.batch)):
-            found = iter(together([self.decode(samples) for _, samples in taken if samples.any()]))
-            for begin, samples in taken:
-                tokens, mean_logprob = next(found) if samples.any() else ([], 0.0)
-                end = begin + len(samples)
-                segments = self._segments(tokens, mean_logprob, begin / RATE, end / RATE)
-                yield Window(until=end / RATE, total=sound.seconds, segments=segments, language=None)
+            reasons = [_reason(samples, options) for _, samples in taken]
+            heard = [samples for (_, samples), reason in zip(taken, reasons, strict=True) if reason is None]
+            found = iter(together([self.decode(samples) for samples in heard]))
+            for (begin, samples), reason in zip(taken, reasons, strict=True):
+                start, end = begin / RATE, (begin + len(samples)) / RATE
+                segments, unheard = (), (Unheard(start=start, end=end, reason=reason or ""),)
+                if reason is None:
+                    segments, unheard = self._segments(*next(found), start, end), ()
+                yield Window(
+                    until=end, total=sound.seconds, segments=segments, language=None, unheard=unheard
+                )
 
     def heard(self, samples: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.pad(samples, (0, max(0, LEAST - len(samples)))))[None]
@@ -108,6 +114,14 @@ class Moonshine(Recognizer):
         text = self.tokenizer.decode(tokens).strip()
         found = Segment(start=start, end=end, text=text, tokens=tuple(tokens), mean_logprob=mean_logprob)
         return (found,) if text else ()
+
+
+def _reason(samples: np.ndarray, options: Options) -> str | None:
+    """Return why a window is not decoded."""
+    if not samples.any():
+        return "silence"
+    voice = find_voice(samples) if options.only_speech else None
+    return None if voice is None or voice.anywhere else voice.instead(0, len(samples) / RATE)
 
 
 def _windows(sound: Sound) -> Iterator[tuple[int, np.ndarray]]:

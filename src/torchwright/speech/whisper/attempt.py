@@ -24,6 +24,9 @@ class Limits:
     mean_logprob: float = -1.0
     no_speech: float = 0.6
     """Above this probability an improbable text is silence."""
+    unsure: float = -2.0
+    """Mean log-probability below which the last attempt's text is left out: twice as improbable as what is decoded
+    again. What Whisper writes of tones and loud noise is below it."""
     forget: float = 0.5
     """Text that took a higher temperature is no prompt for what follows."""
 
@@ -47,6 +50,17 @@ class Attempt:
     def silent(self, limits: Limits) -> bool:
         """Whether nobody speaks, so that the text is none."""
         return self.no_speech > limits.no_speech and self.mean_logprob < limits.mean_logprob
+
+
+def unsure(found: Attempt, ratio: float, limits: Limits) -> str | None:
+    """Return why an attempt's text is not believed; its compression ratio is given."""
+    if found.silent(limits):
+        return f"the model hears no speech (probability {found.no_speech:.2f})"
+    if found.mean_logprob < limits.unsure:
+        return f"the model is not sure of any word (mean log-probability {found.mean_logprob:.1f})"
+    if found.mean_logprob < limits.mean_logprob and ratio > limits.compression_ratio:
+        return f"the model repeats itself (compression ratio {ratio:.1f})"
+    return None
 
 
 def decode(

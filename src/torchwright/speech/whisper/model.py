@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from torchwright.errors import ModelError, WorkloadError, unknown
+from torchwright.errors import ModelError, UnknownName, WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.speech.base import Recognizer
 from torchwright.speech.calls import CacheSizes
-from torchwright.speech.pauses import is_silent, parts
+from torchwright.speech.languages import language_code
+from torchwright.speech.pauses import PAUSE, is_silent, loud_frames, parts
 from torchwright.speech.sound import RATE, Sound, of_samples
 from torchwright.speech.steps import Encoded, SpeechModel
 from torchwright.speech.together import Reading, together
-from torchwright.speech.transcript import Options, Segment, Window, Word, compression_ratio
+from torchwright.speech.transcript import Options, Segment, Unheard, Window, Word, compression_ratio
+from torchwright.speech.voice import Voice, find_voice
 from torchwright.speech.whisper.align import read_heads, smooth, starts
-from torchwright.speech.whisper.attempt import Attempt, Limits, decode
+from torchwright.speech.whisper.attempt import Attempt, Limits, decode, unsure
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
+from torchwright.speech.whisper.times import Span, apart, trimmed
 from torchwright.speech.whisper.tracks import Track, in_order
 from torchwright.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
 from torchwright.speech.whisper.words import timed
@@ -75,14 +78,24 @@ class Whisper(Recognizer):
             raise WorkloadError(
                 f"{self.folder.name} was trained without text before a window, and takes no prompt"
             )
-        if options.language is None:
-            return
-        if languages and options.language not in languages:
-            raise unknown("language", options.language, languages)
-        if not languages and options.language != "en":
+        self.code(options.language)
+
+    def code(self, language: str | None) -> str | None:
+        """Return the code of a language by its name or code.
+
+        Raises `UnknownName` for one that this model does not know, and `WorkloadError` for any but English where it
+        knows no other.
+        """
+        if language is None:
+            return None
+        if self.vocabulary.languages:
+            return language_code(language, self.vocabulary.languages)
+        try:
+            return language_code(language, ["en"])
+        except UnknownName as error:
             raise WorkloadError(
-                f"{self.folder.name} knows English alone", found=f"language {options.language}"
-            )
+                f"{self.folder.name} knows English alone", found=f"language {language}"
+            ) from error
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
         before = self._prompted(options.prompt)
@@ -145,74 +158,108 @@ class Whisper(Recognizer):
         return self.tokenizer.decode(self.vocabulary.text(tokens))
 
 
+@dataclass(frozen=True)
+class _Heard:
+    """A window that is decoded: its samples, where a voice is in them if that was asked, and the encoder's states."""
+
+    samples: np.ndarray
+    voice: Voice | None
+    encoded: Encoded
+
+
 class _Rounds:
     """What is asked of one sound: in each round, every track's next window is decoded beside the others'."""
 
     def __init__(self, whisper: Whisper, options: Options, total: float | None) -> None:
         self._whisper, self._options, self._total = whisper, options, total
         self._limits = whisper.limits.starting_at(options.temperature)
-        self._language = options.language
+        self._language = whisper.code(options.language)
 
     def advance(self, tracks: Sequence[Track]) -> None:
         """One more window of each, or its end."""
-        whisper, heard = self._whisper, list[tuple[Track, int, Encoded]]()
+        whisper, heard = self._whisper, list[tuple[Track, _Heard]]()
         for track in tracks:
             samples = track.sound.window(track.frame * HOP, whisper.window)
             if len(samples) < HOP:
                 track.done = True
+                continue
+            voice = find_voice(samples) if self._options.only_speech else None
+            if voice is not None and not voice.anywhere:
+                # A word that begins in the last second belongs to the next window.
+                count = len(samples) - RATE if len(samples) == whisper.window > 2 * RATE else len(samples)
+                self._pass(track, count, voice.instead(0, count / RATE))
             elif self._options.batch > 1 and is_silent(samples):
-                self._put(track, track.frame * HOP + len(samples), [])
-                track.frame += len(samples) // HOP
+                self._pass(track, len(samples), "silence")
             else:
                 encoded = whisper.encode(samples)
                 self._language = self._language or whisper.language(encoded)
-                heard.append((track, len(samples), encoded))
+                heard.append((track, _Heard(samples, voice, encoded)))
         task = "translate" if self._options.translate else "transcribe"
         prompt = whisper.vocabulary.prompt(self._language, task)
         readings = [
-            whisper.decode(encoded, track.before, prompt, self._limits, seed=track.begin // HOP + track.frame)
-            for track, _, encoded in heard
+            whisper.decode(
+                window.encoded, track.before, prompt, self._limits, seed=track.begin // HOP + track.frame
+            )
+            for track, window in heard
         ]
-        for (track, count, encoded), found in zip(heard, together(readings), strict=True):
-            self._take(track, count, encoded, prompt, found)
+        for (track, window), found in zip(heard, together(readings), strict=True):
+            self._take(track, window, prompt, found)
 
-    def _take(
-        self, track: Track, count: int, encoded: Encoded, prompt: Sequence[int], found: Attempt
-    ) -> None:
-        """What was found in a window of so many samples, after which the track's next one begins."""
-        frames = count // HOP
+    def _pass(self, track: Track, count: int, reason: str) -> None:
+        """Go on behind so many samples without speech."""
+        begin, until = track.frame * HOP, track.frame * HOP + count
+        track.frame += count // HOP
+        without = Unheard(start=(track.begin + begin) / RATE, end=(track.begin + until) / RATE, reason=reason)
+        self._put(track, until, [], [without])
+
+    def _take(self, track: Track, window: _Heard, prompt: Sequence[int], found: Attempt) -> None:
+        """Take what was found in a window, after which the track's next window begins."""
+        count = len(window.samples)
+        frames, start = count // HOP, (track.begin + track.frame * HOP) / RATE
         pieces, ahead = cut(found.tokens, self._whisper.vocabulary, frames)
-        if found.silent(self._limits):
-            pieces, ahead = [], frames
+        loud_T = loud_frames(window.samples)[: max(1, frames // FRAMES_PER_TICK)]
+        spans = _spans(pieces, loud_T)
+        unheard = list[Unheard]()
+        if found.silent(self._limits) or (self._options.only_speech and pieces):
+            ratio = compression_ratio(self._whisper.text(found.tokens))
+            if reason := unsure(found, ratio, self._limits):
+                unheard.append(Unheard(start=start, end=start + count / RATE, reason=reason))
+                pieces, spans, ahead = [], [], frames
+        if window.voice is not None:
+            pieces, spans, without = _spoken(pieces, spans, window.voice, start)
+            unheard += without
         track.before += [token for piece in pieces for token in piece.tokens]
         if found.temperature > self._limits.forget:
             track.before = []
-        start = (track.begin + track.frame * HOP) / RATE
-        segments = [self._segment(piece, found, start, count / RATE) for piece in pieces]
+        segments = [
+            self._segment(piece, span, found, start) for piece, span in zip(pieces, spans, strict=True)
+        ]
         if self._options.timestamps == "word" and pieces:
-            words = self._words(pieces, prompt, encoded, min(ahead, frames) // FRAMES_PER_TICK)
+            settled_T = loud_T[: max(1, min(ahead, frames) // FRAMES_PER_TICK)]
+            words = self._words(pieces, spans, prompt, window.encoded, settled_T)
             segments = [
                 _with_words(segment, own, start) for segment, own in zip(segments, words, strict=True)
             ]
         until = track.frame * HOP + (ahead * HOP if ahead < frames else count)
         track.frame += min(ahead, frames)
-        self._put(track, until, segments)
+        self._put(track, until, segments, unheard)
 
-    def _put(self, track: Track, until: int, segments: Sequence[Segment]) -> None:
+    def _put(self, track: Track, until: int, segments: Sequence[Segment], unheard: Sequence[Unheard]) -> None:
         track.found.append(
             Window(
                 until=(track.begin + until) / RATE,
                 total=self._total,
                 segments=tuple(segment for segment in segments if segment.text),
                 language=self._language,
+                unheard=tuple(unheard),
             )
         )
 
-    def _segment(self, piece: Piece, found: Attempt, start: float, longest: float) -> Segment:
-        """A piece of a window that begins at `start` seconds and holds `longest` seconds of sound."""
+    def _segment(self, piece: Piece, span: Span, found: Attempt, start: float) -> Segment:
+        """Return a piece of a window that begins at `start` seconds; the span is in ticks."""
         return Segment(
-            start=start + min(piece.begin * TICK_SECONDS, longest),
-            end=start + min(piece.end * TICK_SECONDS, longest),
+            start=start + span[0] * TICK_SECONDS,
+            end=start + span[1] * TICK_SECONDS,
             text=self._whisper.text(piece.tokens).strip(),
             tokens=piece.tokens,
             mean_logprob=found.mean_logprob,
@@ -221,9 +268,14 @@ class _Rounds:
         )
 
     def _words(
-        self, pieces: Sequence[Piece], prompt: Sequence[int], encoded: Encoded, ticks: int
+        self,
+        pieces: Sequence[Piece],
+        spans: Sequence[Span],
+        prompt: Sequence[int],
+        encoded: Encoded,
+        loud_T: np.ndarray,
     ) -> list[list[Word]]:
-        """Each piece's words, in seconds from the window's beginning; all were said in its first ticks."""
+        """Return each piece's words in ticks; all were said in the ticks of `loud_T`."""
         whisper, language = self._whisper, "en" if self._options.translate else self._language
         texts = [whisper.vocabulary.text(piece.tokens) for piece in pieces]
         said = [token for text in texts for token in text]
@@ -231,13 +283,41 @@ class _Rounds:
         ids = ids[: whisper.positions]  # the end may not fit; its own row is not wanted
         looks_HTS = whisper.model.cross_attention(whisper.heads, ids, encoded)
         rows = slice(len(prompt), len(prompt) + len(said) + 1)  # what follows a token is chosen in its row
-        begins = TICK_SECONDS * starts(smooth(looks_HTS[..., : max(1, ticks)])[rows])
-        return timed(texts, begins.tolist(), whisper.tokenizer.decode, language)
+        begins = starts(smooth(looks_HTS[..., : len(loud_T)])[rows])
+        return timed(texts, begins.tolist(), spans, loud_T, whisper.tokenizer.decode, language)
+
+
+def _spoken(
+    pieces: Sequence[Piece], spans: Sequence[Span], voice: Voice, start: float
+) -> tuple[list[Piece], list[Span], list[Unheard]]:
+    """Return the pieces at whose time there is a voice, their spans, and what is left out."""
+    kept, unheard = list[tuple[Piece, Span]](), list[Unheard]()
+    for piece, span in zip(pieces, spans, strict=True):
+        begin, end = (tick * TICK_SECONDS for tick in span)
+        if voice.during(begin, end):
+            kept.append((piece, span))
+        else:
+            reason = voice.instead(begin, end)
+            unheard.append(Unheard(start=start + begin, end=start + end, reason=reason))
+    return [piece for piece, _ in kept], [span for _, span in kept], unheard
+
+
+def _spans(pieces: Sequence[Piece], loud_T: np.ndarray) -> list[Span]:
+    """Return when each piece was said, in ticks: by its timestamps, without long pauses around its sound.
+
+    A model may place a piece behind the sound's end.
+    """
+    ticks = len(loud_T)
+    said = [(float(min(piece.begin, ticks)), float(min(piece.end, ticks))) for piece in pieces]
+    return apart([trimmed(span, loud_T, PAUSE) for span in said], ticks)
 
 
 def _with_words(segment: Segment, words: Sequence[Word], start: float) -> Segment:
-    """A segment with its words, which say more precisely when it was said."""
+    """Return a segment with its words, which say more precisely when it was said."""
     if not words:
         return segment
-    moved = tuple(Word(start=start + w.start, end=start + w.end, text=w.text) for w in words)
+    moved = tuple(
+        Word(start=start + w.start * TICK_SECONDS, end=start + w.end * TICK_SECONDS, text=w.text)
+        for w in words
+    )
     return replace(segment, start=moved[0].start, end=moved[-1].end, words=moved)

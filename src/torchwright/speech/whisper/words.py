@@ -6,7 +6,10 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from torchwright.speech.transcript import Word
+from torchwright.speech.whisper import times
 
 BEFORE = "\"'“¡¿([{-"
 """Punctuation that belongs to the word behind it."""
@@ -36,18 +39,32 @@ def split(tokens: Sequence[int], decode: Decode, language: str | None) -> list[S
 
 
 def timed(
-    texts: Sequence[Sequence[int]], begins: Sequence[float], decode: Decode, language: str | None
+    texts: Sequence[Sequence[int]],
+    begins: Sequence[float],
+    within: Sequence[times.Span],
+    loud_T: np.ndarray,
+    decode: Decode,
+    language: str | None,
 ) -> list[list[Word]]:
-    """Each text's words; `begins` has the time of every token, and of the end."""
-    place, found = 0, list[list[Word]]()
-    for text in texts:
-        words = list[Word]()
-        for span in split(text, decode, language):
-            start, place = begins[place], place + span.tokens
-            if span.text.strip():
-                words.append(Word(start=start, end=begins[place], text=span.text))
-        found.append(words)
-    return found
+    """Return each text's words in ticks, all of them inside of the text's span of `within` where it has room.
+
+    `begins` has the tick of every token, and of the end. A word has some time, and it begins and ends on sound.
+    """
+    place, spans, found = 0, list[times.Span](), list[list[str]]()
+    for text, (least, most) in zip(texts, within, strict=True):
+        words = split(text, decode, language)
+        places = np.cumsum([place, *(word.tokens for word in words)])
+        bounds = [min(max(begins[i], least), most) for i in places]
+        found_at = times.shared(bounds, [len(word.text.strip()) for word in words], loud_T)
+        place = int(places[-1])
+        kept = [(word.text, at) for word, at in zip(words, found_at, strict=True) if word.text.strip()]
+        spans += times.apart([at for _, at in kept], most, least)
+        found.append([word for word, _ in kept])
+    moved = iter(times.apart(spans, len(loud_T)))
+    return [
+        [Word(start=start, end=end, text=word) for word, (start, end) in zip(words, moved, strict=False)]
+        for words in found
+    ]
 
 
 def _characters(tokens: Sequence[int], decode: Decode) -> list[Span]:
