@@ -96,6 +96,8 @@ def test_other_forms(http, form, name):
         ({"prompt": "a", "background": "opaque"}, "the model paints one"),
         ({"prompt": "a", "stream": True}, "pictures come whole"),
         ({"prompt": "a", "cfg": 3}, "'cfg' is not supported"),
+        ({"prompt": "a", "guidance": -1}, "'guidance'"),
+        ({"prompt": "a", "negative_prompt": 3}, "'negative_prompt'"),
     ],
 )
 def test_what_is_refused(http, body, said):
@@ -166,3 +168,9 @@ def test_an_engine_that_dies_is_said():
     with serving(kind="painter") as running:
         answer = httpx.post(running.url + PATH, json={"prompt": DIES}, timeout=60)
     assert answer.status_code == 503
+
+
+def test_guidance_negative_prompt_and_scheduler_are_taken(http):
+    asked = {"prompt": "a", "guidance": 4, "negative_prompt": "blue", "scheduler": "euler", "n": 2}
+    found = http.post(PATH, json=asked).json()["data"]
+    assert [opened(item).getpixel((0, 0))[2] for item in found] == [5, 5]

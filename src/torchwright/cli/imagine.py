@@ -11,11 +11,17 @@ import click
 
 from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
+from torchwright.diffusion.limits import STEPS, Style
+from torchwright.diffusion.schedulers import NAMES
 from torchwright.process.files import check_writable, replacing
 from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from torchwright.diffusion.diffuser import Diffuser, Drawn
+
+MOST_COUNT = 1000
 
 
 class _Size(click.ParamType):
@@ -38,7 +44,35 @@ class _Size(click.ParamType):
 @click.option(
     "--seed", type=int, default=0, show_default=True, metavar="N", help="Equal seeds give equal pictures."
 )
-@click.option("--steps", type=int, default=20, show_default=True, metavar="N", help="Of the denoiser.")
+@click.option(
+    "--steps",
+    type=int,
+    metavar="N",
+    show_default=f"{STEPS}, or as few as a distilled model was trained for",
+    help="Of the denoiser.",
+)
+@click.option(
+    "--guidance",
+    type=float,
+    metavar="X",
+    show_default="the pipeline's, 0 for a turbo model",
+    help="How strongly the prompt is followed; 0 and 1 are none.",
+)
+@click.option("--negative", metavar="PROMPT", help="What the picture is guided away from.")
+@click.option(
+    "--scheduler",
+    metavar="NAME",
+    show_default="the model's own",
+    help=f"In place of the model's own: {', '.join(NAMES)}.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1, MOST_COUNT),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Pictures, of N seeds that follow each other; several are FILE-1.png, FILE-2.png, …",
+)
 @click.option(
     "--size", type=_Size(), metavar="HxW", show_default="the model's", help="Height and width in pixels."
 )
@@ -67,7 +101,11 @@ def command(
     prompt: str,
     model: str,
     seed: int,
-    steps: int,
+    steps: int | None,
+    guidance: float | None,
+    negative: str | None,
+    scheduler: str | None,
+    count: int,
     size: tuple[int, int] | None,
     frames: int | None,
     preview: bool,
@@ -95,41 +133,71 @@ def command(
     if not quiet:
         for notice in diffuser.folder.notices:
             say(f"{model}: {notice}", err=True)
-    begun = time.monotonic()
+    if not quiet and steps is None and diffuser.habits.why:
+        say(f"{model}: a distilled model ({diffuser.habits.why}): {diffuser.habits.steps} steps", err=True)
+    style = Style(guidance=guidance, negative=negative, scheduler=scheduler)
+    asked: dict[str, Any] = {"steps": steps, "size": size, "frames": frames, "style": style}
+    rows = list[dict[str, Any]]()
+    for number in range(count):
+        target = out if count == 1 else out.with_stem(f"{out.stem}-{number + 1}")
+        drawn, seconds = _draw(diffuser, prompt, target, seed + number, asked, preview=preview, quiet=quiet)
+        if not quiet and number == 0:
+            for notice in drawn.notices:
+                say(f"{model}: {notice}", err=True)
+        rows.append(_row(drawn, target, seed + number, seconds))
+        if not quiet and not as_json:
+            say(_sentence(rows[-1]))
+    if as_json:
+        print_json({**rows[0], "pictures": rows})
+
+
+def _draw(
+    diffuser: Diffuser,
+    prompt: str,
+    target: Path,
+    seed: int,
+    asked: dict[str, Any],
+    *,
+    preview: bool,
+    quiet: bool,
+) -> tuple[Drawn, float]:
+    """Draw one picture into its file; return it, and the seconds that it took."""
+    live, begun = not quiet and sys.stderr.isatty(), time.monotonic()
     try:
         drawn = diffuser.draw(
             prompt,
             seed=seed,
-            steps=steps,
-            size=size,
-            frames=frames,
-            on_step=None if quiet or not sys.stderr.isatty() else _tell,
-            preview=(lambda step, pixels_HW3: _write(out, pixels_HW3[None])) if preview else None,
+            **asked,
+            on_step=_tell if live else None,
+            preview=(lambda step, pixels_HW3: _write(target, pixels_HW3[None])) if preview else None,
         )
     finally:
-        if not quiet and sys.stderr.isatty():
+        if live:
             say(err=True)
-    seconds = time.monotonic() - begun
-    for notice in drawn.notices if not quiet else ():
-        say(f"{model}: {notice}", err=True)
-    _write(out, drawn.frames_FHW3)
+    _write(target, drawn.frames_FHW3)
+    return drawn, time.monotonic() - begun
+
+
+def _row(drawn: Drawn, target: Path, seed: int, seconds: float) -> dict[str, Any]:
     height, width, _ = drawn.pixels_HW3.shape
-    if as_json:
-        print_json(
-            {
-                "file": out,
-                "height": height,
-                "width": width,
-                "frames": len(drawn.frames_FHW3),
-                "seed": seed,
-                "steps": steps,
-                "seconds": seconds,
-                "notices": drawn.notices,
-            }
-        )
-    elif not quiet:
-        film = f"{len(drawn.frames_FHW3)} frames of " if len(drawn.frames_FHW3) > 1 else ""
-        say(f"{out}: {film}{height}x{width} pixels, {steps} steps in {seconds:.1f} s")
+    return {
+        "file": target,
+        "height": height,
+        "width": width,
+        "frames": len(drawn.frames_FHW3),
+        "seed": seed,
+        "steps": drawn.steps,
+        "seconds": seconds,
+        "notices": drawn.notices,
+    }
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    film = f"{row['frames']} frames of " if row["frames"] > 1 else ""
+    pixels = f"{row['height']}x{row['width']} pixels"
+    return (
+        f"{row['file']}: {film}{pixels}, seed {row['seed']}, {row['steps']} steps in {row['seconds']:.1f} s"
+    )
 
 
 def _tell(done: int, total: int) -> None:

@@ -13,13 +13,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.diffusion.distilled import habits
 from torchwright.diffusion.folder import READERS, PipelineFolder
-from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_PIXELS, MOST_SEED, MOST_STEPS, STEPS
+from torchwright.diffusion.limits import (
+    LONGEST_PROMPT,
+    MOST_GUIDANCE,
+    MOST_PIXELS,
+    MOST_SEED,
+    MOST_STEPS,
+    Style,
+)
 from torchwright.diffusion.parts import Ask, find_class, stand_ins
 from torchwright.diffusion.sampling import Plan, Steps
+from torchwright.diffusion.schedulers import NAMES, possible
 from torchwright.diffusion.truncation import cut_prompts
-from torchwright.errors import ModelError, WorkloadError, first_line
+from torchwright.errors import ModelError, WorkloadError, first_line, unknown
 from torchwright.workloads.huggingface import quiet_transformers
+
+NOT_FINITE = (
+    "the picture holds values that are not numbers, and is black there: take another scheduler or float32"
+)
 
 
 class ImagineError(WorkloadError, ValueError):
@@ -36,8 +49,9 @@ class Drawn:
     frames_FHW3: np.ndarray
     picture_3HW: torch.Tensor
     latents: torch.Tensor
+    steps: int
     notices: tuple[str, ...] = ()
-    """What was left out of the prompt."""
+    """Sentences for the user: parts of the prompt that were left out, faults of the picture."""
 
     @property
     def pixels_HW3(self) -> np.ndarray:
@@ -59,6 +73,8 @@ class Diffuser:
         self._denoise: Callable[..., Any] = ask
         self._latents: torch.Tensor | None = None
         self.pipe = _pipeline(folder, stand_ins(folder, self._answer, device))
+        self._own_scheduler = self.pipe.scheduler
+        self.habits = habits(folder)
 
     @property
     def multiple(self) -> int:
@@ -100,16 +116,20 @@ class Diffuser:
         step = next((int(getattr(self.pipe, name)) for name in names if hasattr(self.pipe, name)), 1)
         return step * self.folder.family.together
 
-    def check(self, prompt: str, seed: int, steps: int, size: tuple[int, int], frames: int = 1) -> None:
-        """Raises `ImagineError` for what no picture is made of."""
+    def check(
+        self,
+        prompt: str,
+        seed: int,
+        steps: int,
+        size: tuple[int, int],
+        frames: int = 1,
+        style: Style = Style(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Raises `ImagineError` for what no picture is made of, and `UnknownName` for a scheduler without that name."""
         height, width = size
         multiple = self.multiple
-        if not isinstance(prompt, str) or not _is_text(prompt):
-            raise ImagineError(
-                "the prompt is no text", found=ascii(prompt)[:80], allowed="one text of Unicode"
-            )
-        if len(prompt) > LONGEST_PROMPT:
-            raise ImagineError(f"a prompt of {len(prompt):,} characters", allowed=f"{LONGEST_PROMPT:,}")
+        _check_prompt(prompt)
+        self._check_style(style)
         if not 0 <= seed <= MOST_SEED:
             raise ImagineError(f"seed {seed}", allowed=f"0 to {MOST_SEED}")
         if not 1 <= steps <= MOST_STEPS:
@@ -129,33 +149,84 @@ class Diffuser:
                 allowed=f"1 and {self._apart} more each time, at most {MOST_PIXELS:,} pixels together",
             )
 
+    def _check_style(self, style: Style) -> None:
+        family, kind = self.folder.family, self.folder.pipeline
+        if style.guidance is not None and not 0 <= style.guidance <= MOST_GUIDANCE:
+            raise ImagineError(f"guidance {style.guidance:g}", allowed=f"0 to {MOST_GUIDANCE:g}")
+        embeds = getattr(getattr(self.pipe, family.denoiser).config, "guidance_embeds", None)
+        if style.guidance is not None and embeds is False and not family.negative:
+            raise ImagineError(
+                f"this {kind} was trained without guidance", found=f"guidance {style.guidance:g}"
+            )
+        if style.negative is not None:
+            _check_prompt(style.negative, "negative prompt")
+            if not self._guided(style):
+                raise ImagineError(
+                    "a negative prompt changes nothing here",
+                    found=f"{kind} without guidance by a second prompt",
+                    next="leave it out"
+                    if not family.negative
+                    else "ask for guidance above 1, or leave it out",
+                )
+        if style.scheduler is not None:
+            self._scheduler(style.scheduler)
+
+    def _guided(self, style: Style) -> bool:
+        """Return whether a step compares the prompt's prediction with another prompt's."""
+        config = getattr(self.pipe, self.folder.family.denoiser).config
+        if not self.folder.family.negative or getattr(config, "time_cond_proj_dim", None) is not None:
+            return False
+        guidance = self.habits.guidance if style.guidance is None else style.guidance
+        return guidance is None or guidance > 1
+
+    def _scheduler(self, name: str | None) -> Any:
+        """Return diffusers' scheduler of a name, with the folder's configuration; None is the folder's own."""
+        own = self._own_scheduler
+        if name is None:
+            return own
+        if name not in NAMES:
+            raise unknown("scheduler", name[:80], NAMES)
+        choice = possible(type(own).__name__)
+        if name not in choice:
+            raise ImagineError(
+                f"{self.folder.pipeline} cannot use the scheduler {name}",
+                found=f"the folder's own is {type(own).__name__}",
+                allowed=", ".join(choice) or "the folder's own alone",
+            )
+        cls, options = choice[name]
+        with quiet_transformers():
+            return find_class("diffusers", cls, "SchedulerMixin").from_config(own.config, **options)
+
     def draw(
         self,
         prompt: str,
         *,
         seed: int = 0,
-        steps: int = STEPS,
+        steps: int | None = None,
         size: tuple[int, int] | None = None,
         frames: int | None = None,
+        style: Style = Style(),  # noqa: B008 (frozen)
         on_step: Callable[[int, int], None] | None = None,
         preview: Callable[[int, np.ndarray], None] | None = None,
     ) -> Drawn:
         """The picture of a prompt: equal seeds give equal pictures, to the bit, on one machine and number of threads.
 
-        `size` is (height, width), `frames` a film's length. `on_step` is told how many of how many steps are done,
+        `size` is (height, width), `frames` a film's length; `steps` and `style` are by default what the model was
+        trained for. `on_step` is told how many of how many steps are done,
         `preview` is given the picture so far after each of them, (H, W, 3) uint8; a preview takes a pass of the VAE.
 
         Raises `ImagineError` for sizes, numbers and prompts that the pipeline does not take.
         """
         height, width = size = size or self.size
-        frames = frames or self.frames
-        self.check(prompt, seed, steps, size, frames)
+        frames, steps = frames or self.frames, self.habits.steps if steps is None else steps
+        self.check(prompt, seed, steps, size, frames, style)
+        self.pipe.scheduler = self._scheduler(style.scheduler)
         self._denoise = Steps(
             lambda *args, **kwargs: self._ask(self.folder.family.denoiser, *args, **kwargs),
             self.plan,
             count=lambda: len(self.pipe.scheduler.timesteps),
             told=on_step or (lambda done, total: None),
-            turns=self.folder.family.turns,
+            turns=self.folder.family.turns if self._guided(style) else 1,
         )
         film = {"num_frames": frames} if self.folder.family.video else {}
         try:
@@ -168,7 +239,7 @@ class Diffuser:
                     generator=torch.Generator("cpu").manual_seed(seed),
                     output_type="pt",
                     **film,
-                    **self._taken(),
+                    **(self._taken() | self._asked(style)),
                 )
         except ImagineError:
             raise
@@ -187,10 +258,13 @@ class Diffuser:
             ) from error
         assert self._latents is not None
         frames_F3HW = (made.frames[0] if self.folder.family.video else made.images).float().cpu()
+        if not frames_F3HW.isfinite().all():
+            notices.append(NOT_FINITE)
         return Drawn(
             frames_FHW3=np.stack([pixels(frame) for frame in frames_F3HW]),
             picture_3HW=torch.cat(list(frames_F3HW), dim=1),
             latents=self._latents[0].cpu(),
+            steps=steps,
             notices=tuple(notices),
         )
 
@@ -198,6 +272,12 @@ class Diffuser:
         """The family's arguments that this pipeline has."""
         names = inspect.signature(type(self.pipe).__call__).parameters
         return {name: value for name, value in self.folder.family.arguments if name in names}
+
+    def _asked(self, style: Style) -> dict[str, Any]:
+        """Return the pipeline's arguments for a style."""
+        guidance = self.habits.guidance if style.guidance is None else style.guidance
+        asked: dict[str, Any] = {} if guidance is None else {self.folder.family.guidance: guidance}
+        return asked if style.negative is None else asked | {"negative_prompt": style.negative}
 
     def _answer(self, part: str, *args: Any, **kwargs: Any) -> Any:
         """What a stand-in asks: the denoiser goes through the steps' plan."""
@@ -234,6 +314,13 @@ class Diffuser:
             del scheduler.step
 
 
+def _check_prompt(prompt: str, what: str = "prompt") -> None:
+    if not isinstance(prompt, str) or not _is_text(prompt):
+        raise ImagineError(f"the {what} is no text", found=ascii(prompt)[:80], allowed="one text of Unicode")
+    if len(prompt) > LONGEST_PROMPT:
+        raise ImagineError(f"a {what} of {len(prompt):,} characters", allowed=f"{LONGEST_PROMPT:,}")
+
+
 def _is_text(text: str) -> bool:
     """Whether it can be written down: half of a surrogate pair cannot, as a shell gives for bytes that are no UTF-8."""
     try:
@@ -244,8 +331,8 @@ def _is_text(text: str) -> bool:
 
 
 def pixels(picture_3HW: torch.Tensor) -> np.ndarray:
-    """From 0 to 1 → (H, W, 3) uint8, rounded."""
-    return (picture_3HW.permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
+    """From 0 to 1 → (H, W, 3) uint8, rounded; black where it is not a number."""
+    return (picture_3HW.nan_to_num().permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
 
 
 def _pipeline(folder: PipelineFolder, models: dict[str, torch.nn.Module]) -> Any:

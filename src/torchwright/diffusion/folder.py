@@ -34,6 +34,10 @@ class Family:
     """Steps in time that the VAE takes at once, but for the first frame's."""
     multiple: int = 1
     """Pixels that the pipeline asks sides to be multiples of, whatever its VAE needs."""
+    guidance: str = "guidance_scale"
+    """The argument of the pipeline that says how much guidance there is."""
+    negative: bool = True
+    """True if guidance moves away from a second prompt."""
     arguments: tuple[tuple[str, Any], ...] = ()
     """Given to each call of the pipeline."""
 
@@ -41,11 +45,13 @@ class Family:
 PLAIN_SIZE = (("use_resolution_binning", False), ("clean_caption", False))
 FAMILIES = {
     "CogVideoXPipeline": Family(video=True, previews=False, together=2),
-    "FluxPipeline": Family(patch=2, previews=False),
+    "FluxPipeline": Family(patch=2, previews=False, negative=False),
     "LTXPipeline": Family(video=True, previews=False, multiple=32),
     "PixArtAlphaPipeline": Family(arguments=PLAIN_SIZE),
     "PixArtSigmaPipeline": Family(arguments=PLAIN_SIZE),
-    "QwenImagePipeline": Family(previews=False, turns=2, arguments=(("negative_prompt", " "),)),
+    "QwenImagePipeline": Family(
+        previews=False, turns=2, guidance="true_cfg_scale", arguments=(("negative_prompt", " "),)
+    ),
     "SanaPipeline": Family(multiple=32, arguments=PLAIN_SIZE),
     "StableDiffusion3Pipeline": Family(),
     "StableDiffusionPipeline": Family(denoiser="unet"),

@@ -55,8 +55,10 @@ class ServedDiffuser:
             text = f"{len(self._waiting)} pictures wait; at most {self._max_queue} may"
             return RequestRefused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0)
         try:
-            size = message.size or self._diffuser.size
-            self._diffuser.check(message.prompt, message.seed, message.steps, size)
+            diffuser = self._diffuser
+            size, steps = message.size or diffuser.size, message.steps
+            steps = diffuser.habits.steps if steps is None else steps
+            diffuser.check(message.prompt, message.seed, steps, size, style=message.style)
         except TorchwrightError as error:
             return Failed(id=message.id, text=str(error))
         self._waiting.append(message)
@@ -87,7 +89,12 @@ class ServedDiffuser:
 
         try:
             drawn = self._diffuser.draw(
-                asked.prompt, seed=asked.seed, steps=asked.steps, size=asked.size, on_step=on_step
+                asked.prompt,
+                seed=asked.seed,
+                steps=asked.steps,
+                size=asked.size,
+                style=asked.style,
+                on_step=on_step,
             )
         except _Unwanted:
             return
@@ -100,7 +107,7 @@ class ServedDiffuser:
         send(
             Painted(
                 id=asked.id,
-                done=asked.steps,
+                done=drawn.steps,
                 pixels=drawn.pixels_HW3.tobytes(),
                 size=(height, width),
                 notices=list(drawn.notices),

@@ -11,6 +11,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from torchwright.diffusion.limits import Style
 from torchwright.serve.http.guard import held_body, record_of
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json, watch
@@ -55,7 +56,14 @@ async def paint(service: Service, request: Request, body: ImageRequest, seeds: r
     ids = [new_id("img") for _ in seeds]
     watcher = asyncio.create_task(watch(request, lambda reason: mailbox.put(Dropped(reason))))
     for id, seed in zip(ids, seeds, strict=True):
-        asked = Paint(id=id, prompt=body.prompt, seed=seed, steps=body.steps, size=body.height_width)
+        asked = Paint(
+            id=id,
+            prompt=body.prompt,
+            seed=seed,
+            steps=body.steps,
+            size=body.height_width,
+            style=Style(guidance=body.guidance, negative=body.negative_prompt, scheduler=body.scheduler),
+        )
         client.submit(asked, mailbox)
     try:
         while len(pictures) < len(ids):

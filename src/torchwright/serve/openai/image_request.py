@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_SEED, MOST_STEPS, STEPS
+from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_GUIDANCE, MOST_SEED, MOST_STEPS
 from torchwright.serve.limits import PICTURE_PIXELS, PICTURES
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Text
@@ -58,8 +58,14 @@ class ImageRequest(Body):
     """The quality of jpeg and webp, from 0 to 100; Pillow's own where it is left out."""
     seed: Annotated[int, Field(ge=0, le=MOST_SEED - PICTURES)] | None = None
     """Equal seeds give equal pictures; one is drawn where it is left out (not OpenAI's)."""
-    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = STEPS
-    """Of the denoiser (not OpenAI's)."""
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
+    """Steps of the denoiser. The default is the number that the model was trained for (not OpenAI's)."""
+    guidance: Annotated[float, Field(ge=0, le=MOST_GUIDANCE)] | None = None
+    """Strength of classifier-free guidance; 0 and 1 turn it off (not OpenAI's)."""
+    negative_prompt: Annotated[str, Field(max_length=LONGEST_PROMPT)] | None = None
+    """A prompt that the picture is guided away from (not OpenAI's)."""
+    scheduler: Text | None = None
+    """A scheduler in place of the model's own, such as euler or dpm++_2m (not OpenAI's)."""
     user: Annotated[str, Field(max_length=256)] | None = None
     """Named in the request's line of the log."""
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from torchwright.diffusion.limits import Style
 from torchwright.speech.transcript import Options, Window
 
 OUT_OF_MEMORY = 12
@@ -127,9 +128,11 @@ class Paint(msgspec.Struct, frozen=True, kw_only=True, tag="paint"):
     id: str
     prompt: str
     seed: int
-    steps: int
+    steps: int | None
+    """None is what the model was trained for."""
     size: tuple[int, int] | None
     """(height, width) in pixels; the model's own without it."""
+    style: Style = Style()
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
