@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 from sams import picture
 
 from torchwright.segment import picture as reading
@@ -89,3 +89,42 @@ def test_what_is_no_picture_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for wrong in (np.zeros((20, 20)), np.zeros((20, 20, 4), np.uint8), "", 3):
         with pytest.raises(PictureError):
             read_picture(wrong)
+
+
+def slope(height: int, width: int) -> np.ndarray:
+    """A smooth picture, which lossy formats keep."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([4 * y, 255 - 4 * x, 2 * (x + y)], 2).astype(np.uint8)
+
+
+def test_avif_is_read(tmp_path: Path) -> None:
+    if not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    made = slope(40, 56)
+    Image.fromarray(made).save(tmp_path / "a.avif", quality=100)
+    found = read_picture(tmp_path / "a.avif")
+    assert found.shape == made.shape
+    assert np.abs(found.astype(int) - made).mean() < 4
+    (tmp_path / "b.avif").write_bytes((tmp_path / "a.avif").read_bytes()[:200])
+    with pytest.raises(PictureError):
+        read_picture(tmp_path / "b.avif")
+
+
+def test_heic_is_read_or_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.heic"
+    path.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40))
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "find_spec", lambda name: None)
+        with pytest.raises(PictureError, match=r"a\.heic is HEIC.*pip install pillow-heif"):
+            read_picture(path)
+    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    made = slope(40, 56)
+    heif.from_pillow(Image.fromarray(made)).save(path, quality=100)
+    found = read_picture(path)
+    assert found.shape == made.shape
+    assert np.abs(found.astype(int) - made).mean() < 4
+
+
+def test_a_url_is_refused_as_it_was_written() -> None:
+    with pytest.raises(PictureError, match=r"https://host//a\.png is a URL"):
+        read_picture("https://host//a.png")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import json_option, quiet_option, trust_option
+from torchwright.cli.options import LocalFile, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
 from torchwright.errors import TorchwrightError
 from torchwright.escapes import escaped
@@ -43,7 +43,7 @@ class _Numbers(click.ParamType):
 
 
 @click.command("segment")
-@click.argument("pictures", metavar="PICTURE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("pictures", metavar="PICTURE...", nargs=-1, required=True, type=LocalFile())
 @click.option(
     "--model",
     required=True,

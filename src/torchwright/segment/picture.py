@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from torchwright.errors import WorkloadError
+from torchwright.regular_file import is_url
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+PLAIN = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+FORMATS = (*PLAIN, "AVIF", "HEIC")
+"""Pillow reads AVIF since 11.3; HEIC needs the package pillow-heif."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif")
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+AVIF_BRANDS = (b"avif", b"avis")
 MOST_BYTES = 256 * 2**20
 MOST_PIXELS = 80_000_000
 SHORTEST = 8
@@ -32,6 +39,8 @@ def read_picture(source: Any) -> np.ndarray:
     """
     from PIL import Image
 
+    if isinstance(source, str) and is_url(source):
+        raise PictureError(f"{source} is a URL", allowed="the name of a file: nothing is downloaded")
     if isinstance(source, str | os.PathLike):
         return _read_file(Path(source))
     if isinstance(source, Image.Image):
@@ -61,7 +70,7 @@ def _read_file(path: Path) -> np.ndarray:
             )
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
-            with Image.open(file, formats=FORMATS) as image:
+            with _opened(path.name, file) as image:
                 _check_size(path.name, image.size)
                 return _rgb(path.name, image)
     except Image.DecompressionBombError as error:
@@ -84,6 +93,29 @@ def _read_file(path: Path) -> np.ndarray:
     except (SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError) as error:
         # What Pillow's readers raise of files that are damaged.
         raise _damaged(path.name, error) from error
+
+
+def _opened(name: str, file: BinaryIO) -> Any:
+    """Open a picture with Pillow, or with pillow-heif where it is HEIC.
+
+    Raises `PictureError` that names the missing package for AVIF and HEIC.
+    """
+    from PIL import Image, features
+
+    head = file.read(64)
+    file.seek(0)
+    brands = {head[i : i + 4] for i in range(8, len(head) - 3, 4)} if head[4:8] == b"ftyp" else set[bytes]()
+    if brands & {*AVIF_BRANDS}:
+        if not features.check("avif"):
+            raise PictureError(f"{name} is AVIF", next="pip install 'pillow>=11.3'")
+        return Image.open(file, formats=("AVIF",))
+    if not brands & {*HEIC_BRANDS}:
+        return Image.open(file, formats=PLAIN)
+    if find_spec("pillow_heif") is None:
+        raise PictureError(f"{name} is HEIC, which Pillow does not read", next="pip install pillow-heif")
+    from pillow_heif import HeifImageFile  # pyright: ignore[reportMissingImports]
+
+    return HeifImageFile(file)  # by its class: registering it would change Pillow for the whole process
 
 
 def _damaged(name: str, error: Exception) -> PictureError:

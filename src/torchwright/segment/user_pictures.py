@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.errors import WorkloadError
-from torchwright.segment.picture import read_picture
+from torchwright.segment.picture import SUFFIXES, read_picture
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 FEWEST = 3
 """One to calibrate on, two to judge by."""
 
