@@ -15,7 +15,8 @@ from runs import assert_same, checkpoints, losses, make_run, run_processes, stat
 from safetensors.torch import load_file
 
 from torchwright.errors import ModelError, TorchwrightError
-from torchwright.train.model.foreign import build_foreign
+from torchwright.train.model.foreign import Foreign, build_foreign, linear_names
+from torchwright.train.model.lora import add_adapters
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.loop import train
 
@@ -222,3 +223,21 @@ def test_no_code_from_a_folder_is_run(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ModelError, match="neither the decoder nor transformers"):
         train(make_run(tmp_path, model={"folder": str(model)}), live=False)
     assert not (tmp_path / "ran").exists()
+
+
+def test_layers_are_found_with_their_adapters() -> None:
+    """An adapter replaces the forward of a plain linear layer, and nothing was written of it."""
+    config = transformers.OPTConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        ffn_dim=32,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        word_embed_proj_dim=16,
+    )
+    model = Foreign(transformers.OPTForCausalLM(config))
+    names = list(linear_names(model))
+    add_adapters(model, names, r=2, alpha=4.0, dropout=0.0, dora=False)
+    assert len(names) == 6
+    assert list(linear_names(model)) == names

@@ -207,7 +207,7 @@ def _move(folder: Path, name: str) -> None:
         ({"batch": 7}, "batch=7 cannot be divided"),
         ({"layout": {"tp": 2}}, "divides samples over processes"),
         ({"precision": "mxfp8"}, "precision"),
-        ({"lora": {"r": 4}}, "lora"),
+        ({"lora": {"base": "nf4"}}, "lora"),
         ({"evaluation": {"every_steps": 2}, "data": {"train": ["train"]}}, "nothing to evaluate"),
     ],
 )
@@ -283,7 +283,7 @@ def test_manifests_as_strangers_leave_them(tmp_path: Path) -> None:
     (seen, _) = survey(read_speech(run), tmp_path)
     assert (seen.report.rows, seen.report.documents, seen.report.empty, seen.report.broken) == (22, 13, 1, 8)
     reasons = " ".join(reason for _, reason in seen.report.listed)
-    for told in ("more than 4 s", "cut short", "cannot be opened", "no language 'xx'", "special token"):
+    for told in ("more than 4 s", "cut short", "cannot be opened", "unknown language 'xx'", "special token"):
         assert told in reasons
     assert "too long for a window" in reasons
     assert "no column 'text'" in reasons
@@ -314,10 +314,10 @@ def test_the_command_line_of_pictures(tmp_path: Path) -> None:
     written = read_images(tmp_path / "out" / "run.toml")
     assert written.data.validation == [str(pictures / "val")]
     assert (tmp_path / "out" / "model" / "preprocessor_config.json").is_file()
-    with pytest.raises(RunError, match="--lora is for language models"):
+    with pytest.raises(RunError, match="--dpo is for language models"):
         CliRunner().invoke(
             train_command,
-            ["--model", base, "--data", str(pictures), "--lora", "r=2", "-o", str(tmp_path / "other")],
+            ["--model", base, "--data", str(pictures), "--dpo", "beta=0.1", "-o", str(tmp_path / "other")],
             catch_exceptions=False,
         )
 

@@ -144,7 +144,7 @@ def _next(outcome: Any) -> str | None:
     adapter, model = getattr(outcome, "adapter", None), getattr(outcome, "model", None)
     if model is not None and hasattr(outcome, "tokens"):
         return f"torchwright serve {outcome.out}"
-    return None if adapter is None else f"torchwright serve BASE --adapter {adapter}"
+    return None if adapter is None or model is not None else f"torchwright serve BASE --adapter {adapter}"
 
 
 def _from_file(path: Path, merge: bool, settings: dict[str, Any], how: dict[str, Any]) -> Any:

@@ -79,6 +79,29 @@ class Optimizer(Section):
     """Of matrices; norms and biases have none."""
 
 
+class MediaLora(Section):
+    """Train low-rank adapters with the weights frozen; a classifier's head is trained whole.
+
+    Both are written: `adapter/` in peft's format, and `model/` with the adapters in its weights.
+    """
+
+    r: Positive = 16
+    """Rank: rows of A and columns of B."""
+    alpha: Rate | None = None
+    """The adapters' output is multiplied by alpha / r; by default twice r."""
+    dropout: Share = 0.0
+    """Dropout of the adapters' inputs."""
+    targets: list[str] = Field(default_factory=list)
+    """Linear layers by the last part of their names, as in "q_proj"; none given: all of the model's blocks."""
+    dora: bool = False
+    """Train each row's length apart from its direction."""
+
+    @property
+    def strength(self) -> float:
+        """Return alpha."""
+        return 2.0 * self.r if self.alpha is None else self.alpha
+
+
 class Schedule(Section):
     """The factor on the peak learning rate."""
 
@@ -121,6 +144,7 @@ class MediaRun(RunFile):
     model: Model
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    lora: MediaLora | None = None
     layout: dict[str, int] = Field(default_factory=dict)
     """dp_replicate and dp_shard."""
     data: ImageData | SpeechData

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import nn
 
+from torchwright.train.media.adapt import adapt
 from torchwright.train.media.config import MediaRun
 from torchwright.train.media.model import LabelLoss, Media, fill_gradients, shard
 from torchwright.train.media.samples import MediaBatch, Samples
@@ -23,11 +24,15 @@ from torchwright.train.run.step import StepFigures, gradients
 class Learner:
     """A run's model and optimizer, on this process's part of its layout."""
 
-    def __init__(self, run: MediaRun, network: nn.Module, device: str) -> None:
+    def __init__(self, run: MediaRun, network: nn.Module, device: str, *, classes: int | None = None) -> None:
+        """`classes` is how many a classifier's head tells apart."""
         self.run, self.device = run, device
         mesh = make_mesh(run.parallel, device)
         self.part = own_part_of_rows(run.parallel, mesh)
-        self.model = Media(network.to(device)).train()
+        self.model = Media(network.to(device))
+        if run.lora is not None:
+            adapt(self.model, run.lora, classes, run.seed)
+        self.model.train()
         shard(self.model, run.parallel, mesh)
         self.optimizers = Optimizers(
             self.model, config.Optimizer(**run.optimizer.model_dump()), compiled=False

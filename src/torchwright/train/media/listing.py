@@ -14,6 +14,7 @@ from typing import Any
 
 from torchwright.paths import private_cache
 from torchwright.process.files import replacing
+from torchwright.segment.picture import SUFFIXES
 from torchwright.train.data.documents import Report
 from torchwright.train.data.rows import READERS, Row, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
@@ -22,7 +23,15 @@ from torchwright.train.media.config import ImageData, SpeechData
 
 CACHE = "media"
 """The folder of the user's cache with the files that tables hold themselves."""
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+"""Tables of a folder that name its files in a column `file_name`."""
+SYNONYMS = {
+    "image": ("file_name", "img", "image_path"),
+    "label": ("labels", "fine_label", "class", "category"),
+    "audio": ("file_name", "audio_path", "path", "file", "audio_filepath"),
+    "text": ("sentence", "transcription", "transcript", "transcript_text", "normalized_text"),
+}
+"""Names of columns in published data sets, tried in turn where a table has no column by the usual name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +75,9 @@ def list_images(patterns: Sequence[str], data: ImageData, folder: Path) -> Listi
     listing = Listing()
     for path in _sources(patterns, folder):
         report = listing.reports[str(path)] = Report()
-        if path.is_dir() and not is_dataset(path):
+        if (table := _metadata(path)) is not None:
+            items = _table(table, report, data.image_column, data.label_column, (str, int))
+        elif path.is_dir() and not is_dataset(path):
             items = _classes(path, report)
         else:
             items = _table(path, report, data.image_column, data.label_column, (str, int))
@@ -79,7 +90,8 @@ def list_sounds(patterns: Sequence[str], data: SpeechData, folder: Path) -> List
     listing = Listing()
     for path in _sources(patterns, folder):
         report = listing.reports[str(path)] = Report()
-        items = _table(path, report, data.audio_column, data.text_column, (str,), data.language_column)
+        table = _metadata(path) or path
+        items = _table(table, report, data.audio_column, data.text_column, (str,), data.language_column)
         listing.items += _kept(path, items, report, data.strict)
     return listing
 
@@ -116,6 +128,18 @@ def _kept(path: Path, items: Iterable[Item], report: Report, strict: bool) -> li
     return found
 
 
+def _metadata(path: Path) -> Path | None:
+    """Return the table of a folder that `datasets` calls an image folder or an audio folder."""
+    return next((path / name for name in METADATA if (path / name).is_file()), None)
+
+
+def _named(values: dict[str, Any], column: str) -> str:
+    """Return the column, or what published data sets call it where a row does not have it."""
+    if column in values:
+        return column
+    return next((name for name in SYNONYMS.get(column, ()) if name in values), column)
+
+
 def _classes(folder: Path, report: Report) -> Iterator[Item]:
     """The pictures below each subfolder, whose name is their class."""
     for place in sorted(folder.iterdir()):
@@ -127,7 +151,7 @@ def _classes(folder: Path, report: Report) -> Iterator[Item]:
             report.rows += 1
             if not place.is_dir():
                 report.refuse(report.rows, f"{path.name} lies in no class's subfolder")
-            elif path.suffix.lower() not in PICTURES:
+            elif path.suffix.lower() not in SUFFIXES:
                 report.refuse(report.rows, f"{path.relative_to(folder)} is no picture by its name")
             else:
                 yield Item(path=path, target=place.name, number=report.rows)
@@ -143,9 +167,11 @@ def _table(
 ) -> Iterator[Item]:
     """Yield the items of a table: column `file` names or holds a file, `target` what is learnt, of one of `types`."""
     root = path.resolve().parent if not path.is_dir() else path.resolve()
+    asked_file, asked_target = file, target
     for row in _rows(path):
         report.rows += 1
         values = dict(row.values)
+        file, target = _named(values, asked_file), _named(values, asked_target)
         if isinstance(values.get(target), float) and values[target].is_integer():
             values[target] = int(values[target])  # a column of classes with gaps becomes floats
         place = row.fault or _file(values, file, root)

@@ -25,6 +25,16 @@ class Media(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network: Any = network
+        self.frozen_norms = False
+        """True if batch norms keep their statistics, as they do with adapters."""
+
+    def train(self, mode: bool = True) -> Media:
+        super().train(mode)
+        if self.frozen_norms:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -55,12 +65,16 @@ class Media(nn.Module):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """What batch norms note of what goes through them, by name."""
-        return {
-            f"{name}.{kind}": buffer
-            for name, module in self.named_modules()
-            if isinstance(module, _BatchNorm)
-            for kind, buffer in module.named_buffers(recurse=False)
-        }
+        return (
+            {}
+            if self.frozen_norms
+            else {
+                f"{name}.{kind}": buffer
+                for name, module in self.named_modules()
+                if isinstance(module, _BatchNorm)
+                for kind, buffer in module.named_buffers(recurse=False)
+            }
+        )
 
 
 class LabelLoss:

@@ -10,12 +10,20 @@ from typing import Any
 
 from torchwright.hub.folder import resolve
 from torchwright.train.data.rows import is_dataset
-from torchwright.train.media.config import IMAGES, ImageRun, SpeechRun, media_kind, parse_media
+from torchwright.train.media.config import (
+    IMAGES,
+    ImageRun,
+    MediaLora,
+    SpeechRun,
+    media_kind,
+    parse_media,
+)
 from torchwright.train.media.images import list_pictures
+from torchwright.train.media.listing import METADATA
 from torchwright.train.media.sounds import list_spoken
 from torchwright.train.media.trainer import train_media
 from torchwright.train.run.data_section import RunError
-from torchwright.train.run.quick import power_of_two, to_toml
+from torchwright.train.run.quick import power_of_two, read_fields, to_toml
 from torchwright.train.run.run_file import with_settings
 
 BATCH = 16
@@ -26,6 +34,8 @@ STEPS, EPOCHS, MOST_EPOCHS = 60, 3, 10
 """Steps of a run at least, and how often data are read at least and at the most."""
 RATES = {IMAGES: 1e-4, "speech": 2e-5}
 """Peak learning rates."""
+LORA_FASTER = 10
+"""Adapters begin at zero and take larger steps than whole weights (as for text)."""
 HELD_OUT = ("validation", "valid", "val", "test")
 """Beside `train` in a folder: what is held out, the first of these that is there."""
 
@@ -39,6 +49,7 @@ def from_words(
     out: Path,
     fresh: bool = False,
     epochs: float | None = None,
+    lora: str | None = None,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Generator[tuple[str, Callable[..., Any]]]:
@@ -65,10 +76,12 @@ def from_words(
         "log_every": max(1, min(10, samples // batch // 10)),
         "model": {"folder": run.model.folder},
         "data": {**run.data.model_dump(mode="json", include={"train", "validation"}), **fields},
-        "optimizer": {"lr": RATES[run.kind]},
+        "optimizer": {"lr": RATES[run.kind] * (1 if lora is None else LORA_FASTER)},
         "schedule": {"warmup_samples": samples // 10},
         "checkpoint": {"every_steps": max(10, min(200, samples // batch // 10))},
     }
+    if lora is not None:
+        values["lora"] = {"r": MediaLora().r} | read_fields("--lora", lora, MediaLora)
     if world > 1:
         values["layout"] = {"dp_shard": world}
     values = with_settings(values, asked)
@@ -109,6 +122,8 @@ def files_run(
 def _divided(folder: Path) -> tuple[list[str], list[str]]:
     """A folder as it is, or its `train` and what is held out beside it; of manifests each file by itself."""
     if not (folder / "train").is_dir():
+        if any((folder / name).is_file() for name in METADATA):
+            return [str(folder)], []
         tables = sorted(str(path) for path in folder.glob("*.jsonl"))
         return tables or [str(folder)], []
     held = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.errors import ModelError, UnknownName, WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.hub.tokenizer import open_tokenizer
+from torchwright.speech.languages import language_code
 from torchwright.speech.sound import RATE, opened
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK
@@ -65,13 +66,15 @@ class SpeechTask:
         return self.features(samples)[0], self.tokens(str(item.target), len(samples), item.language)
 
     def tokens(self, text: str, samples: int, language: str | None) -> list[int]:
-        """The prompt, the text between its times, the end. Raises `WorkloadError` for an unknown language."""
+        """Return the prompt, the text between its times, and the end.
+
+        Raises `WorkloadError` for an unknown language.
+        """
         known = self.vocabulary
-        spoken = language or self.data.language
-        if spoken not in (known.languages or {"en": 0}):
-            raise WorkloadError(
-                f"the model has no language '{spoken}'", allowed=", ".join(known.languages or ["en"])
-            )
+        try:
+            spoken = language_code(language or self.data.language, known.languages or ["en"])
+        except UnknownName as error:
+            raise WorkloadError(str(error)) from error
         words = self.tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
         if any(token >= known.end for token in words):
             raise WorkloadError("the text holds a special token of the tokenizer", found=text[:80])

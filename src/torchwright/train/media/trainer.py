@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from torchwright.hub.folder import model_files, resolve
-from torchwright.hub.run_folder import MODEL
+from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.ledger import Ledger
 from torchwright.train.data.shards import DataError
+from torchwright.train.media.adapt import write_adapters
 from torchwright.train.media.config import (
     FREE,
     ImageRun,
@@ -30,6 +31,7 @@ from torchwright.train.media.samples import MediaBatch, Samples, Task
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
 from torchwright.train.media.words import word_error_rate
 from torchwright.train.model.foreign import save_foreign
+from torchwright.train.run.adapt import base_digests
 from torchwright.train.run.checkpoint import Described
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import in_session
@@ -62,6 +64,8 @@ class MediaOutcome:
     """Share of this process's time that went into steps."""
     model: Path | None
     """The trained model's folder; None where the run was asked to leave before its end."""
+    adapter: Path | None
+    """The adapters' folder, if the run has [lora]."""
     signal: int | None
     """The signal that asked it to leave."""
 
@@ -127,13 +131,15 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             assert isinstance(self.listed, Pictures)
             task = ImageTask(model, run.data, self.listed.labels)
             network = classifier(model, self.listed.labels, run.seed)
+            classes = len(self.listed.labels)
         else:
             assert isinstance(run, SpeechRun)
-            task, network = SpeechTask(model, run.data), recognizer(model)
+            task, network, classes = SpeechTask(model, run.data), recognizer(model), None
         held_out = self.listed.validation.items[: run.evaluation.samples]
         self.train = Samples(self.listed.train.items, task, run.data.seed, strict=run.data.strict)
         self.validation = Samples(held_out, task, None, strict=run.data.strict)
-        self.learner = Learner(run, network, place.device)
+        self.learner = Learner(run, network, place.device, classes=classes)
+        self.base = str(model)
         self.held_out: dict[str, float] = {}
         self._broken: dict[str, str] = {}
 
@@ -248,6 +254,8 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
         with self.ledger.phase("checkpoint"):
             self.save()
             self.checkpoints.wait()
+            if finished and self.run.lora is not None:
+                self.write(ADAPTER, self._save_adapters)
             if finished:
                 self.write(MODEL, self._save_model)
         if finished and isinstance(self.run, SpeechRun):
@@ -261,11 +269,16 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             broken=len(self._broken),
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished else None,
+            adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
             signal=None if finished else (self.signals.number or signal.SIGTERM),
         )
 
     def _save_model(self, folder: Path) -> None:
         save_foreign(self.learner.model.network, folder, source=self.source, writes=self.place.first)
+
+    def _save_adapters(self, folder: Path) -> None:
+        assert self.run.lora is not None
+        write_adapters(self.learner.model, self.run.lora, self.base, folder if self.place.first else None)
 
     def _transcribe(self, run: SpeechRun) -> None:
         """The word error rate of the model as it was written, on the first process."""
@@ -290,6 +303,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
                 "torch": torch.__version__,
                 "train_samples": len(self.train),
                 "train_files": self.listed.train.digest(),
+                **({"base": base_digests(Path(self.base))} if self.run.lora is not None else {}),
             },
         )
 

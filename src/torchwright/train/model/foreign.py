@@ -169,7 +169,8 @@ def linear_names(model: Foreign) -> Iterator[str]:
 
     inside = set(model.layers.modules())
     for name, module in model.named_modules():
-        if module not in inside or overridden(module, (nn.Linear, Conv1D)):
+        adapted = NAME in module._modules  # has a forward of its own, by `add_adapters`
+        if module not in inside or (not adapted and overridden(module, (nn.Linear, Conv1D))):
             continue
         parent, _, last = name.rpartition(".")
         in_mixer = any(isinstance(beside, nn.Conv1d) for beside in model.get_submodule(parent).children())

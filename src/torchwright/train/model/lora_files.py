@@ -7,7 +7,7 @@ ranks together: A one below the other, B block by block. That is the same sum.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,19 @@ def chosen(targets: Iterable[Target], leaves: list[str]) -> list[Target]:
 
 
 def save_adapters(
-    model: nn.Module, targets: Iterable[Target], folder: Path | None, settings: dict[str, Any]
+    model: nn.Module,
+    targets: Iterable[Target],
+    folder: Path | None,
+    settings: dict[str, Any],
+    more: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write the adapters into a new folder; with no folder only take part in gathering.
 
     `settings` are peft's own for what the tensors do not say: base_model_name_or_path, r, lora_alpha, lora_dropout.
+    `more` are parameters of the model that were trained whole, by their names in its files.
     """
     held = adapters(model)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = {f"{PREFIX}{name}": value for name, value in (more or {}).items()}
     ranks: dict[str, int] = {}
     leaves: set[str] = set()
     transposed = False
