@@ -39,6 +39,8 @@ def complete(
         ),
         ("torchwright optimize --device c", ["plain,cpu", "plain,cuda"]),
         ("torchwright export model --to o", ["plain,onnx", "plain,openvino"]),
+        ("torchwright optimize --objective = l", ["plain,latency"]),
+        ("torchwright optimize --device =", ["plain,cpu", "plain,cuda", "plain,null"]),
         ("torchwright optimize mod", ["file,mod"]),
         ("torchwright verify ", ["file,"]),
         ("torchwright optimize model -o ou", ["dir,ou"]),
@@ -58,6 +60,7 @@ def test_bash(
     [
         ("torchwright export model --to o", ["plain", "onnx", "_", "plain", "openvino", "_"]),
         ("torchwright optimize mod", ["file", "mod", "_"]),
+        ("torchwright optimize --objective=l", ["plain", "--objective=latency", "_"]),
         ("torchwright optimize model -o ou", ["dir", "ou", "_"]),
     ],
 )

@@ -32,14 +32,29 @@ class _OrPaths(ShellComplete):
 
 
 class _Bash(_OrPaths, BashComplete):
+    """Takes `--option=value` as Bash gives it: in three words, since `=` breaks words there."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        return [word for word in args if word != "="], "" if incomplete == "=" else incomplete
+
+
+class _WholeWord(_OrPaths):
+    """Completes `--option=value` for a shell that replaces the whole word: with the option in front."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        found = super().get_completions(args, incomplete)
+        name, equals, _ = incomplete.partition("=")
+        if not equals or not name.startswith("-"):
+            return found
+        return [CompletionItem(f"{name}={item.value}", type=item.type, help=item.help) for item in found]
+
+
+class _Zsh(_WholeWord, ZshComplete):
     pass
 
 
-class _Zsh(_OrPaths, ZshComplete):
-    pass
-
-
-class _Fish(_OrPaths, FishComplete):
+class _Fish(_WholeWord, FishComplete):
     pass
 
 
