@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]
 """From a call's tensors to its results', both flat."""
 Values = dict[str, "Tensor"]
-"""What operators within a graph have computed, by `key`: those that the format still knows."""
+"""Values that operators within a graph have computed, by `key`, for the operators that the format still knows."""
 
 PROFILED = 8
 """Calls whose operators are timed, after one that is not."""
@@ -50,25 +50,25 @@ exports: Registry[type[ExportTarget]] = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a target says of the package that it has written."""
+    """A target's description of the package that it has written."""
 
     operators: dict[str, int] = field(default_factory=dict[str, int])
-    """How many operators run how, by the words of the runtime, such as "delegated"."""
+    """The number of operators by how they run, in the runtime's own words, such as "delegated"."""
     notes: tuple[str, ...] = ()
     planned: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of memory that are planned ahead: by method, and of each value that has a place of its own there."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """What operators of a kind take in the example's call that no delegate took; where its runtime counts no times."""
+    """Seconds per kind of undelegated operator in the example's call, if the runtime has no profiler of its own."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delegate:
-    """What a runtime hands operators to."""
+    """A delegate: the backend to which a runtime hands operators."""
 
     precisions: tuple[str, ...]
-    """Of the target's; the first is taken where none is said."""
+    """The target's precisions; the first is the default."""
     fixed: str | None = None
     """Why it takes the example's sizes alone, where it does."""
 
@@ -86,33 +86,33 @@ class ExportTarget:
 
     name: ClassVar[str]
     runtime: ClassVar[str]
-    """What runs the package."""
+    """The runtime of the package."""
     libraries: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions the package notes; `unavailable` says which are missing."""
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3}
-    """Precision → the relative error beside eager float32 that is its nature; the first is taken where none is said."""
+    """Precision → its typical relative error against eager float32; the first is the default."""
     rounding: ClassVar[dict[str, float]] = {}
     """Precision → how far a row of a matrix is from the original's at most, by its nature, where `weights` tell."""
     formats: ClassVar[dict[str, str]] = {}
     """Techniques of a recipe whose number format it can express → its precision for them."""
     skips: ClassVar[bool] = False
-    """Whether it leaves those layers wider that such a step leaves."""
+    """True if it leaves the layers that such a step skips at higher precision."""
     largest_batch: ClassVar[bool] = False
-    """Whether it plans memory ahead, for a largest number of rows."""
+    """True if it plans memory ahead, for a largest batch size."""
     largest_context: ClassVar[bool] = False
-    """Whether a language model's cache lies in the package, for a largest number of tokens."""
+    """True if the package holds a language model's cache, for a largest number of tokens."""
     fixed: ClassVar[str | None] = None
     """Why it takes the example's sizes alone, where it does."""
     settings_of_layers: ClassVar[bool] = False
-    """Whether `settings` are those of its operators, each by "module, operator"."""
+    """True if `settings` are per operator, each by "module, operator"."""
     named: ClassVar[bool] = False
-    """Whether `values` have the keys of the operators themselves, and not those of their place among their kind."""
+    """True if `values` have the operators' own keys, instead of their position within their kind."""
     machine_code: ClassVar[bool] = False
-    """Whether the package is code for this processor, and not data."""
+    """True if the package is machine code for this processor, instead of data."""
     levels: ClassVar[tuple[str, ...]] = ()
-    """Of its family, that such code can be made for instead."""
+    """Levels of the processor's family for which such code can be built instead."""
     delegates: ClassVar[Mapping[str, Delegate]] = {}
-    """What its runtime hands operators to, by name; the first is taken where none is said."""
+    """The runtime's delegates by name; the first is the default."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -131,12 +131,14 @@ class ExportTarget:
 
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
-        """What runs a package as its users would, on so many threads. Raises `ArtifactError`."""
+        """Open a package as its users would, on this many threads. Raises `ArtifactError`."""
         raise NotImplementedError
 
     @classmethod
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
-        """What the package's own operators compute for a call; empty where its runtime does not tell."""
+        """Return the values that the package's own operators compute for a call; empty if its runtime does not report
+        them.
+        """
         return {}
 
     @classmethod
@@ -153,7 +155,7 @@ class ExportTarget:
 
     @classmethod
     def settings(cls, folder: Path) -> dict[str, Any]:
-        """What stands in the package in place of a graph; empty where it has one."""
+        """Return the package's contents in place of a graph; empty if it has one."""
         return {}
 
     @classmethod

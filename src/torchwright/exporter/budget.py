@@ -12,7 +12,9 @@ from torchwright.errors import RefusedTechnique
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bytes of the package, and what opening and running it may add to a process; None is no bound."""
+    """Limits on the package's bytes and on the memory that opening and running it adds to a process; None means no
+    limit.
+    """
 
     size: int | None = None
     memory: int | None = None
@@ -21,7 +23,7 @@ class Budget:
         return self.size is not None or self.memory is not None
 
     def excess(self, report: Mapping[str, Any]) -> str | None:
-        """What is too large of a package that was verified, None where it holds and fits."""
+        """Return which limit a verified package exceeds, or None if it holds and fits."""
         if report["verdict"] != "holds":
             return f"off by {report['largest_error']:.2g}" if report["largest_error"] else "does not run"
         if self.memory is not None and report["memory_bytes"] > self.memory:
@@ -33,7 +35,8 @@ class Budget:
         return f"{size:,} bytes large" if self.size is not None and size > self.size else None
 
     def choose(self, reports: Mapping[str, Mapping[str, Any] | str]) -> str:
-        """The precision of least error that fits; a text in place of a report says why there is none.
+        """Return the precision of least error that fits; a string in place of a report gives the reason for its
+        absence.
 
         Raises `RefusedTechnique`, with what each lacks, where none fits.
         """

@@ -15,9 +15,9 @@ from torchwright.layer_types import computes_as
 from torchwright.workloads.huggingface import cache_keyword
 
 ATTENTION = "torchwright_cached"
-"""How transformers calls `attention`."""
+"""The name under which transformers calls `attention`."""
 CHANGES = ("softcap", "s_aux", "position_bias")
-"""What some families ask of attention besides."""
+"""Further attention arguments of some families."""
 
 
 class Cached(nn.Module):
@@ -89,7 +89,7 @@ def attention(
 
 
 class _Buffers:
-    """What transformers' layers take for a cache."""
+    """The object that transformers' layers accept as a cache."""
 
     def __init__(self, owner: Cached, positions_T: torch.Tensor) -> None:
         self._owner, self._positions = owner, positions_T

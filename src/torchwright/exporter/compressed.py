@@ -10,7 +10,7 @@ import torch
 
 WORD = 32
 SHRINKS = tuple(1 - 0.02 * step for step in range(16))
-"""Of the largest weight of a 4-bit group, what is tried as the end of its range: cutting it often costs less."""
+"""Shares of a 4-bit group's largest weight to try as the end of its range: clipping it often costs less."""
 INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 """Each row of activations rounded to 8 bits by its own largest."""
 
@@ -23,7 +23,7 @@ class Layout:
     group: int | None = None
     """Inputs that share a scale; None is the whole row."""
     inputs: bool = False
-    """Whether activations are rounded to 8 bits, too."""
+    """True if activations are rounded to 8 bits, too."""
 
     def fits(self, shape: Sequence[int]) -> bool:
         return len(shape) == 2 and (self.group is None or shape[1] % self.group == 0)
@@ -81,7 +81,7 @@ def packed(codes_NK: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _scale(ends_NG: torch.Tensor) -> torch.Tensor:
-    """As it is kept; a group of zeros has one, for readers that divide by it."""
+    """Return the scale as stored; a group of zeros has scale one, for readers that divide by it."""
     return torch.where(ends_NG == 0, 1.0, ends_NG).to(torch.bfloat16)
 
 

@@ -27,7 +27,7 @@ class ConvertedTarget(GraphTarget):
 
     engine: ClassVar[type[Converted]]
     file: ClassVar[str]
-    """What the engine's converter is to write."""
+    """The files that the engine's converter writes."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -50,12 +50,12 @@ class ConvertedTarget(GraphTarget):
 
     @classmethod
     def options(cls, precision: str) -> dict[str, Any]:
-        """Of the engine, for a precision."""
+        """Return the engine's options for a precision."""
         return {}
 
     @classmethod
     def written(cls, folder: Path) -> Written:
-        """What there is to say of the package."""
+        """Return the package's description."""
         raise NotImplementedError
 
     @classmethod

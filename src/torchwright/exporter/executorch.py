@@ -115,7 +115,7 @@ class ExecuTorch(ExportTarget):
 
 
 def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> Written:
-    """Write what is no language model with its cache; `allowed` is how far off rounding may be."""
+    """Write anything but a language model with its cache; `allowed` is the tolerated rounding error."""
     if precision == "8da4w":
         raise RefusedTechnique("8da4w is for language models, from their folders")
     lowering, graph = DELEGATES[subject.delegate or FIRST], subject.graph
@@ -192,7 +192,8 @@ def _without_kernel(program: Any) -> list[str]:
 
 
 def _planned(program: Any) -> dict[str, int]:
-    """What the runtime sets aside before it runs: of each method, and by value with the calls in which it lives.
+    """Return the memory that the runtime reserves before it runs: per method, and per value with the calls in which
+    it lives.
 
     Values that do not live at once share places, so that they add up to more. A delegate's own memory is not in it.
     """

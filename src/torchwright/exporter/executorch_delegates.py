@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""What ExecuTorch hands operators to: each delegate, the packages that lowering to it takes, and where it runs."""
+"""ExecuTorch's delegates: the packages that lowering to each one needs, and where it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Lowering(Delegate):
 
     title: str
     backend: str
-    """What a runtime that has it calls it."""
+    """The delegate's name in a runtime that has it."""
     modules: tuple[str, ...] = ()
     """That lowering imports beyond the wheel's own."""
     install: str = ""
@@ -40,7 +40,7 @@ class Lowering(Delegate):
 
 
 def _importable(name: str) -> bool:
-    """Whether a module is there; nothing but the packages around it is imported."""
+    """Check whether a module exists; only the packages around it are imported."""
     try:
         return importlib.util.find_spec(name) is not None
     except ImportError:  # of a package around it

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def quantized(
     program: ExportedProgram, spec: CallSpec, target: Target, quantizer: Any, allowed: float
 ) -> tuple[ExportedProgram, Parting | None]:
-    """8-bit weights, one scale a channel, and activations, their ranges from the workload's calibration calls.
+    """Return per-channel 8-bit weights, and activations with ranges from the workload's calibration calls.
 
-    Beside it the first layer that the rounding throws off by more than `allowed`: a delegate shows nothing of what it
-    computes, and rounds as the graph does that it is given.
+    The second result is the first layer that the rounding throws off by more than `allowed`. A delegate does not show
+    its intermediate values, and rounds as its graph does.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -62,7 +62,9 @@ def quantized(
 
 
 def _keep_whole(prepared: fx.GraphModule) -> None:
-    """Make whole again what the quantizer made float32: numbers beside tensors, those of positions among them."""
+    """Restore the integers that the quantizer turned into float32: numbers next to tensors, including those of
+    positions.
+    """
     for node in prepared.graph.nodes:
         if node.op != "get_attr" or not str(node.target).startswith("_tensor_constant"):
             continue
@@ -80,7 +82,7 @@ def _by_name(values: Mapping[fx.Node, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _first(
     exact: Mapping[str, torch.Tensor], rounded: Mapping[fx.Node, torch.Tensor], allowed: float
 ) -> Parting | None:
-    """Of the operators that both graphs have, by name: batch norms are folded into convolutions in both."""
+    """Return the operators that both graphs have, by name: batch norms are folded into convolutions in both."""
     before = 0.0
     for node, value in rounded.items():
         if not operator_of(node).startswith("aten.") or node.name not in exact:

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-"""Language models for ExecuTorch's own runner: keys and values in the program's memory, its tokenizer beside it."""
+"""Language models for ExecuTorch's own runner: keys and values in the program's memory, the tokenizer next to it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _quantize(model: nn.Module) -> tuple[str, ...]:
 
 
 def keep_tokenizer(model: Path, folder: Path) -> None:
-    """Lay the model's tokenizer beside the program: the runner reads it from there."""
+    """Write the model's tokenizer next to the program, from where the runner reads it."""
     for name in TOKENIZERS:
         if (model / name).is_file():
             shutil.copyfile(model / name, folder / name)

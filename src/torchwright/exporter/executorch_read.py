@@ -17,10 +17,10 @@ from torchwright.exporter.reference import module_of
 from torchwright.json_file import parse_json, read_json, typed
 
 LAYERS = "layers.json"
-"""Beside the program: `Layers`."""
+"""The file of `Layers`, next to the program."""
 UNKNOWN = "an unnamed module"
 NO_NUMBER = re.compile(rb": ([+-]?(?:inf|nan))\b")
-"""What the compiler of schemas prints and JSON does not have: bounds of activations that are open."""
+"""Output of the schema compiler that is not JSON: open bounds of activations."""
 ROLES = {"filter_id": "weight", "bias_id": "bias"}
 
 
@@ -82,7 +82,7 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _argument(name: str, plan: Any, index: int, constants: list[bytes]) -> dict[str, Any]:
-    """What a kernel is called with, where the program has it."""
+    """Return a kernel's constant arguments, as far as the program has them."""
     value = plan.values[index].val
     if place := getattr(value, "data_buffer_idx", 0):
         return {name: _digest(constants[place])} if place < len(constants) else {}

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""What the operators take that no delegate took: each in a program of its own, timed in ExecuTorch's runtime.
+"""Time the undelegated operators: each in a program of its own, in ExecuTorch's runtime.
 
 The wheel's runtime counts no times (it is built without event tracing), so that its kernels are called one by one.
 """
@@ -19,7 +19,7 @@ from torch import fx
 
 PIECES = ("aten.slice_copy.Tensor", "aten.select_copy.int")
 SECONDS, LEAST = 0.02, 5
-"""Of the calls of one operator, and their least number."""
+"""Seconds to time the calls of one operator, and the least number of calls."""
 
 
 def fallen_back(program: Any) -> tuple[dict[str, float], list[str]]:

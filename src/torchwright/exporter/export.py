@@ -54,7 +54,7 @@ class Exported:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Numerics at every size, load, latency and memory beside eager, findings, verdict."""
+        """Numerics at every size; load time, latency and memory against eager; findings; verdict."""
         return self.export.report
 
     def run(self, *args: Any, **kwargs: Any) -> torch.Tensor | list[torch.Tensor]:
@@ -93,20 +93,20 @@ def export(
 ) -> Exported:
     """Write a model as the package of another runtime, and verify it there.
 
-    `model` is a module with its `inputs` as `tw.optimize` takes them, or what the command line names: a folder, a hub
-    id, `package.module:factory`, an artifact, whose recipe's steps come along where the runtime knows their operators.
-    `to` is a target, `precision` one of its own. The number of rows is free where the model lets it be, up to
+    `model` is a module with its `inputs` as `tw.optimize` takes them, or a name as on the command line: a folder, a
+    hub id, `package.module:factory`, or an artifact, whose recipe's steps are kept where the runtime knows their
+    operators. `to` is a target, `precision` one of its own. The batch size is dynamic if the model allows it, up to
     `max_batch`; `dynamic` is torch.export's `dynamic_shapes`. A language model's cache holds `max_context` tokens,
-    where the runtime plans memory ahead. Code is for this kind of processor, or for a level of its family that `march`
-    says ("x86-64-v3"). `delegate` is what the runtime hands operators to, of those that the target has; what does not
-    run here is lowered, and not verified. `max_error` is the relative error that holds.
-    Where none is said, the precision is that of the recipe, or of the target's the one of least error that fits
-    `max_size` bytes on disk and `max_memory` bytes of a process; all are written and verified for that.
+    where the runtime plans memory ahead. Machine code is for this kind of processor, or for a level of its family
+    given by `march` ("x86-64-v3"). `delegate` is one of the target's delegates; a delegate that does not run here is
+    lowered to, and not verified. `max_error` is the relative error up to which the verdict holds. By default the
+    precision is the recipe's, or the target's one of least error that fits `max_size` bytes on disk and `max_memory`
+    bytes of a process; all are written and verified for that.
 
     Raises `UnknownName` for a target that does not exist, `RefusedTechnique` for one that cannot run here or cannot
-    take the model, with the line of the model's own source that it stumbles over, and `ModelError` for a model
-    with outputs that are no numbers. Outputs that differ are in the report, and raise nothing. Of a model in training
-    mode the `eval()` copy is exported, with a `TrainingMode` warning and a note in the report.
+    take the model, with the line of the model's own source at fault, and `ModelError` for a model whose outputs are
+    not numbers. Outputs that differ are in the report, and raise nothing. A model in training mode is exported as its
+    `eval()` copy, with a `TrainingMode` warning and a note in the report.
     """
     target = exports.get(to)
     if reason := target.unavailable() or target.unwritable():
@@ -185,9 +185,10 @@ def check(
     max_error: float | None = None,
     on_event: Tell = lambda event: None,
 ) -> Exported:
-    """Run a package again in its own runtime against its reference; changed files are said, with `trust`.
+    """Run a package again in its own runtime against its reference; with `trust`, changed files are only reported.
 
-    Raises `RegressionFound`, with the report in `facts`, where it differs, and `ArtifactError` for what is no export.
+    Raises `RegressionFound`, with the report in `facts`, if the answers differ, and `ArtifactError` if it is not an
+    export.
     """
     path = Path(path)
     made, changed = open_export(path, trust=trust)
@@ -251,7 +252,7 @@ def _check_runs(path: Path, made: Export) -> None:
 def _workload(
     model: nn.Module | str | Path, inputs: Any, dynamic: Any, trust: bool, settings: Sequence[str]
 ) -> tuple[Workload, Sequence[Any]]:
-    """What is exported, and the steps of its recipe."""
+    """Return the exported model, and the steps of its recipe."""
     if isinstance(model, nn.Module):
         if inputs is None:
             raise WorkloadError(

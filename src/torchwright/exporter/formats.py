@@ -13,16 +13,16 @@ from torchwright.facts import Step
 PARTS = {"attention.qkv": "qkv", "attention.o": "o", "mlp.gate_up": "gate_up", "mlp.down": "down"}
 """Layers of the native decoder → fields of its family's `Names`."""
 DECODER = "decoder."
-"""What their names begin with in a recipe: the module in the workload's wrapper."""
+"""The prefix of their names in a recipe: the module in the workload's wrapper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """What a step has chosen for the weights."""
+    """A step's choice for the weights."""
 
     step: Step
     precision: str
-    """Of the target."""
+    """The target's precision."""
 
     @property
     def group(self) -> int | None:
@@ -35,9 +35,9 @@ class Format:
 
 
 def stored_names(layers: Sequence[str], folder: Path) -> set[str]:
-    """Names of the native decoder's layers as the model's folder has them: one of ours may be two or three there.
+    """Return the native decoder's layer names as the model's folder has them: one of ours may be two or three there.
 
-    Raises `RefusedTechnique` for what is none.
+    Raises `RefusedTechnique` for a name that is not a layer.
     """
     from torchwright.decoder.families import FAMILIES, read_decoder_config
 

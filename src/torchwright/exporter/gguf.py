@@ -36,7 +36,7 @@ MODEL = "model.gguf"
 KINDS = {"bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 PLAIN_TOKEN = 1
 FILE_TYPES = {"bf16": 32, "q8_0": 7, "q4_0": 2}
-"""What llama.cpp calls a file of mostly these types."""
+"""llama.cpp's number for a file of mostly these types."""
 ELSEWHERE = "run by transformers on what Torchwright reads: `pip install llama-cpp-python` for llama.cpp"
 
 
@@ -220,7 +220,7 @@ def _templates(folder: Path) -> dict[str, Value]:
 
 
 def _words(pre_tokenizer: dict[str, Any]) -> str | None:
-    """How the format calls the way in which text is cut into words; None for one that it does not know here."""
+    """Return the format's name for the pre-tokenizer; None if it is not known here."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     splits = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
     levels = [step for step in steps if step.get("type") == "ByteLevel"]

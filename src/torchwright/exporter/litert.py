@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torchwright.techniques.base import Target
 
 MODEL, OUTPUTS = "model.tflite", "outputs.json"
-"""Beside the model the keys of the operators that give its outputs, whose tensors are called otherwise."""
+"""The file of output keys, next to the model: the operators of its outputs, whose tensors have other names."""
 PYTHON = "TORCHWRIGHT_LITERT"
 """The variable that names the Python of an environment with litert-torch."""
 SCRIPT = Path(__file__).with_name("litert_convert.py")
@@ -51,15 +51,15 @@ NAMED = re.compile(r"tw/tw_([^;/]+);")
 """The key of an operator in the name of a tensor; where several were fused, the last is what comes out."""
 SIGNATURE = "serving_default"
 NARROW = {"int64": "int32", "float64": "float32", "bfloat16": "float32"}
-"""What the converter makes of types that small machines lack."""
+"""The converter's replacements for types that small machines lack."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the model's file does not say of its outputs."""
+    """Facts about the outputs that the model's file does not hold."""
 
     keys: tuple[str | None, ...]
-    """Of the operator that gives each."""
+    """The key of each output's operator."""
 
 
 class LiteRt(GraphTarget):
@@ -181,7 +181,7 @@ def _converted(graph: Path, keys: Path, model: Path) -> dict[str, str]:
 
 
 def _answer(code: int, lines: Sequence[str]) -> dict[str, str]:
-    """What the converter's last line says."""
+    """Return the converter's result from its last line."""
     try:
         said: Any = json.loads(lines[-1]) if lines else None
     except ValueError:
@@ -214,7 +214,7 @@ def _interpreter(folder: Path, **options: Any) -> Any:
 
 
 def _number(name: str) -> int:
-    """Of an input or output; they are called `args_0`, `output_0`."""
+    """Return the position of an input or output; they are named `args_0`, `output_0`."""
     return int(name.rpartition("_")[2])
 
 

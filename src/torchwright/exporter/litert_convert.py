@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 TAGGED = "tw"
-"""What stands for the path of modules in the names of tensors, with the key of the operator that they are of."""
+"""The replacement for the module path in tensor names, with the key of their operator."""
 
 
 def main(graph: str, keys: str, model: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def flat(program: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """What went wrong: a number of the system's where it is one's, such as of a full disk."""
+    """Describe the failure: the system's error number if it is the system's, such as a full disk."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, OSError) and error.errno:

@@ -23,25 +23,27 @@ from torchwright.json_file import read_json, typed
 from torchwright.workloads.accuracy import relative_error
 
 ERRORS = "errors.json"
-"""Beside the reference: `Errors`."""
+"""The file of `Errors`, next to the reference."""
 CODE, SETTINGS = "the code itself", "its settings"
-"""What is named in place of a module."""
+"""The name given in place of a module."""
 RISES, LEAST = 2.0, 1e-3
-"""What counts as further off: so many times as much, and this more. Another machine rounds otherwise, too."""
+"""The factor and the margin above the recorded error that count as a difference. Another machine rounds differently,
+too.
+"""
 Ask = Callable[..., dict[str, Any]]
-"""Of the process that runs the package."""
+"""The time limit of the process that runs the package."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """What the operators of a package were off by when it was written, by their keys."""
+    """The errors of a package's operators when it was written, by their keys."""
 
     operators: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where outputs part."""
+    """The place where outputs diverge."""
 
     module: str
     operator: str
@@ -51,9 +53,9 @@ class Parting:
     before: float = 0.0
     """The largest of the operators before it that could be compared."""
     written: float | None = None
-    """What this operator was off by when the package was written, where that was kept."""
+    """This operator's error when the package was written, if it was kept."""
     change: str = ""
-    """What is not as it was written there, where what it computes cannot be seen."""
+    """The changed setting or weight, if the operator's values cannot be seen."""
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""
@@ -151,7 +153,7 @@ def first_parting(
 def _first_above(
     bounds: Mapping[str, float], errors: Mapping[str, float], layers: Layers, written: Mapping[str, float]
 ) -> Parting | None:
-    """The first operator that is further off than its bound; one without a bound is none."""
+    """Return the first operator whose error exceeds its bound; operators without a bound are skipped."""
     before = 0.0
     for key, error in errors.items():
         if error > bounds.get(key, math.inf):
@@ -168,7 +170,7 @@ def _first_above(
 
 
 def errors_of(wanted: Values, found: Values, *, named: bool = False) -> dict[str, float]:
-    """What the operators that both have are off by, in the graph's order."""
+    """Return the errors of the operators that both have, in the graph's order."""
     counts = _kinds(found)
     kinds = {kind for kind, n in _kinds(wanted).items() if named or counts.get(kind) == n}
     return {

@@ -23,7 +23,7 @@ OWN = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What stands in an export's way and not in that of torch.compile, which breaks the graph there and goes on."""
+    """Constructs that block an export but not torch.compile, which breaks the graph there and goes on."""
 
     name: str
     torch_says: str

@@ -36,7 +36,7 @@ KEY, OWN_KEY = "pkg.torch.onnx.fx_node", "torchwright.key"
 ATTENDS = ("Softmax", "Attention", "LayerNormalization", "RMSNormalization")
 """Operators that 8 bits for all tensors alike do great harm to."""
 PRODUCTS = ["Conv", "Gemm", "MatMul", "Gather"]
-"""What is quantized of a network that has such: of the bundled language model 0.29 was lost, and 0.03 is."""
+"""The operators to quantize in a network that has such: of the bundled language model 0.29 was lost, and 0.03 is."""
 
 
 class Onnx(ConvertedTarget):

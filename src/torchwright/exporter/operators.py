@@ -63,7 +63,7 @@ def _refusal(summary: str, nodes: dict[str, list[fx.Node]], line: str) -> Refuse
 def _refused_alone(
     program: ExportedProgram, convert: Callable[[ExportedProgram], object]
 ) -> dict[str, list[fx.Node]]:
-    """The first operator that `convert` refuses by itself, with its nodes; empty where there is none in time."""
+    """Return the first operator that `convert` refuses by itself, with its nodes; empty if none was found in time."""
     end = time.monotonic() + SECONDS
     kinds: dict[str, list[fx.Node]] = {}
     for node in program.graph.nodes:

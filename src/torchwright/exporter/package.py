@@ -34,13 +34,13 @@ SYSTEMS = re.compile(r"\(os error (\d+)\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What lies in the folder, and what was found when it was written."""
+    """The folder's contents, and the findings when it was written."""
 
     format: int = FORMAT
     target: str
     precision: str
     model: str
-    """What the user called it."""
+    """The user's name for it."""
     call: CallSpec
     threads: int
     versions: dict[str, str]
@@ -53,11 +53,11 @@ class Export:
     planned: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of memory that are planned ahead, where the runtime does: by method, and by value."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """What operators of a kind take in the example's call that no delegate took, where its runtime counts no times."""
+    """Seconds per kind of undelegated operator in the example's call, if its runtime has no profiler of its own."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
     delegate: str = ""
-    """What operators are handed to, where the target has several such."""
+    """The delegate, if the target has several."""
     report: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256."""
@@ -97,7 +97,7 @@ def finish(folder: Path, export: Export) -> Export:
 
 
 def open_export(path: Path, *, trust: bool = False) -> tuple[Export, list[str]]:
-    """What export.json says, and the files that are not as they were written.
+    """Read export.json, and list the files that have changed since they were written.
 
     Changed files, and those that somebody else wrote, are opened with `trust` alone: no runtime promises to withstand
     a file that was made to harm it. Raises `ArtifactError`.

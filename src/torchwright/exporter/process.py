@@ -16,13 +16,13 @@ from torchwright.process import interrupts
 from torchwright.trial.fork_server import start
 
 SECONDS = 300.0
-"""What takes longer is stopped."""
+"""The time limit in seconds."""
 COMPLAINT = re.compile(
     r"^\[(?!cpuinfo)[\w.]+:\d+\] (.*(?:not found|[Cc]heck failed|[Uu]nsupported|[Ff]ailed).*)$", re.MULTILINE
 )
 """A line of ExecuTorch's log that says what is wrong."""
 LONGEST = 300
-"""Characters of it."""
+"""The most characters of an error's text."""
 
 
 class RunFailed(Exception):

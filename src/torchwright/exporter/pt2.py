@@ -56,7 +56,7 @@ class Pt2(GraphTarget):
 
 
 def profiled(call: Callable[[], object]) -> Iterator[tuple[dict[str, float], float]]:
-    """Of PROFILED calls each: microseconds by torch's operators, and of the whole."""
+    """Return microseconds by torch's operators, and of the whole, each over PROFILED calls."""
     from torch.profiler import ProfilerActivity, profile
 
     call()

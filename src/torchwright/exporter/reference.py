@@ -1,5 +1,5 @@
 # pyright: basic
-"""What a package is held against: the original's answers to calls of several sizes, and the graph it was made from."""
+"""The reference of a package: the original's answers to calls of several sizes, and the graph that was converted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KIN: dict[str, str] = {
     "aten.native_group_norm": "aten.group_norm",
     "aten._native_batch_norm_legit_no_training": "aten.batch_norm",
 } | {f"aten.conv{dims}d": "aten.convolution" for dims in (1, 2, 3)}
-"""What converters make of an operator before they convert it → one name for both."""
+"""Operators that converters rewrite before they convert → one name for both."""
 UNBOUNDED = 3
 """The largest size tried of one without a bound, in multiples of the example's."""
 
@@ -82,7 +82,7 @@ def calls_of(subject: Subject) -> list[Call]:
 
 
 def without_rows(subject: Subject) -> list[Call]:
-    """Return the call with zero rows, where the number of rows is free and the original takes none."""
+    """Return the call with zero rows, if the batch size is dynamic and the original refuses zero."""
     spec, tensors = subject.graph.spec, tensors_of(subject.case)
     rows = {tensor.shape[0] for tensor in spec.tensors if tensor.shape and isinstance(tensor.shape[0], str)}
     bound = spec.bind([tensor.shape for tensor in tensors])
@@ -141,13 +141,13 @@ def read_calls(folder: Path) -> list[Call]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a package was written with in place of a graph."""
+    """The data with which a package was written in place of a graph."""
 
     values: dict[str, Any]
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Keep what a package was written with that is no weight."""
+    """Keep the data with which a package was written, except weights."""
     if settings:
         (folder / SETTINGS).write_text(json.dumps(asdict(Settings(values=settings))), encoding="utf-8")
 
@@ -165,12 +165,12 @@ def read_graph(folder: Path, *, trust: bool) -> ExportedProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """What the graph's file does not keep of its operators, by their keys."""
+    """Facts about operators that the graph's file does not keep, by their keys."""
 
     modules: dict[str, str]
     """Path of the module that calls it."""
     lines: dict[str, str]
-    """Of the model's own source."""
+    """The line of the model's own source."""
 
 
 def layers_of(program: ExportedProgram) -> Layers:
@@ -264,7 +264,7 @@ def eager(program: ExportedProgram) -> Run:
 
 
 def calling(model: Callable[..., Any], program: ExportedProgram) -> Run:
-    """What is called as the graph is, such as what it was made from."""
+    """Return a callable with the graph's signature, such as the model that it was made from."""
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = _arguments(program, tensors)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What a compiler may count on of a graph's free sizes."""
+"""The facts about a graph's dynamic sizes that a compiler may rely on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What is exported: a model with one call, the steps of its recipe that travel, and its graph."""
+"""The subject of an export: a model with one call, the steps of its recipe that are kept, and its graph."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from torchwright.workloads.module import ModuleWorkload
 
 CALL = "forward"
 CHANCE = 1e-3
-"""How far apart two answers to one call may be."""
+"""The largest difference between two answers to one call."""
 MOST = 16
 """Rows, where a runtime plans memory ahead and the example has fewer."""
 PROMPT = 16
@@ -52,7 +52,7 @@ class Graph:
     program: ExportedProgram
     spec: CallSpec
     frozen: str | None
-    """Why the number of rows cannot vary, where it cannot."""
+    """The reason if the batch size is fixed."""
 
 
 @dataclass(kw_only=True)
@@ -63,24 +63,24 @@ class Subject:
     target: Target
     """The model with the steps that travel, and what calibrates it."""
     original: nn.Module
-    """As the user has it, in float32: what outputs are held against."""
+    """The user's model in float32: the reference for outputs."""
     case: Case
     folder: Path | None = None
     """The Hugging Face folder that it comes from, if there is one."""
     most: int | None = None
-    """The largest number of rows."""
+    """The largest batch size."""
     ahead: bool = False
-    """Whether the runtime plans memory ahead, for a largest number of rows in any case."""
+    """True if the runtime plans memory ahead, so that a largest batch size is always needed."""
     context: int | None = None
     """Tokens that a language model's cache is to hold, for a runtime that plans memory ahead."""
     march: str | None = None
     """The level of the processor's family that code is for, where it is not for this processor alone."""
     delegate: str = ""
-    """What the runtime is to hand operators to, where it has several such."""
+    """The delegate, if the runtime has several."""
     fixed: str | None = None
     """Why the graph is for the example's sizes alone, where the runtime takes no others."""
     format: Format | None = None
-    """Of the recipe's, what the target is to express."""
+    """The recipe's settings that the target has to express."""
     carried: tuple[str, ...] = ()
     left: dict[str, str] = field(default_factory=dict)
     """Steps of the recipe that stay behind, each with its reason."""
@@ -89,7 +89,7 @@ class Subject:
 
     @cached_property
     def graph(self) -> Graph:
-        """Raises `RefusedTechnique`, with the line of the model's own source, where there is no such graph."""
+        """Raise `RefusedTechnique`, with the line of the model's own source, if there is no such graph."""
         try:
             if self.fixed is not None:
                 return Graph(*_exported(self.target, self.case, None), self.fixed)
@@ -126,7 +126,8 @@ def make_subject(
     fixed: str | None = None,
     delegate: str = "",
 ) -> Subject:
-    """What a workload's first call needs to be exported, with those of `steps` that travel, or whose format does.
+    """Return the export's subject for a workload's first call, with those of `steps` that are kept, or whose format
+    is.
 
     A language model is exported as prompt → logits. Raises `ModelError` for a model whose outputs are NaN. `fixed` is
     the reason why the graph is for the example's sizes alone.
@@ -221,7 +222,7 @@ def _carried(workload: Workload, steps: Sequence[Step], case: Case) -> tuple[lis
 
 
 def _graph(target: Target, case: Case, most: int | None, ahead: bool) -> Graph:
-    """The graph with the number of rows free, or with those of the example where the model does not let it be."""
+    """Return the graph with a dynamic batch size, or with the example's if the model does not allow that."""
     if case.dynamic is not None:
         return Graph(*_exported(target, case, case.dynamic), None)
     batched = next(iter(perhaps_batched(tensors_of(case))), ())

@@ -38,7 +38,7 @@ EXACT = 1e-3
 """An error of a precision that rounds nothing beyond float32."""
 DELEGATES = "delegates and all else"
 SMALL = 5e-3
-"""Shares of the time below which kinds of operators are told together."""
+"""Shares of the time below which kinds of operators are reported together."""
 NOT_RUN = "not run here"
 """The verdict on what is lowered to something that is not here."""
 RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
@@ -66,11 +66,11 @@ def verify(
     as_written: bool = False,
     artifact: Path | None = None,
 ) -> dict[str, Any]:
-    """The report: numerics at every size, what it weighs and takes beside eager, and where outputs part.
+    """Return the report: numerics at every size, size and speed against eager, and where outputs diverge.
 
-    `allowed` is the relative error that holds; without it the target's own for its precision. Of a package `as_written`
-    that rounds, what its operators are off by is kept, beside the reference. `artifact` is what it was exported from:
-    Torchwright's own engine, which is timed beside it.
+    `allowed` is the relative error up to which the verdict holds, by default the target's own for its precision. The
+    operators' errors of a package `as_written` that rounds are kept next to the reference. `artifact` is the export's
+    source: Torchwright's own engine, which is timed alongside.
     """
     target = exports.get(export.target)
     allowed = target.tolerances[export.precision] if allowed is None else allowed
@@ -215,7 +215,7 @@ def _probed(package: Package, folder: Path, scratch: Path, allowed: float) -> li
 
 
 def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
-    """Load, latency and memory of the example's call, beside those of the graph run operator by operator."""
+    """Return load time, latency and memory of the example's call, with those of the graph run operator by operator."""
     report: dict[str, Any] = {"load_s": package.runner.load_seconds}
     if not _has_graph(folder):
         turns = [package.ask("time") for _ in range(TURNS)]
@@ -251,7 +251,7 @@ def _beside(package: Package, folder: Path, scratch: Path, artifact: Path) -> di
 
 
 def _shares(package: Package, export: Export, call_seconds: float) -> dict[str, Any]:
-    """Of the time of the example's call, by kind of operator, where it is known."""
+    """Return shares of the example call's time by kind of operator, if known."""
     try:
         times = _beside_delegates(export.seconds, call_seconds) or package.ask("operator_times")["times"]
     except RunFailed:  # the call itself was answered
@@ -272,7 +272,7 @@ def _beside_delegates(seconds: dict[str, float], call_seconds: float) -> dict[st
 
 
 def _disturbed(turns: Sequence[dict[str, Any]]) -> bool:
-    """Whether other programs kept the processor in most turns: times are then no property of the package."""
+    """Check whether other programs took the processor in most turns: the times then say nothing about the package."""
     return sum(turn["waited"] > DISTURBED_SHARE for turn in turns) * 2 > len(turns)
 
 
@@ -281,7 +281,7 @@ def _has_graph(folder: Path) -> bool:
 
 
 def _sizes(tried: list[Tried]) -> list[str]:
-    """What is said of calls that are not answered rightly."""
+    """Return the findings about calls with wrong answers."""
     found = []
     for row in tried:
         sizes = ", ".join(f"{name}={size}" for name, size in row.sizes.items())

@@ -36,9 +36,9 @@ from torchwright.workloads.accuracy import relative_error
 TURN_SECONDS = 0.05
 TURN_CALLS = 50
 VECTORS = 0.01
-"""How far a vector is from the original's at most: no format keeps one in less than bfloat16."""
+"""The largest distance of a weight vector from the original's: no format keeps one in less than bfloat16."""
 LONGEST = 200
-"""Characters that are told of a setting."""
+"""The most characters of a setting that are reported."""
 
 
 class Session:
@@ -103,14 +103,16 @@ class Session:
         return {"bytes": self.device.peak_memory_bytes() - self.before}
 
     def values(self, out: str) -> dict[str, Any]:
-        """What the package's own operators compute for the example's call."""
+        """Return the values that the package's own operators compute for the example's call."""
         target = exports.get(self.export.target)
         found = target.values(self.folder / PACKAGE, self.export.call, self.calls[0].tensors)
         write_tree(Path(out), found)
         return {}
 
     def operator_times(self) -> dict[str, Any]:
-        """Of the example's call, by kind of operator: the median of several, since others may keep the processor."""
+        """Return the example call's time by kind of operator: the median of several runs, since the machine may be
+        busy.
+        """
         target, folder = exports.get(self.export.target), self.folder / PACKAGE
         calls = target.times(folder, self.export.call, self.calls[0].tensors, self.export.threads)
         kinds = dict.fromkeys(kind for call in calls for kind in call)
@@ -144,9 +146,9 @@ class Session:
         }
 
     def weights(self, allowed: float) -> dict[str, Any]:
-        """The weights that, in place of the package's own, make the example's answer right.
+        """Return the weights that, in place of the package's own, make the example's answer right.
 
-        Beside them the error with all of them in place, None where the runtime takes none.
+        The second result is the error with all of them in place, None if the runtime accepts no replacement.
         """
         target, call = exports.get(self.export.target), self.calls[0]
         mine = read_graph(self.folder / REFERENCE, trust=True)
