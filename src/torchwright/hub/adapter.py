@@ -25,7 +25,7 @@ from torchwright.hub.weight import Plain, Weight
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-"""What peft calls an adapter's tensors."""
+"""peft's names for an adapter's tensors."""
 UNREAD = ("fan_in_fan_out", "lora_bias", "modules_to_save", "layer_replication", "alora_invocation_tokens")
 """Settings of peft's that change what the tensors mean, and are not read here."""
 

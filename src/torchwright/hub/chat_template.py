@@ -88,7 +88,7 @@ class ChatTemplate:
         settings = tokenizer_settings(folder)
         found = _find(folder, settings)
         self.plain = not found
-        """Whether the folder has none, so that `PLAIN` serves."""
+        """True if the folder has no template, so that `PLAIN` is used."""
         self.stops: tuple[str, ...] = PLAIN_STOPS if self.plain else ()
         self.sources = found or {"default": PLAIN}
         self._special = {name: text for name in SPECIAL if (text := _text(settings.get(name))) is not None}
@@ -123,7 +123,7 @@ class ChatTemplate:
         return self._parsed
 
     def digest(self) -> str:
-        """Of all that decides what is rendered."""
+        """Return a fingerprint of everything that decides the rendered text."""
         told = json.dumps([self.sources, self._special], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()
 
@@ -134,7 +134,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether a list of tools has a place in the prompt."""
+        """Check whether the template renders a list of tools."""
         return any("tools" in source for source in self.sources.values())
 
     @property
@@ -150,7 +150,7 @@ class ChatTemplate:
 
     @property
     def tagged(self) -> bool:
-        """Whether the template says by itself which words are the assistant's."""
+        """Check whether the template itself marks the assistant's tokens."""
         return any(TAGGED.search(source) for source in self.sources.values())
 
     def render(

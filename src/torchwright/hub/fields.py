@@ -29,7 +29,7 @@ class Fields:
         self._sections: dict[str, Fields] = {}
 
     def get(self, key: str) -> Any:
-        """Return the value under `key` unchecked, None where there is none."""
+        """Return the value under `key` unchecked, or None."""
         self._read.add(key)
         return self.data.get(key)
 
@@ -67,7 +67,7 @@ class Fields:
         return value
 
     def optional(self, key: str) -> float | None:
-        """A number, or None where there is none."""
+        """Return a number, or None."""
         return None if self.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -90,14 +90,14 @@ class Fields:
         return tuple(float(x) for x in value)
 
     def items(self, key: str, length: int) -> list[Any] | None:
-        """A list of one entry for each of `length` layers, or None where there is none."""
+        """Return a list with one entry for each of `length` layers, or None."""
         value = self.get(key)
         if value is not None and (not isinstance(value, list) or len(value) != length):
             raise self.wrong(key, f"a list of {length} entries, one for each layer")
         return value
 
     def section(self, key: str) -> Fields:
-        """Return the object under `key`, empty where there is none; every call returns the same one."""
+        """Return the object under `key`, empty if there is none; every call returns the same one."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
@@ -110,7 +110,7 @@ class Fields:
         return self.integers(key, "a token id or a list of them")
 
     def integers(self, key: str, allowed: str) -> tuple[int, ...]:
-        """Return one integer or a list of them, which `allowed` describes; empty where there is none."""
+        """Return one integer or a list of them, which `allowed` describes; empty if there is none."""
         value = self.get(key)
         found = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(number) is int and abs(number) <= LARGEST_INTEGER for number in found):

@@ -44,7 +44,7 @@ class TensorFiles:
             raise damaged(path, f"'{name}': {error}") from error
 
     def path(self, name: str) -> Path:
-        """The file that holds a tensor; raises `ModelError` where there is none."""
+        """Return the file that holds a tensor; raises `ModelError` if there is none."""
         path = self._files.get(name)
         if path is None:
             raise ModelError(
@@ -55,7 +55,7 @@ class TensorFiles:
         return path
 
     def metadata(self) -> dict[str, str]:
-        """What the files' headers say besides their tensors, all together."""
+        """Return the metadata of all files' headers together."""
         found: dict[str, str] = {}
         for path in dict.fromkeys(self._files.values()):
             found |= self._file(path).metadata() or {}

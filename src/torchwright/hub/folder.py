@@ -39,7 +39,7 @@ SHARED: dict[str, tuple[type, str]] = {
 }
 """Fields that mean the same in every config.json → their type, which is checked before any of them is read."""
 MOST_LAYERS = 2_000
-"""To build what a stranger's configuration describes takes milliseconds a layer, with or without weights."""
+"""The most layers: building an untrusted configuration takes milliseconds per layer, with or without weights."""
 TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
 OFFLINE = (
     "LocalEntryNotFoundError",
@@ -48,7 +48,7 @@ OFFLINE = (
     "ConnectTimeout",
     "ConnectError",
 )
-"""What huggingface_hub raises, or its cause is, when it reaches no hub."""
+"""Exceptions that huggingface_hub raises, or that cause one, if the hub cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def find_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is no file; raise `ModelError` for anything else in it."""
+    """Return the JSON object in a file, empty if there is no file; raise `ModelError` for anything else in the file."""
     return read_object(path) if path.is_file() else {}
 
 
@@ -128,8 +128,8 @@ def _depths(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
 def resolve(target: str, wanted: Wanted = ANY_MODEL) -> Path:
     """Return the local folder of a path, a GGUF file, a training run's folder or a hub id.
 
-    A hub id is downloaded by huggingface_hub. Raises `ModelError` when `target` is none of them; the error names what
-    the caller takes.
+    A hub id is downloaded by huggingface_hub. Raises `ModelError` if `target` is neither; the error names what the
+    caller takes.
     """
     path = Path(target)
     if path.exists():
@@ -154,7 +154,7 @@ def local(path: Path) -> Path:
 
 
 def is_hub_id(target: str) -> bool:
-    """Whether it looks like one: an owner and a name."""
+    """Check for the form of a hub id: an owner and a name."""
     return target.count("/") == 1 and not target.startswith((".", "/", "~"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torchwright.errors import ModelError
 
 SOURCE, MODEL, ADAPTER = "source", "model", "adapter"
-"""Of a run folder: the configuration and tokenizer that it began with, the trained model, the trained adapters."""
+"""Subfolders of a run: its initial configuration and tokenizer, the trained model, the trained adapters."""
 
 
 def trained_model(path: Path) -> Path:

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from typing import Protocol
 
 INCOMPLETE = "\ufffd"
-"""What a tokenizer puts in place of bytes that are no character, or not yet one."""
+"""The replacement character that a tokenizer writes for bytes that are not, or not yet, a character."""
 HELD_TOKENS = 16
-"""A character has four bytes, so that more tokens than this without a whole one are no text."""
+"""The most tokens without a complete character: a character has four bytes, so more of them are not text."""
 
 
 class TokenDecoder(Protocol):
-    """What turns token ids into text."""
+    """The interface of a decoder from token ids to text."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class TextStream:
-    """The text of one sequence's tokens as they come; all pieces and the rest together are the text of all tokens.
+    """The text of one sequence's tokens as they arrive; all pieces and the rest together are the text of all tokens.
 
     A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece
-    is what the text grows by when the new tokens are decoded together with those of the last piece, and is held back
+    is the text that the new tokens add when they are decoded together with those of the last piece, and is held back
     while it ends in an incomplete character.
 
-    `before` are tokens that the text goes on from, such as a prompt's last ones, and `before_text` is their text up to
-    the last whole character.
+    `before` are the tokens that the text continues, such as a prompt's last ones, and `before_text` is their text up
+    to the last whole character.
     """
 
     def __init__(self, text: TokenDecoder, before: Sequence[int] = (), before_text: str = "") -> None:

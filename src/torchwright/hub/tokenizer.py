@@ -26,7 +26,7 @@ def open_tokenizer(folder: Path) -> Any:
 
 
 def find_tokenizer(folder: Path) -> Any | None:
-    """The folder's fast tokenizer, None where it has no file of one; raises `ModelError` for one that is none."""
+    """Return the folder's fast tokenizer, None if it has no file for one; raises `ModelError` for an invalid file."""
     path = folder / TOKENIZER
     if not path.is_file():
         return None
@@ -89,5 +89,5 @@ def _panicked(error: BaseException) -> bool:
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says beside it: special tokens by name, the chat template, `add_bos_token`."""
+    """Return tokenizer_config.json's fields: special tokens by name, the chat template, `add_bos_token`."""
     return find_object(folder / "tokenizer_config.json")

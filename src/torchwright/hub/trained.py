@@ -1,4 +1,4 @@
-"""What a folder of weights says of the rounding that they were trained for: torchwright.json. No torch here.
+"""torchwright.json: the rounding for which a folder's weights were trained. No torch here.
 
 `[qat]` of a training run writes it, `serve` and `generate` follow it where no `--quantize` is given.
 """

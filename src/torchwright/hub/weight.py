@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 BLOCK = 1 << 22
-"""Numbers that are made wide at a time: what bounds the memory beside the weight's own."""
+"""Numbers that are dequantized at a time, which bounds the memory used in addition to the weight's own."""
 
 
 class Weight(Protocol):
@@ -63,7 +63,7 @@ class Integers:
     def of_unsigned(
         cls, values_NK: torch.Tensor, scales_NG: torch.Tensor, zeros_NG: torch.Tensor, bits: int
     ) -> Integers:
-        """Of uint8 values; a zero in the middle of the range for all makes them integers around it."""
+        """Build from uint8 values; zeros that all lie in the middle of the range give signed integers."""
         middle = 1 << (bits - 1)
         if bool((zeros_NG == middle).all()):
             return cls(integers_NK=(values_NK - middle).view(torch.int8), scales_NG=scales_NG)

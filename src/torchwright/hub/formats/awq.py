@@ -15,7 +15,7 @@ from torchwright.hub.unpack import unpack
 from torchwright.hub.weight import Grouped, Integers, Weight
 
 PLACES = (0, 16, 4, 20, 8, 24, 12, 28)
-"""Where a word has the bits of its eight features."""
+"""The position of each of the eight features' bits in a word."""
 BITS, IN_A_WORD = 4, 8
 
 

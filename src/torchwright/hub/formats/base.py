@@ -1,4 +1,4 @@
-"""What a checkpoint format is, and the table of them."""
+"""The interface of a checkpoint format, and the table of formats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Format(ABC):
 
     @abstractmethod
     def holds(self, name: str) -> bool:
-        """Whether this one is quantized."""
+        """Check whether this tensor is quantized."""
 
     @abstractmethod
     def weight(self, name: str) -> Weight:

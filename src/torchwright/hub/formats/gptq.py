@@ -67,7 +67,7 @@ class Gptq(TensorFormat):
 
 
 def order_of(index: torch.Tensor, K: int, G: int, group: int) -> torch.Tensor | None:
-    """Each input's group, or None where they are in order; raises `ValueError` where there is no such group."""
+    """Return each input's group, or None if they are in order; raises `ValueError` for a group that does not exist."""
     order = expect("g_idx", index, (K,), torch.int32, torch.int64).long()
     if torch.equal(order, torch.arange(K) // group):
         return None

@@ -12,7 +12,7 @@ class Unquantized(TensorFormat):
 
     @classmethod
     def check(cls, settings: Fields) -> None:
-        """There are none."""
+        """Return no quantized tensors."""
 
     def __str__(self) -> str:
         return "not quantized"

@@ -44,7 +44,7 @@ def scaled(
 
 
 def _block(shape: tuple[int, int], scale: torch.Tensor) -> tuple[int, int]:
-    """Of a scale that is one number, one a row, or one for each of several equal groups of a row."""
+    """Return a block's sizes for scales that are one number, one per row, or one per equal group of a row."""
     if scale.numel() == 1:
         return shape
     groups = scale.numel() // shape[0]

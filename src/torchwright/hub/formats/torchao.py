@@ -27,7 +27,7 @@ class TorchAOFormat(TensorFormat):
 
     @classmethod
     def check(cls, settings: Fields) -> None:
-        """What a weight is, the files' headers say."""
+        """Accept all settings: the files' headers describe the weights."""
 
     def __str__(self) -> str:
         described = set(self.files.metadata().values())

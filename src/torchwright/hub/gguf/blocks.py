@@ -1,4 +1,4 @@
-"""What the blocks of GGUF's types stand for, as ggml describes them; rows of bytes in, numbers out.
+"""Dequantize the blocks of GGUF's types, as ggml describes them; rows of bytes in, numbers out.
 
 Nibbles: the low halves of a block's bytes come before the high ones, in 32 numbers for the old types and in 64 for the
 "K" ones. A K type has 256 numbers a block, in eight groups of 32 (Q6_K: sixteen of 16) with scales of their own, which
@@ -62,7 +62,7 @@ def q6_k(blocks: torch.Tensor) -> Integers:
 
 
 def _groups(codes: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None = None) -> Integers:
-    """Of blocks (N, B, numbers) and their groups (N, B, groups): the rows of a matrix."""
+    """Build a matrix's rows from blocks (N, B, numbers) and their groups (N, B, groups)."""
     codes = codes.flatten(1)
     return Integers(
         integers_NK=codes.view(torch.int8) if least is None else codes,
@@ -88,7 +88,7 @@ def _bits(words: torch.Tensor) -> torch.Tensor:
 
 
 def _scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and least value (…, 8) of a block's groups.
+    """Return scale and least value (…, 8) of a block's groups.
 
     Twelve bytes hold eight scales and eight mins of 6 bits: bytes 0 to 3 and 4 to 7 the first four of each, and in
     their two highest bits the highest two of the others, whose low halves share bytes 8 to 11.

@@ -18,7 +18,7 @@ from torchwright.paths import private_cache
 
 FILE = "model.gguf"
 VERSION = 2
-"""Of what is written; a newer one does not read an older folder."""
+"""The version of the written files; a newer version does not read an older folder."""
 
 
 def opened(path: Path) -> Path:
@@ -43,7 +43,7 @@ def opened(path: Path) -> Path:
 
 
 def _key(path: Path) -> str:
-    """What changes when the file does."""
+    """Return a key that changes when the file does."""
     found = path.stat()
     said = f"{VERSION} {path.resolve()} {found.st_size} {found.st_mtime_ns}"
     return hashlib.sha256(said.encode()).hexdigest()[:32]

@@ -1,9 +1,10 @@
-"""The header of a GGUF file, read without torch: its metadata, what its tensors are and where their bytes lie.
+"""The header of a GGUF file, read without torch: its metadata, and its tensors' types and offsets.
 
-magic, version, number of tensors, number of keys; then each key with its value; then each tensor's name, extents (the
-innermost first), type and offset; then, at the next multiple of the alignment, the data. All little-endian.
+The order is: magic, version, number of tensors, number of keys; then each key with its value; then each tensor's
+name, extents (the innermost first), type and offset; then, at the next multiple of the alignment, the data. All
+numbers are little-endian.
 
-A file may be a stranger's: every count and length is held against the bytes that are left before anything is read.
+A file may be untrusted: every count and length is checked against the remaining bytes before anything is read.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ TEXT, ARRAY = 8, 9
 
 @dataclass(frozen=True, kw_only=True)
 class Type:
-    """How a tensor's numbers are stored."""
+    """The storage format of a tensor's numbers."""
 
     name: str
     numbers: int
     """In a block."""
     bytes: int
-    """Of a block."""
+    """Bytes of a block."""
 
 
 TYPES = {
@@ -91,7 +92,7 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as a GGUF file does."""
+    """Check whether a file begins as a GGUF file does."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

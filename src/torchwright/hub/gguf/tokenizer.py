@@ -30,7 +30,7 @@ SPLITS = {
 }
 """`tokenizer.ggml.pre` → how text is cut into words, as the models' own tokenizers do."""
 DIGITS = ("smollm",)
-"""Of these, those that cut numbers into digits."""
+"""The pre-tokenizers that cut numbers into digits."""
 COMPOSED = ("qwen2", "deepseek-r1-qwen")
 """Those whose text is brought into Unicode's composed form (NFC) first."""
 WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
