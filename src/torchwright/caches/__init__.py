@@ -1,4 +1,4 @@
-"""What torch.compile and our kernels' compiler made, on its way to another machine."""
+"""Bundles of compiled code, from torch.compile and our kernels' compiler, for other machines."""
 
 from torchwright.caches.bundle import Bundle, pack, unpack
 

@@ -41,7 +41,7 @@ PICKLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What lies in the folder."""
+    """The folder's contents."""
 
     format: int = FORMAT
     made_by: str
@@ -74,7 +74,7 @@ def pack(path: str | Path, *, made_by: str = "this process", calls: Sequence[str
 
 
 def read(path: str | Path) -> Bundle:
-    """What a bundle says of itself; runs nothing of it. Raises `ArtifactError`."""
+    """Read a bundle's description without running any of its code. Raises `ArtifactError`."""
     file = Path(path) / BUNDLE
     if not file.is_file():
         raise ArtifactError(
@@ -84,10 +84,10 @@ def read(path: str | Path) -> Bundle:
 
 
 def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
-    """Put a bundle where torch.compile and our kernels look for what is compiled already.
+    """Install a bundle where torch.compile and our kernels look for compiled code.
 
-    What is there is left alone. Raises `ArtifactError` for a bundle that is not as it was written, or that somebody
-    else wrote, without `trust`, and for one that torch cannot read.
+    Existing files are left alone. Raises `ArtifactError` for a bundle that has changed since it was written, or that
+    somebody else wrote, without `trust`, and for one that torch cannot read.
     """
     path = Path(path)
     bundle = read(path)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What code that was compiled depends on: versions, the processor, flags, places."""
+"""The dependencies of compiled code: versions, the processor, flags, paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
     "compiler": "the C++ compiler",
     "libraries": "where torch lies",
 }
-"""How what is not called by its own name is said."""
+"""Printed names of fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def place_here() -> Place:
 
 
 def differences(there: Place, here: Place) -> list[str]:
-    """What is otherwise here, each as a line."""
+    """Return the differences here, each as a line."""
     found = []
     for name in (field.name for field in fields(Place)):
         then, now = getattr(there, name), getattr(here, name)
@@ -82,7 +82,7 @@ def _flags(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
 
 
 def _compiler() -> str:
-    """The compiler that Inductor calls, and its version; "none" where there is none."""
+    """Return the compiler that Inductor calls, and its version; "none" if there is none."""
     try:
         command = os.environ.get("CXX") or find_compiler()
         said = subprocess.run(

@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-"""What a process has compiled of a model's calls, and why it was not found in a bundle."""
+"""List what a process has compiled for a model's calls, and why it was not found in a bundle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchwright.workloads.base import Case, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What calls made torch compile."""
+    """The compilations that calls caused."""
 
     found: int = 0
     """Graphs that were in the cache."""
@@ -35,7 +35,7 @@ class Compiled:
 
     @property
     def anything(self) -> bool:
-        """Whether anything was compiled at all."""
+        """Check whether anything was compiled."""
         return bool(self.missed or self.passed or self.objects)
 
 
@@ -85,7 +85,7 @@ def explain(path: str | Path, workload: Workload, dtype: torch.dtype, *, trust: 
 
 
 def differing(path: str | Path) -> list[str]:
-    """What a bundle's code depends on that is otherwise here."""
+    """Return the dependencies of a bundle's code that differ here."""
     return differences(read(path).place, place_here())
 
 
@@ -123,7 +123,7 @@ def _counted() -> dict[str, int]:
 
 
 def _objects() -> set[str]:
-    """Of the C++ compiler in Inductor's cache."""
+    """Return the names of the C++ compiler's libraries in Inductor's cache."""
     return {file.name for file in use_private_caches().glob("??/*.so")}
 
 

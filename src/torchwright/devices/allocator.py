@@ -1,4 +1,4 @@
-"""How the process's allocator treats large blocks."""
+"""Settings of the process's allocator for large blocks."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/lib/*-linux-gnu", "
 
 
 def apply_allocator(kind: str | None) -> None:
-    """Make this process's malloc keep what is freed, where `kind` is `retain`; others must be there already.
+    """Make this process's malloc keep freed memory, if `kind` is `retain`; the other kinds must be in place already.
 
-    glibc maps blocks of 32 MB and more afresh each time, and hands the top of the heap back when it is free: either
-    way the kernel clears the pages of the next activation again, 4 KB by 4 KB. There is no way back in this process.
+    glibc maps blocks of 32 MB and more anew each time, and returns the top of the heap when it is free: either way
+    the kernel clears the pages of the next activation again, 4 KB by 4 KB. The setting cannot be undone in this
+    process.
 
-    Raises `TorchwrightError` where the C library does not take the settings, and for another allocator without which
-    the process was started.
+    Raises `TorchwrightError` if the C library does not take the settings, and for another allocator with which the
+    process was not started.
     """
     if kind is None:
         return
@@ -95,19 +96,19 @@ def huge_pages_fault() -> str | None:
 
 
 def started_with(kind: str) -> str:
-    """What to type so that a process has one of `FROM_THE_START`."""
+    """Return the command that starts a process with one of `FROM_THE_START`."""
     return " ".join(f"{name}={value}" for name, value in environment_for(kind).items()) + " python …"
 
 
 def environment_for(kind: str) -> dict[str, str]:
-    """What has to be set before a process starts, for one of `FROM_THE_START`."""
+    """Return the environment that must be set before a process starts, for one of `FROM_THE_START`."""
     if kind == HUGE_PAGES:
         return {HUGE_PAGES_VARIABLE: "1"}
     return {"LD_PRELOAD": find_allocator(kind) or f"lib{kind}.so"}
 
 
 def is_there(kind: str) -> bool:
-    """Whether this process was started with one of `FROM_THE_START`."""
+    """Check whether this process was started with one of `FROM_THE_START`."""
     if not sys.platform.startswith("linux"):
         return False
     if kind == HUGE_PAGES:  # as it was at the start: what Python has set since may have come too late

@@ -28,7 +28,7 @@ DISTURBED_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """How fast a device is at most, as measured here: 1e9 bytes per second, 1e12 operations per second."""
+    """A device's ceilings, as measured here: 1e9 bytes per second, 1e12 operations per second."""
 
     read_gb_per_s: float | None = None
     """None: not measured."""
@@ -51,7 +51,7 @@ class Device(ABC):
     preference: ClassVar[int] = 1
     """The device of the highest is taken where nobody names one; one below 0 is only taken by its name."""
     forks: ClassVar[bool] = False
-    """Whether a process that has used it may be forked; the driver of a card does not survive that."""
+    """Check whether a process that has used it may be forked; the driver of a card does not survive that."""
     uncompiled: ClassVar[str | None] = None
     """Why torch.compile makes no code for it, or None."""
     remedy: ClassVar[str | None] = None
@@ -64,11 +64,11 @@ class Device(ABC):
 
     @classmethod  # noqa: B027
     def start(cls) -> None:
-        """What a process does before its tensors may lie there, such as importing a backend; it may come again."""
+        """Prepare a process for tensors on the device, such as by importing a backend; may be called again."""
 
     @abstractmethod
     def identify(self) -> DeviceFacts:
-        """What the device is, without measuring anything: the ceilings are left out."""
+        """Describe the device without measuring anything: the ceilings are left out."""
 
     @abstractmethod
     def measure(self) -> Ceilings:
@@ -91,9 +91,9 @@ class Device(ABC):
         """The most memory held since the last reset: resident for the CPU, reserved from the driver for CUDA."""
 
     def facts(self, *, refresh: bool = False) -> DeviceFacts:
-        """Describe the device and how fast it is at most: `identify` with `ceilings`.
+        """Describe the device and its ceilings: `identify` with `ceilings`.
 
-        Disturbed ceilings are left out, as if they had not been measured: they are no limit.
+        Disturbed ceilings are left out, as if they had not been measured, because they are not limits.
         """
         ceilings = self.ceilings(refresh=refresh)
         if ceilings.disturbed:
@@ -124,7 +124,7 @@ class Device(ABC):
         return measured
 
     def identity(self) -> dict[str, object]:
-        """Everything that decides the ceilings, as plain data: they are measured again when any of it changes."""
+        """Return everything that decides the ceilings, as plain data: they are measured again when any part changes."""
         return {
             "format": CEILINGS_FORMAT,
             "device": dataclasses.asdict(self.identify()),

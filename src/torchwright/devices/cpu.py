@@ -53,7 +53,9 @@ LONG_ENOUGH_SECONDS = 0.02
 SPREAD = 2.0
 """Slow runs (upper quartile) against fast ones (lower quartile), from which on something else ran: 1.0 to 1.3 alone."""
 UNDISTURBED_SHARE = 0.8
-"""Of the processor time of all threads: measured 0.98 on an idle machine, 0.52 with one other busy process."""
+"""The least share of the processor time of all threads: measured 0.98 on an idle machine, 0.52 with one other busy
+process.
+"""
 
 
 class CPU(Device):

@@ -1,9 +1,9 @@
-"""A device that is not there: tensors that say they lie on it, and compute on the CPU.
+"""A simulated device: tensors that report to be on it, and compute on the CPU.
 
     with simulated(torch.device("cuda", 0)): ...
 
 An operator that mixes them with tensors of the CPU fails as it does on a real card, and so does reading one without
-fetching it. What compiles is not simulated.
+fetching it. Compiled code is not simulated.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ShardedEmbeddings(nn.Module):
         self._anchor = torch.zeros(1, dtype=dtype, device=device, requires_grad=True)
 
     def forward(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Raises `EmbeddingError` for a feature that is missing or unknown, and for ids that are no rows."""
+        """Raise `EmbeddingError` for a feature that is missing or unknown, and for ids without a row."""
         self._check(inputs)
         bags = {feature: self._bags(feature, inputs[feature]) for feature in self._table_of}
         counts = self._everyones_counts(bags)
@@ -158,7 +158,7 @@ class ShardedEmbeddings(nn.Module):
         return [dict(zip(bags, row.tolist(), strict=True)) for row in rows]
 
     def _pieces(self, owner: int) -> Iterator[tuple[Shard, str]]:
-        """What is said to or by a process, in order."""
+        """Yield the messages to or from a process, in order."""
         for shard in self._shards[owner]:
             for feature in self.tables[shard.table].features:
                 yield shard, feature

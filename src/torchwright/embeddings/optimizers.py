@@ -1,4 +1,4 @@
-"""Optimizers that update the rows of a table whose gradient has just been computed, and no others.
+"""Optimizers that update only the rows of a table whose gradient has just been computed.
 
 The gradient of a step exists for the rows that were looked up, each once; there is no dense gradient. Gradients and
 state are float32 or better whatever the weights are: in bfloat16 a count stops at 256, and a sum soon after.
@@ -15,7 +15,7 @@ State = dict[str, torch.Tensor]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is summed up over steps of weights of `dtype`: float32 or better."""
+    """Return the dtype in which values are summed over steps for weights of `dtype`: float32 or better."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -25,7 +25,7 @@ def _move(weight_RC: torch.Tensor, rows_U: torch.Tensor, step_UC: torch.Tensor) 
 
 
 class RowOptimizer(Protocol):
-    """What `ShardedEmbeddings` asks of an optimizer; `lr` may change between steps."""
+    """The optimizer interface of `ShardedEmbeddings`; `lr` may change between steps."""
 
     lr: float
 
@@ -73,7 +73,9 @@ class RowWiseAdagrad:
 
 @dataclass
 class Adam:
-    """Adam (Kingma and Ba, 2015) on the rows that a step looks up; the moments of others stay (torch's SparseAdam)."""
+    """Adam (Kingma and Ba, 2015) on the rows that a step looks up; the other rows' moments stay (torch's
+    SparseAdam).
+    """
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)

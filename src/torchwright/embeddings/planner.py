@@ -19,7 +19,7 @@ NARROWEST = 32
 SPREAD = 1.2
 """A table is cut where it costs this much more than one process's even share."""
 MEASURED_ELEMENTS = 2**26
-"""Of a table while its cost is measured: beyond it no cache holds the rows either."""
+"""The elements of a table while its cost is measured: beyond that size no cache holds the rows either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ShardPlan:
     processes: int
     shards: tuple[Shard, ...]
     seconds: tuple[float, ...] = ()
-    """Of each process for forward and backward, where costs were measured."""
+    """Seconds of each process for forward and backward, if costs were measured."""
 
     def of(self, owner: int) -> list[Shard]:
         """One process's shards, in the order in which all processes speak of them."""

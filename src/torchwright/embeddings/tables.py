@@ -1,4 +1,4 @@
-"""What a recommender looks up: tables of embeddings, and lists of ids of different lengths."""
+"""The tables of a recommender's embeddings, and lists of ids of different lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Table:
     dim: int
     features: tuple[str, ...]
     pooling: Pooling = "sum"
-    """What a bag of ids gives: their embeddings' sum or mean, or each embedding by itself."""
+    """The pooling of a bag of ids: the embeddings' sum or mean, or each embedding by itself."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.dim < 1:

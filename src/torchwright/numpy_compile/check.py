@@ -23,7 +23,7 @@ from torchwright.numpy_compile.program import Program, Variant
 from torchwright.numpy_compile.report import NumpyReport, ProgramRefused, first_line
 
 CALL_FLOOR_SECONDS = 15e-6
-"""What a compiled call costs at least (guards, conversion, dispatch). Faster functions are left alone."""
+"""The least cost of a compiled call (guards, conversion, dispatch). Faster functions are left alone."""
 CHEAP_CALL_SECONDS = 0.05
 """Calls up to this long are repeated before anything is compiled for them, which takes seconds."""
 MAX_ROUNDS = 21
@@ -43,7 +43,7 @@ but not those of functions that take seconds."""
 
 @dataclass
 class CheckedProgram:
-    """One program, set beside NumPy."""
+    """One program, compared with NumPy."""
 
     program: Program
     comparison: Deviation = field(default_factory=Deviation)
@@ -61,7 +61,7 @@ class Check:
         self._programs: dict[tuple[tuple[Any, ...], Variant], Program] = {}
 
     def judge(self, call: ArrayCall, original: Original) -> tuple[NumpyReport, Program | None]:
-        """What serves calls of this kind from now on; None is the original.
+        """Return the program that serves calls of this kind from now on; None is the original.
 
         Raises TorchwrightError under ``strict`` where it is the original for any reason but speed.
         """
@@ -107,7 +107,7 @@ class Check:
         return self._time(call, base, [one.program for one in agreeing], seconds)
 
     def verify(self, call: ArrayCall, reference: Any, program: Program) -> CheckedProgram:
-        """Whether a program returns what NumPy returned, twice, in memory of its own."""
+        """Check that a program returns what NumPy returned, twice, in memory of its own."""
         attempt = CheckedProgram(program)
         try:
             program.learn_scalars(reference)

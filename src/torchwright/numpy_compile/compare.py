@@ -28,7 +28,7 @@ Place = tuple[Path, Literal["real", "imag"]]
 
 @dataclass
 class Deviation:
-    """Where one result leaves another, in words."""
+    """Return where one result differs from another, in words."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -99,7 +99,7 @@ def compare(
 
 
 def no_less_accurate(call: ArrayCall, fn: Callable, reference: Any, result: Any, places: list[Place]) -> bool:
-    """Whether ``result`` is about as near as NumPy's to the function in the next wider precision."""
+    """Check whether ``result`` is about as near as NumPy's to the function in the next wider precision."""
 
     def widen(array: np.ndarray) -> np.ndarray:
         code = WIDER.get(array.dtype.str[1:])

@@ -11,7 +11,7 @@ import numpy as np
 from torchwright.numpy_compile.tree import map_leaves
 
 RTOL = 1e-4
-"""Relative tolerance of float32 results beside NumPy's of float64, and of their largest value, where none is given."""
+"""The default tolerance of float32 results against NumPy's float64: relative, and as a share of their largest value."""
 NARROW = {"float64": "float32", "complex128": "complex64"}
 WIDE = {narrow: wide for wide, narrow in NARROW.items()}
 

@@ -91,7 +91,7 @@ class Step:
     special: Operation | None = None
     """The same with a Python value in place: it decides where the general operation differs."""
     dtype_difference: str = ""
-    """Where NumPy would return another dtype."""
+    """Return where NumPy would return another dtype."""
     refusal: str = ""
 
 

@@ -13,7 +13,7 @@ from torchwright.numpy_compile.narrow import RTOL
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a function is compiled, compared and timed.
+    """Settings for compiling, comparing and timing a function.
 
     Raises TorchwrightError for a value that is out of range or a device that is not there.
     """
@@ -31,7 +31,7 @@ class Options:
     atol: float | None = None
     """Absolute tolerance; None takes ``ATOL_EPS`` of compare.py."""
     dynamic: bool | None = None
-    """As for ``torch.compile``: True traces symbolic shapes from the start, False never."""
+    """As in ``torch.compile``: True traces symbolic shapes from the start, False never."""
     strict: bool = False
     """Raise TorchwrightError where the original would have to serve for any reason but speed."""
     measure: bool = True

@@ -18,7 +18,7 @@ from torchwright.numpy_compile.call import ArrayCall
 
 @dataclass(frozen=True)
 class Original:
-    """What the original did on the caller's own arguments."""
+    """The original's run on the caller's own arguments."""
 
     result: Any
     seconds: float
@@ -51,7 +51,7 @@ def time_original(fn: Callable, call: ArrayCall) -> float:
 
 
 def numpy_errors_are_trapped() -> bool:
-    """Whether NumPy would raise, or call back, where compiled code does nothing."""
+    """Check whether NumPy would raise, or call back, where compiled code does nothing."""
     return not set(np.geterr().values()) <= {"warn", "ignore"}
 
 

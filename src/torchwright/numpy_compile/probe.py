@@ -82,7 +82,9 @@ def _array(leaf: Any) -> np.ndarray:
 
 
 def _outcomes(probes: list[Probe], settings: dict[str, Any]) -> list[list[Any] | str]:
-    """Compiled results of each probe, or why there are none. What fails together is tried in halves."""
+    """Return compiled results of each probe, or the reason for their absence. Probes that fail together are tried in
+    halves.
+    """
     if not probes:
         return []
     try:

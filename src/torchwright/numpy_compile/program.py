@@ -36,8 +36,8 @@ SAFE_INDUCTOR = {
 
 
 DIVISIONS = ("div.Tensor_mode", "floor_divide.default", "remainder.Tensor", "fmod.Tensor")
-"""Of integers by other than constants: the processor's trap for a zero ends the process, on releases of torch whose
-code does not look for it."""
+"""Integer divisions by non-constants: the processor's trap for a zero ends the process, on releases of torch whose
+code does not check for it."""
 
 
 class Unchecked(Exception):
@@ -46,7 +46,7 @@ class Unchecked(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """How a program is compiled and run."""
+    """Settings for compiling and running a program."""
 
     threads: int
     float64_default: bool = False
@@ -187,7 +187,7 @@ def _may_trap(node: Any) -> bool:
 
 @functools.cache
 def looks_for_zero() -> bool:
-    """Whether Inductor's loops on CPUs raise where an integer is divided by zero; of our range, torch 2.11 does not."""
+    """Check whether Inductor's loops on CPUs raise for integer division by zero; in our range, torch 2.11 does not."""
     from torch._inductor.codegen import cpp
 
     return "throw_if_integer_div_error" in inspect.getsource(cpp)

@@ -1,4 +1,4 @@
-"""What the check of a NumPy function found."""
+"""The report of a NumPy function's check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ProgramRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class NumpyReport:
-    """What the check of one kind of call found. ``str(report)`` is a paragraph for people."""
+    """The result of checking one kind of call. ``str(report)`` is a paragraph for people."""
 
     function: str
     status: Literal["unmeasured", "compiled", "original"]

@@ -1,8 +1,8 @@
-"""Where torch's operations leave NumPy's: a table of what was probed, and a probe of what is not in it.
+"""Differences between torch's operations and NumPy's: a table of probed operations, and a probe for all others.
 
-The table (semantics.json, written by scripts/numpy_semantics.py) holds for the versions that it names. For others,
-and for operations that are not in it, each operation is probed at its first use, and the answer is kept in the cache
-folder.
+The table (semantics.json, written by scripts/numpy_semantics.py) holds for the versions that it names. For other
+versions, and for operations that it lacks, each operation is probed at its first use, and the answer is kept in the
+cache folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROBE_SECONDS = 300.0
 
 
 def versions() -> dict[str, str]:
-    """What a verdict holds for: releases of torch and NumPy, and the kind of processor."""
+    """The scope of a verdict: releases of torch and NumPy, and the kind of processor."""
     torch_release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
     numpy_release = ".".join(np.__version__.split(".")[:2])
     return {"torch": torch_release, "numpy": numpy_release, "machine": platform.machine()}

@@ -14,7 +14,7 @@ ALLOWED = "dense tensors of the CPU, of a dtype that NumPy has, without requires
 
 
 def has_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether any argument is a tensor, nested ones among them."""
+    """Check whether any argument is a tensor, including nested ones."""
     return any(isinstance(leaf, torch.Tensor) for _, leaf in leaves((args, kwargs)))
 
 

@@ -1,4 +1,4 @@
-"""What the user calls instead of the NumPy function."""
+"""The callable that replaces the user's NumPy function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_KINDS = 64
 
 @dataclass(slots=True)
 class _Decision:
-    """What serves calls of one kind; without a program, the original."""
+    """The program that serves calls of one kind; None is the original."""
 
     report: NumpyReport
     program: Program | None = None
@@ -63,7 +63,7 @@ class CompiledNumpy:
 
     @property
     def report(self) -> NumpyReport:
-        """What the latest check found: the first call of each kind, a guard miss, or a refusal."""
+        """The latest check's result: the first call of each kind, a guard miss, or a refusal."""
         return self._report
 
     @property

@@ -1,4 +1,4 @@
-"""What every family of promptable segmentation models answers: a picture encoded once, then masks of prompts on it."""
+"""The interface of promptable segmentation models: a picture is encoded once, then prompts give masks on it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Segmenter(ABC):
     """A segmentation model of one family, opened by `load_segmenter`."""
 
     model_types: ClassVar[tuple[str, ...]]
-    """Of config.json."""
+    """The model types in config.json."""
     architecture: ClassVar[str]
     """The class in transformers."""
     network: ClassVar[type[Network]]
     ends_boxes: ClassVar[bool] = False
-    """Whether the mark that ends points also follows a box."""
+    """True if the mark that ends points also follows a box."""
 
     def __init__(self, side: int, ask: Callable[..., Any], *, at_once: int | None = None) -> None:
         """`side`: pixels of the square that the encoder takes. `ask` is called as `Network.forward`, by keywords.
@@ -41,11 +41,11 @@ class Segmenter(ABC):
     @classmethod
     @abstractmethod
     def embedding_shapes(cls, config: dict[str, Any]) -> list[tuple[int, ...]]:
-        """Of what the encoder gives for a picture, by the contents of config.json."""
+        """Return the shapes of the encoder's outputs for a picture, by the contents of config.json."""
 
     @abstractmethod
     def pixels(self, picture_HW3: np.ndarray) -> torch.Tensor:
-        """What the encoder takes (1, 3, side, side) of RGB (H, W, 3) uint8, float32."""
+        """Return the encoder's input (1, 3, side, side), float32, for an RGB picture (H, W, 3), uint8."""
 
     @abstractmethod
     def scale(self, height: int, width: int) -> tuple[float, float]:
@@ -164,10 +164,12 @@ class Segmenter(ABC):
         outside: Sequence[Sequence[float]] = (),
         boxes: Sequence[Sequence[float]] = (),
     ) -> list[Mask]:
-        """The masks of a picture's objects: one that all points are on and none of `outside`, or one in each box.
+        """Return the masks of a picture's objects: one that contains all points and none of `outside`, or one per
+        box.
 
-        Points are (x, y) and boxes (left, top, right, bottom) in pixels; with one box the points are of that object.
-        Raises `WorkloadError` for prompts that mean nothing or lie beside the picture, and what `read_picture` raises.
+        Points are (x, y) and boxes (left, top, right, bottom) in pixels; with one box the points belong to that
+        object. Raises `WorkloadError` for prompts without meaning or outside the picture, and the errors of
+        `read_picture`.
         """
         wanted = prompts_of(points, outside, boxes)
         encoded = self.encode(source)

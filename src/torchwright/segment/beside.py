@@ -1,4 +1,4 @@
-"""Masks of the original and of the optimized model beside each other, for the report."""
+"""Masks of the original and of the optimized model side by side, for the report."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _faint(picture_HW3: np.ndarray) -> np.ndarray:
 
 
 def _with_mask(picture_HW3: np.ndarray, inside_HW: np.ndarray, points: Points) -> np.ndarray:
-    """What is inside keeps its colours: a tint would be lost on a picture that is full of them."""
+    """Keep the colours inside the mask: a tint would be lost on a colourful picture."""
     out_HW3 = _faint(picture_HW3)
     out_HW3[inside_HW] = picture_HW3[inside_HW]
     out_HW3[edge(inside_HW)] = EDGE

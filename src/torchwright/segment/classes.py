@@ -16,12 +16,14 @@ from torchwright.segment.masks import run_lengths
 RESAMPLED = 1000
 """Times that the sample is drawn again for its interval."""
 FEWEST_SHARE = 1e-3
-"""Of the sample's pixels: a class with fewer in the original's maps is none that a mean over classes counts."""
+"""The least share of the sample's pixels: a class with fewer in the original's maps does not count in a mean over
+classes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassMap:
-    """What each pixel of a picture shows."""
+    """The class of each pixel of a picture."""
 
     classes_HW: np.ndarray
     """int64."""
@@ -94,7 +96,7 @@ def class_quality(reference: dict[str, Any], candidate: dict[str, Any]) -> Quali
 
 
 def _ious(counts_3C: np.ndarray) -> np.ndarray:
-    """Of each class that counts."""
+    """Return the IoU of each class that counts."""
     both_C, before_C, after_C = counts_3C
     counted = before_C >= FEWEST_SHARE * before_C.sum()
     return (both_C / (before_C + after_C - both_C).clip(1))[counted]

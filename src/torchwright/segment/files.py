@@ -102,7 +102,7 @@ def _colour(number: int) -> np.ndarray:
 
 
 def edge(inside_HW: np.ndarray) -> np.ndarray:
-    """Pixels of a mask that have a neighbour outside of it, or lie at the picture's border."""
+    """Return the pixels of a mask with a neighbour outside the mask, or at the picture's border."""
     padded = np.pad(inside_HW, 1)
     around = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
     return inside_HW & ~around

@@ -1,4 +1,4 @@
-"""How alike the masks of two models are: IoU mask for mask, with an interval over pictures and their prompts."""
+"""Similarity of two models' masks: IoU mask for mask, with an interval over pictures and their prompts."""
 
 from __future__ import annotations
 

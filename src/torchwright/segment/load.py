@@ -63,7 +63,7 @@ def load_class_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32)
 
 
 def names_classes(path: Path) -> bool:
-    """Whether a folder's model says of each pixel what it shows."""
+    """Check whether a folder's model classifies each pixel."""
     return any(str(name).endswith(ENDING) for name in read_config(path).get("architectures") or [])
 
 
@@ -93,7 +93,7 @@ def open_network(path: Path, family: type[Segmenter]) -> Network:
 
 
 def side_of(config: dict[str, Any]) -> int:
-    """Pixels of the square that the encoder takes. Raises `ModelError` where that is no square."""
+    """Return the side in pixels of the encoder's square. Raises `ModelError` if it is not a square."""
     side = config["prompt_encoder_config"]["image_size"]
     if type(side) is not int or side < 1:
         raise ModelError("pictures are no square", found=f"prompt_encoder_config.image_size: {side!r}")

@@ -26,7 +26,7 @@ class Mask:
     stability: float
     """IoU of the mask's cuts a little above and below its threshold; see `stability`."""
     points: Points = ()
-    """What it was asked by, (x, y) in pixels."""
+    """The prompt's points, (x, y) in pixels."""
 
     @property
     def area(self) -> int:
@@ -42,7 +42,7 @@ class Mask:
         return float(columns[0]), float(rows[0]), float(columns[-1]), float(rows[-1])
 
     def facts(self) -> dict[str, Any]:
-        """As plain data, the pixels as COCO's run lengths."""
+        """Return plain data, the pixels as COCO's run lengths."""
         return {
             "score": self.score,
             "stability": self.stability,

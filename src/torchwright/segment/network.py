@@ -12,7 +12,7 @@ from torch import nn
 from torchwright.workloads.base import to_dtype
 
 NO_POINT, OUTSIDE, INSIDE, LEFT_TOP, RIGHT_BOTTOM = -1, 0, 1, 2, 3
-"""What the coordinates of a prompt are of."""
+"""Labels of a prompt's coordinates."""
 
 
 class Network(nn.Module):
@@ -53,7 +53,7 @@ class Network(nn.Module):
 
     @abstractmethod
     def encode(self, pixels: torch.Tensor) -> Any:
-        """What `decode` takes, in float32."""
+        """Return the inputs of `decode`, in float32."""
 
     @abstractmethod
     def decode(
@@ -62,7 +62,7 @@ class Network(nn.Module):
         """Mask logits and scores, in any type."""
 
     def dense(self) -> torch.Tensor:
-        """What stands for a mask as a prompt where there is none, (1, C, S/16, S/16)."""
+        """Return the embedding for a missing mask prompt, (1, C, S/16, S/16)."""
         prompts = self.model.prompt_encoder
         return prompts.no_mask_embed.weight.reshape(1, -1, 1, 1).expand(1, -1, *prompts.image_embedding_size)
 

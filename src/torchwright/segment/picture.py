@@ -1,4 +1,4 @@
-"""Pictures as RGB (H, W, 3) uint8: upright, of bounded size, from files that are a stranger's."""
+"""Pictures as RGB (H, W, 3) uint8: upright, of bounded size, from untrusted files."""
 
 from __future__ import annotations
 

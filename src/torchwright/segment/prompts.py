@@ -1,4 +1,4 @@
-"""What points at objects of a picture: points, boxes, and a grid of points over all of it."""
+"""Prompts for objects of a picture: points, boxes, and a grid of points over the whole picture."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torchwright.errors import WorkloadError
 from torchwright.segment.masks import Box, Points
 
 MOST_POINTS = 64
-"""Of one object."""
+"""The most points of one object."""
 GRIDS = (1, 128)
 """Points of a grid's side, at least and at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What points at one object, in pixels of the picture."""
+    """The prompt for one object, in pixels of the picture."""
 
     points: Points = ()
     inside: tuple[bool, ...] = ()
-    """Of each point, whether it is on the object or beside it."""
+    """For each point, True if it is on the object, False if it is outside."""
     box: Box | None = None
 
     @property
     def ambiguous(self) -> bool:
-        """Whether it may mean a part of an object or the whole: a single point."""
+        """True if it may mean a part of an object or the whole: a single point."""
         return self.box is None and len(self.points) == 1
 
 
@@ -39,7 +39,7 @@ class Encoded:
     height: int
     width: int
     embeddings: Any
-    """What the family's decoder takes."""
+    """Return the inputs of the family's decoder."""
 
 
 def prompts_of(
@@ -75,7 +75,7 @@ def _numbers(what: str, values: Sequence[float], count: int) -> Any:
 
 
 def check_within(prompt: Prompt, encoded: Encoded) -> None:
-    """Raises `WorkloadError` for a prompt beside the picture."""
+    """Raise `WorkloadError` for a prompt outside the picture."""
     corners = [] if prompt.box is None else [prompt.box[:2], prompt.box[2:]]
     for x, y in (*prompt.points, *corners):
         if not (0 <= x <= encoded.width and 0 <= y <= encoded.height):

@@ -1,4 +1,4 @@
-"""Models that say of every pixel which class it shows (SegFormer and its like): one call a picture."""
+"""Semantic segmentation models (SegFormer and similar ones), which classify every pixel: one call per picture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESAMPLING = range(6)
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """How a picture becomes what the model takes, as its folder says, and what its classes are called."""
+    """The preprocessing of a picture, as the model's folder specifies it, and the names of the classes."""
 
     height: int
     width: int
@@ -41,7 +41,7 @@ class Preparation:
     std: tuple[float, ...]
     resample: int
     reversed: bool
-    """Whether the model takes blue first."""
+    """True if the model takes blue first."""
     labels: tuple[str, ...]
 
     def pixels(self, picture_HW3: np.ndarray) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Preparation:
 
 
 def preparation_of(folder: Path) -> Preparation:
-    """What a folder's config.json and preprocessor_config.json say.
+    """Read a folder's config.json and preprocessor_config.json.
 
     Raises `ModelError` where they do not say how large pictures are, or want other channels than red, green and blue.
     """
@@ -96,7 +96,7 @@ def preparation_of(folder: Path) -> Preparation:
 
 
 def told(description: dict[str, Any]) -> Preparation:
-    """The preparation that `as_dict` gave; raises `ArtifactError` for what is none, whoever wrote it."""
+    """Read the preparation that `as_dict` gave; raises `ArtifactError` for anything else, since it may be untrusted."""
     for name, most in (("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
         if not (type(description.get(name)) is int and 1 <= description[name] <= most):
             raise ArtifactError(f"{name} is {str(description.get(name))[:80]!r}", allowed=f"1 to {most}")
@@ -170,7 +170,7 @@ class ClassSegmenter:
 
     @torch.inference_mode()
     def segment(self, source: Any) -> ClassMap:
-        """What each pixel of a file, Pillow image or array shows. Raises what `read_picture` raises."""
+        """Return the class of each pixel of a file, Pillow image or array. Raises the errors of `read_picture`."""
         picture_HW3 = read_picture(source)
         height, width, _ = picture_HW3.shape
         logits_1CSS = self.ask(self.preparation.pixels(picture_HW3)).float().cpu()

@@ -34,7 +34,7 @@ CALIBRATION_SEED = 1_000_000
 
 
 class SemanticWorkload(Workload):
-    """A model that says of every pixel which class it shows (SegFormer and its like): one picture a call.
+    """A semantic segmentation model (SegFormer and similar ones), which classifies every pixel: one picture per call.
 
     Metric: IoU with the original's maps, class by class, over pictures of a folder or made-up ones.
     """

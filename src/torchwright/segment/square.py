@@ -1,11 +1,11 @@
-"""What the families share on the way from a picture to the encoder's square."""
+"""Shared preprocessing of the model families, from a picture to the encoder's square."""
 
 from __future__ import annotations
 
 import torch
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's red, green and blue, from 0 to 1."""
+"""Means and deviations of ImageNet's red, green and blue, from 0 to 1."""
 
 
 def normalized(picture_3HW: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,9 @@ FEWEST = 3
 
 
 class UserPictures:
-    """A folder's pictures by their endings, in the order of their names: the last fifth calibrates.
+    """Return a folder's pictures by their extensions, sorted by name: the last fifth calibrates.
 
-    Raises `WorkloadError` for what is no folder, or holds too few.
+    Raises `WorkloadError` if it is not a folder, or holds too few.
     """
 
     def __init__(self, folder: Path) -> None:

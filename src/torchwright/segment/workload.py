@@ -165,7 +165,7 @@ class SegmentWorkload(Workload):
         return mask_quality(reference, candidate)
 
     def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
-        """Of each picture the mask that has changed the most."""
+        """Return each picture's mask that has changed the most."""
         segmenter, rows = _segmenter(self.family, self.side, self.at_once, lambda case: case, self.device), []
         pairs = zip(reference["masks"], candidate["masks"], strict=True)
         for index, (before, after) in zip(self.sample or range(self._rounds()), pairs, strict=True):
@@ -222,7 +222,7 @@ class SegmentWorkload(Workload):
 
 
 def _segmenter(family: type[Segmenter], side: int, at_once: int, run: Run, device: str) -> Segmenter:
-    """What calls the network by `run`, with its tensors on `device`."""
+    """Return a network that calls `run`, with its tensors on `device`."""
 
     def ask(**given: Any) -> Any:
         placed = {

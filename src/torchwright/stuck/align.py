@@ -75,10 +75,10 @@ def groups_of(dumps: dict[int, Dump], world: int) -> list[Group]:
 
 
 def parting(group: Group, dumps: dict[int, Dump]) -> Parting | None:
-    """Where the members of `group` part, or nothing.
+    """Return where the members of `group` diverge, or nothing.
 
-    A rank whose ring has overwritten a call counts as having made it. Members without a dump are no parting by
-    themselves: see `abandoned`.
+    A rank whose ring has overwritten a call counts as having made it. Members without a dump do not count as
+    diverging: see `abandoned`.
     """
     present = [rank for rank in group.members if rank in dumps]
     last = {rank: _last_number(group.calls.get(rank, {}), dumps[rank]) for rank in present}
@@ -94,7 +94,7 @@ def parting(group: Group, dumps: dict[int, Dump]) -> Parting | None:
 
 
 def shifted(found: Parting, dumps: dict[int, Dump]) -> Parting | None:
-    """Where calls were left out or made besides before `found`, as lines and shapes say; nothing where none were.
+    """Return where calls were left out or added before `found`, judged by lines and shapes; nothing if none were.
 
     Calls of equal shape hide a gap from the numbers: all that follow it are one number off, until some rank waits.
     """

@@ -65,7 +65,9 @@ def analyse(dumps: dict[int, Dump], *, patience: float = PATIENCE) -> Finding:
 
 
 def _patient(found: Parting, case: _Case) -> bool:
-    """Whether a missing rank will not come, or was waited for longer than the patience at the time of its dump."""
+    """Check whether a missing rank will not come, or had been waited for longer than the patience at the time of its
+    dump.
+    """
     for rank in found.absent:
         dump = case.dumps.get(rank)
         if dump is None or dump.taken is None or dump.failed or dump.finished:
@@ -120,7 +122,8 @@ def _company(found: Parting, rank: int) -> float:
 
 
 def _is_wrong_group(usual: RankCall, stray: RankCall, here: Parting, there: Parting, case: _Case) -> bool:
-    """Whether `stray` is `usual` made on another group, and not a call of the program's own made too early.
+    """Check whether `stray` is `usual` made on another group, as opposed to one of the program's own calls made too
+    early.
 
     From the same lines it is the same call. From lines whose calls this group has seen before it is not. Where nothing
     was seen yet, groups of different members are more easily mistaken for each other than called in turn.
@@ -152,7 +155,9 @@ def _from_other_lines(usual: RankCall, odd: RankCall) -> bool:
 
 
 def _matches_next(found: Parting, usual: RankCall, odd: RankCall) -> str | None:
-    """Whether one side's call is the other side's next one: `skipped`, `extra`, `swapped`, or nothing."""
+    """Return how one side's call appears among the other side's next ones: `skipped`, `extra`, `swapped`, or
+    nothing.
+    """
     after = {
         side: {rank: found.group.calls[rank].get(found.seq + 1) for rank in ranks}
         for side, ranks in (("usual", found.classes[0]), ("odd", found.classes[1]))

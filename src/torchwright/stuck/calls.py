@@ -1,4 +1,4 @@
-"""What a rank's dump says: the collectives it called, and where it stood when it was asked (no torch import)."""
+"""A rank's dump: the collectives that it called, and its stack at the time of the dump (no torch import)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Whether it is the program's, not PyTorch's or the interpreter's."""
+        """Check whether the frame is the program's own, not PyTorch's or the interpreter's."""
         return not _MACHINERY.search(self.file)
 
 
@@ -59,7 +59,7 @@ class RankCall:
     created: int
     """Nanoseconds since 1970 by this rank's clock."""
     done: bool
-    """Whether it has ended, well or not: gloo's recorder does not tell the two apart."""
+    """Check whether it has ended, with or without success: gloo's recorder does not tell the two apart."""
     frames: tuple[Frame, ...] = ()
     """Innermost first."""
     peer: int | None = None
@@ -98,7 +98,7 @@ class Dump:
     groups: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Key → description and members, where the dump knows them."""
     wrapped: bool = False
-    """Whether the recorder's ring was full, so that earlier calls are gone."""
+    """True if the recorder's ring was full, so that earlier calls are gone."""
     world: int | None = None
     taken: int | None = None
     """When it was taken, nanoseconds since 1970."""
@@ -107,11 +107,11 @@ class Dump:
     reason: str = ""
     """Why it was taken: a silence, or the exception that ended the rank."""
     failed: bool = False
-    """Whether the rank had left its program by an exception."""
+    """True if the rank had left its program by an exception."""
     finished: bool = False
-    """Whether it had come to its end."""
+    """True if the rank had come to its end."""
     stack: tuple[Frame, ...] = ()
-    """Where the main thread stood, innermost first."""
+    """The main thread's stack, innermost first."""
 
     @property
     def stands(self) -> Frame | None:

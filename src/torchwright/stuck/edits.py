@@ -1,4 +1,4 @@
-"""Where two ranks' calls on one group part: the least edits that make one sequence of the other."""
+"""Locate where two ranks' calls on one group diverge: the least edits that turn one sequence into the other."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from torchwright.stuck.calls import RankCall, conflict
 
 GAP, OTHER, LEFT = 2, 3, 1
-"""What is paid for a call that one side alone made; for two different calls in one place; and at the end for calls, be
-they one or many, that one side has not come to yet. So a gap is found where the calls after it fit, and where nothing
-comes after it there is none."""
+"""Costs of a call that only one side made; of two different calls in one place; and, at the end, of any number of
+calls that one side has not reached yet. So a gap is found where the calls after it fit, and at the end there is no
+gap."""
 MOST = 200
-"""Where more would have to be paid, the two are not compared."""
+"""The cost above which the two are not compared."""
 
 _Edit = tuple[int, int, int, int]
 """Calls done by one and by the other before it, and in it."""
 
 
 def first_gap(one: Sequence[RankCall], other: Sequence[RankCall]) -> tuple[int, int] | None:
-    """(index, how many): the first calls that `other` left out (or, below 0, made besides) before both went on alike.
+    """Return (index, count): the first calls that `other` left out (or, below 0, added) before both went on alike.
 
-    Calls are alike where they come from the same lines and do not contradict each other. None where there is no such
-    gap: the least edits put it as late as they can.
+    Calls match if they come from the same lines and do not contradict each other. None if there is no such gap: the
+    least edits put it as late as they can.
     """
     edits = _least_edits(one, other)
     for place, (i, j, by_one, by_other) in enumerate(edits):

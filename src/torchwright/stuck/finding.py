@@ -16,13 +16,13 @@ class Row:
 
     rank: int
     part: str
-    """What it did, or did not."""
+    """The rank's action, or missing action."""
     call: str
     """The collective with its number, shapes and dtype."""
     line: str
     """The program's own line of that call."""
     now: str
-    """Where its main thread stood, or what ended it."""
+    """The position of its main thread, or the exception that ended it."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def dump_of(content: Mapping[str, Any], rank: int) -> Dump:
 
 
 def _is_wrapped(entries: list[Any], since: int) -> bool:
-    """Whether the ring has lost calls made since `since`."""
+    """Check whether the ring has lost calls made since `since`."""
     numbered = [entry for entry in entries if "record_id" in entry]
     first = min(numbered, key=lambda entry: int(entry["record_id"]), default=None)
     return (

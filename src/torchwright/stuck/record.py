@@ -81,7 +81,7 @@ def turn_on(entries: int = ENTRIES) -> None:
 
 
 def is_on() -> bool:
-    """Whether `turn_on` was called."""
+    """Check whether `turn_on` was called."""
     return _SINCE[0] > 0
 
 

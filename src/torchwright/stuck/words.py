@@ -35,7 +35,7 @@ def never_came(culprits: Sequence[int], found: Parting, dumps: Dumps) -> Finding
 
 
 def dead(ranks: Sequence[int], found: Parting | None, dumps: Dumps, world: int) -> Finding:
-    """Ranks of which there is no dump."""
+    """Ranks without a dump."""
     one = len(ranks) == 1
     answer = (
         f"{_ranks(ranks).capitalize()} {'is' if one else 'are'} dead or cannot run Python: of {world} ranks "
@@ -185,7 +185,7 @@ def _row(rank: int, part: str, call: RankCall | None, dumps: Dumps) -> Row:
 
 
 def _at_fault(found: Parting) -> list[int]:
-    """The minority; both sides where there is none."""
+    """Return the minority; both sides if there is none."""
     usual, odd = found.classes[0], found.classes[1]
     return odd if len(odd) < len(usual) else sorted([*usual, *odd])
 
