@@ -1,4 +1,4 @@
-"""What a client is told when its request fails, in OpenAI's shape, which is Anthropic's too but for `type`."""
+"""Error responses in OpenAI's shape, which is also Anthropic's except for `type`."""
 
 from __future__ import annotations
 

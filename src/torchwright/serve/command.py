@@ -36,7 +36,7 @@ NEEDS = {
     "translator": ("a model of an encoder and a decoder", ()),
     "painter": ("a pipeline of pictures", (("diffusers", "diffusion"), ("PIL", "diffusion"))),
 }
-"""What a target is served as → what it is called, and the packages and extras that it wants."""
+"""Kind of server → its printed name, and the packages and extras that it needs."""
 
 
 def serve(options: ServerOptions, say: Callable[[str], None]) -> int:

@@ -34,7 +34,7 @@ def raise_limit() -> int:
 
 
 def fitting(limits: Limits, files: int) -> Limits:
-    """Return the limits with as many connections as `files` descriptors allow, beside the reserve."""
+    """Return the limits with as many connections as `files` descriptors allow, less the reserve."""
     at_once = max(LEAST_CONNECTIONS, min(limits.accepted_at_once, files // (4 * TICKS)))
     room = max(LEAST_CONNECTIONS, files - RESERVE - TICKS * at_once)
     return dataclasses.replace(limits, accepted_at_once=at_once, connections=min(limits.connections, room))

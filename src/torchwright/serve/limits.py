@@ -24,9 +24,9 @@ class Limits:
     body_seconds: float = 30.0
     """From the end of the headers to the end of the body."""
     idle_seconds: int = 30
-    """How long a connection is kept open without a request."""
+    """Seconds that a connection is kept open without a request."""
     unread_seconds: float = 20.0
-    """How long a client may leave a stream unread before it is dropped."""
+    """Seconds that a client may leave a stream unread before it is dropped."""
     unread_outputs: int = 65_536
     """Engine outputs waiting for one client before it is dropped."""
     grammar_bytes: int = 64 * 1024
@@ -48,7 +48,7 @@ class Limits:
     bodies_bytes: int = 64 * MIB
     """Longer bodies together, from their arrival until they are read; the next is a 429."""
     settings_bytes: int = 256 * 1024
-    """What a request has beside its prompt: instructions, tools, schemas."""
+    """Bytes of a request in addition to its prompt: instructions, tools, schemas."""
     read_seconds: float = 10.0
     """Reading one body: its fields, the chat template, tokens; of processor time."""
     read_memory_bytes: int = 1024 * MIB
@@ -66,7 +66,7 @@ class Limits:
     sounds_bytes: int = 4096 * MIB
     """Uploads and their samples together, in temporary files; what goes beyond is a 429."""
     sound_seconds: int = 3600
-    """Of one sound; a longer one is a 400."""
+    """The most seconds of one sound; a longer one is a 400."""
     sound_read_seconds: float = 60.0
     """Reading one sound file, of processor time."""
     sound_memory_bytes: int = 1024 * MIB
@@ -83,7 +83,7 @@ READ_CHARACTERS = 100_000
 PICTURES = 10
 """Pictures of one request."""
 PICTURE_PIXELS = 2048 * 2048
-"""Of one picture: the memory that it takes grows with them."""
+"""The most pixels of one picture: its memory grows with them."""
 SEQUENCES = 512
 """Prompts times n."""
 STOPS, STOP_CHARACTERS = 16, 256

@@ -1,4 +1,4 @@
-"""The server's log, and how strangers' text stands in it: a client chooses names and paths, but no line of the log."""
+"""The server's log, and the escaping of untrusted text in it: clients choose names and paths, but never add lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 LINE_CHARACTERS = 1000
-"""Of a line of the log, and of an error's message."""
+"""The most characters of a log line, and of an error's message."""
 TRACEBACK_CHARACTERS = 16_000
 
 

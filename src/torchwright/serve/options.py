@@ -1,4 +1,4 @@
-"""What a user can choose of a server, and of the engine behind it."""
+"""Options of a server and of its engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchwright.serve.limits import SEQUENCES
 AUTO, NONE = "auto", "none"
 """In place of a format's name: what the model's files show, or none."""
 KV_SHARE = 0.5
-"""Of the memory that is available, for keys and values where nobody says how much."""
+"""The default share of the available memory for keys and values."""
 
 
 def check_context(asked: int | None, longest: int) -> None:
@@ -70,7 +70,7 @@ class EngineOptions:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote."""
+        """Read the output of `to_json`."""
         return cls(**json.loads(text))
 
     def to_json(self) -> str:
@@ -79,7 +79,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How a model is served."""
+    """The settings with which a model is served."""
 
     engine: EngineOptions = field(default_factory=EngineOptions)
     host: str = "127.0.0.1"

@@ -19,7 +19,7 @@ TIMEOUT_S = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What one request can have at most."""
+    """Limits on one request."""
 
     vocabulary: int
     context: int

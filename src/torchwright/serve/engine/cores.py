@@ -1,4 +1,4 @@
-"""Whether other programs take the cores that the engine computes on."""
+"""Detect whether other programs take the cores that the engine computes on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BUSY, FREE = 0.7, 0.9
 class CoreShare:
     """The share of its time in which the engine's thread had a core: 1 on a free machine.
 
-    A thread that other programs have put aside does not run, nor does one that waits for a helper put aside.
-    `clock` and `ran` are seconds: of the day, and of those that this thread has run.
+    A descheduled thread does not run, nor does one that waits for a descheduled helper. `clock` and `ran` are
+    seconds: of the day, and of this thread's processor time.
     """
 
     def __init__(self, clock: Callable[[], float], ran: Callable[[], float]) -> None:

@@ -13,10 +13,10 @@ SAMPLES, SAMPLE_BYTES = 8, 256
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A digest of every tensor's name, type and shape, and of bytes from all over it.
+    """Return a digest of every tensor's name, dtype and shape, and of a sample of all values.
 
-    Of large tensors it reads a sample, so that memory-mapped weights are not read as a whole: it tells models apart
-    that differ by training, and is no defence against one made to deceive.
+    Large tensors are sampled, so that memory-mapped weights are not read as a whole. The digest tells models with
+    different training apart, and is not a defence against a model made to deceive.
     """
     digest = hashlib.blake2b(digest_size=12)
     for name, tensor in sorted(model.state_dict().items()):

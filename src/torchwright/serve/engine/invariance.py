@@ -1,4 +1,4 @@
-"""Whether a model computes a row to the bit the same beside any others, which the engine's promise rests on.
+"""Check that a model computes a row bitwise the same in any batch, on which the engine's promise rests.
 
 The compiled kernels do: each says so in its own test. PyTorch's operators choose their way of summing by the number
 of rows, so a model that uses them for its sums does not.
@@ -28,7 +28,7 @@ def require_invariance(decoder: Decoder) -> None:
 
 
 def _variant(decoder: Decoder) -> tuple[str, str] | None:
-    """What is not invariant, and the beginning of an advice."""
+    """Return the part that is not invariant, and the beginning of the advice."""
     if not ops.fast(decoder.embedding):
         return build.load_fault() or f"{decoder.embedding.dtype} on {decoder.embedding.device.type}", ""
     if any(isinstance(module, nn.Linear) for module in decoder.modules()):

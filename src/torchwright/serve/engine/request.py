@@ -52,7 +52,7 @@ class Sequence:
     accepted_tokens: int = 0
     preemptions: int = 0
     told: bool = False
-    """Whether anything of it has been sent."""
+    """True if any part has been sent."""
     stage: Stage = "queue"
     _since: float = 0.0
     _seconds: dict[Stage, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether only its newest token is missing."""
+        """True if only its newest token is missing."""
         return self.missing == 1 and self.new_tokens > 0
 
     @property
@@ -95,7 +95,7 @@ class Sequence:
         return heir
 
     def timing(self, now: float) -> Timing:
-        """What is known so far; the four stages' seconds add up to those since its arrival."""
+        """Return the timings so far; the four stages' seconds add up to those since its arrival."""
         self.enter(self.stage, now)
         seconds = self._seconds
         return Timing(

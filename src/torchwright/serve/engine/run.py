@@ -26,13 +26,13 @@ LOGIT_ROWS = 128
 
 @dataclass(kw_only=True)
 class StepResult:
-    """What a step gave one sequence that has caught up; its tokens are the sequence's already."""
+    """A step's result for one sequence that has caught up; its tokens are the sequence's already."""
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     joins: bool = False
-    """Whether it has shared another's prompt until now, and runs by itself from here on."""
+    """True if it has shared another sequence's prompt until now, and runs by itself from here on."""
     proposed: int = 0
     finish: Finish | None = None
     message: str = ""
@@ -53,7 +53,7 @@ class StepPiece:
     """The last of the ids."""
     row: int
     answers: bool
-    """Whether nothing is missing after this step."""
+    """Check whether nothing is missing after this step."""
 
     @property
     def rows(self) -> range:

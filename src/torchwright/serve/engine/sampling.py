@@ -1,7 +1,7 @@
-"""From logits to tokens: one sequence's options in their order, and the probabilities that it reports.
+"""Choose tokens from logits: one sequence's options in their order, and the probabilities that it reports.
 
-In this order: the grammar's mask and `min_tokens`, `logit_bias`, penalties, temperature, top-k, top-p, min-p, the draw.
-Every row is computed by itself, so that nothing depends on the rows beside it.
+The order is: the grammar's mask and `min_tokens`, `logit_bias`, penalties, temperature, top-k, top-p, min-p, the
+draw. Every row is computed by itself, so that nothing depends on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torchwright.serve.wire.messages import SamplingOptions, Submit, TokenLogpro
 
 
 class Chooser:
-    """How one sequence's tokens are chosen; it knows those that were accepted."""
+    """The sampler of one sequence; it knows the accepted tokens."""
 
     def __init__(self, submit: Submit, index: int, *, prompt: Sequence[int] | None = None) -> None:
-        """`prompt`: the tokens that penalties count beside the answer's, where they are not the request's."""
+        """`prompt`: the tokens that penalties count in addition to the answer's, if they differ from the request's."""
         options = submit.sampling
         before = submit.ids if prompt is None else prompt
         self._sampler = Sampler(sampling_of(options), before, options.seed, index)
@@ -31,7 +31,7 @@ class Chooser:
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the next token is the first largest of the logits as they are, where no grammar masks any."""
+        """True if the next token is the first largest of the plain logits, where no grammar masks any."""
         return self._sampler.is_argmax and not len(self._biased) and not self._withholds
 
     def choose(
@@ -67,7 +67,7 @@ def sampling_of(options: SamplingOptions) -> Sampling:
 
 
 def logprob(logits_V: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    """What the model itself thinks of a token, before any option, and its `top` most likely ones."""
+    """Return the model's own log-probability of a token, before any option, and its `top` most likely ones."""
     logprob_V = logits_V.log_softmax(-1)
     best = logprob_V.topk(top)
     return TokenLogprob(

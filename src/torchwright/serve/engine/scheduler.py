@@ -1,11 +1,11 @@
-"""What the next step computes: who runs, who waits, and who gives its pages up for a while.
+"""The request scheduler: decides who runs, who waits, and who is preempted.
 
-Every step has one budget of tokens. First come the running sequences that decode, one token each and the proposals
-behind it, then parts of the prompts of those that run already, then the waiting ones for which there is room. The
-order is always that of `Sequence.key`, a mixture of priority and arrival, so that nobody waits for ever.
+Every step has one budget of tokens. First come the running sequences that decode, one token each with its speculative
+tokens, then parts of the prompts of running sequences, then waiting sequences for which there is room. The order is
+always that of `Sequence.key`, a mixture of priority and arrival, so that no sequence waits for ever.
 
-When pages run out, the running sequence that is last in this order gives its pages back and is recomputed later. The
-first one never does, and it fits by itself, so that all finish.
+When pages run out, the running sequence that is last in this order is preempted: it gives its pages back and is
+recomputed later. The first one is never preempted, and it fits by itself, so that all finish.
 """
 
 from __future__ import annotations

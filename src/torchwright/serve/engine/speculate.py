@@ -51,7 +51,9 @@ class Lookup:
             self._wait = self._pause
 
     def _longest(self) -> int | None:
-        """Where the continuation begins of the longest run that equals the last tokens; of equal ones, the latest."""
+        """Return where the longest earlier run that equals the last tokens continues; of equally long ones, the
+        latest.
+        """
         tokens, best, most = self._tokens, None, 0
         for place in reversed(self._places.get(tuple(tokens[-SHORTEST:]), ())):
             run = SHORTEST

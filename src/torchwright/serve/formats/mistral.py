@@ -59,7 +59,7 @@ class _MistralReader(ObjectCallReader):
         return (yield from self._named())
 
     def _named(self) -> Reading[bool]:
-        """Read a name, perhaps an id, and arguments; the mark before them is dropped where it is no special token."""
+        """Read a name, perhaps an id, and arguments; the mark before them is dropped if it is not a special token."""
         found = yield from self._until(ARGUMENTS, ID, "{", limit=NAME_CHARACTERS)
         if found is None:
             return False

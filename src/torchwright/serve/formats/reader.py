@@ -75,7 +75,7 @@ class Parser(Protocol):
 
 
 class Plain:
-    """The parser of an answer without a format: all of it is text."""
+    """The parser of an answer without a format: everything is text."""
 
     done = reasoning = False
 

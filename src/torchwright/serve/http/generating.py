@@ -33,7 +33,7 @@ from torchwright.serve.wire.messages import EngineReady
 
 log = logging.getLogger("torchwright.serve")
 NAME_CHARACTERS = 64
-"""Of a field's name, in a header and in the log."""
+"""The most characters of a field's name, in a header and in the log."""
 TIMING_HEADER = "x-torchwright-timing"
 
 

@@ -59,7 +59,9 @@ class Operation:
     summary: str
     body: type[Body] | None = None
     before_ready: bool = False
-    """Whether it answers while the engine is not ready, too; any other is a 503 then, before it reads anything."""
+    """True if it also answers while the engine is not ready; other routes return 503 then, before they read
+    anything.
+    """
     also: tuple[str, ...] = ()
     """Other servers' names of the path, or older ones."""
 

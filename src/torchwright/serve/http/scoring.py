@@ -115,7 +115,7 @@ async def _scores(
 
 
 def activated(logits: Sequence[float], activation: Activation) -> list[float]:
-    """What a classifier says, of its logits."""
+    """Apply a classifier's activation to its logits."""
     if activation == "none":
         return list(logits)
     if activation == "sigmoid":

@@ -112,7 +112,7 @@ async def watch(request: Request, abandon: Callable[[str], None]) -> None:
 
 
 def _note(record: Record, generation: Generation) -> None:
-    """What the request's line of the log says of its generation."""
+    """Return the generation's part of the request's log line."""
     totals = generation.totals
     record.prompt_tokens, record.new_tokens = totals.prompt_tokens, totals.completion_tokens
     record.reason = record.reason or "/".join(sorted(set(totals.finishes)))

@@ -1,1 +1,1 @@
-"""What the API means: requests, prompts and answers in OpenAI's shape, and in Anthropic's."""
+"""The meaning of the API: requests, prompts and answers in OpenAI's shape, and in Anthropic's."""

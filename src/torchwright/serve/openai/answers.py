@@ -17,12 +17,12 @@ from torchwright.serve.wire.messages import Timing, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0
-"""What stands for a probability of 0, which JSON cannot write."""
+"""The replacement for the logarithm of a probability of 0, which JSON cannot write."""
 _encode = msgspec.json.Encoder().encode
 
 
 class Answer(Protocol):
-    """How one kind of request is answered."""
+    """The interface for answers to one kind of request."""
 
     def put(self, step: ChoiceUpdate) -> None:
         """One more step of an answer that is given whole."""
@@ -33,21 +33,21 @@ class Answer(Protocol):
         ...
 
     def begin(self) -> bytes:
-        """What a stream begins with."""
+        """Return the first events of a stream."""
         ...
 
     def events(self, step: ChoiceUpdate) -> bytes:
-        """What one step adds to a stream, perhaps nothing."""
+        """Return the events that one step adds to a stream, possibly none."""
         ...
 
     def end(self) -> bytes:
-        """What a stream ends with."""
+        """Return the last events of a stream."""
         ...
 
 
 @dataclass(kw_only=True)
 class Facts:
-    """What every kind of answer says about its request."""
+    """The fields that every kind of answer has about its request."""
 
     id: str
     model: str
@@ -55,9 +55,9 @@ class Facts:
     generation: Generation
     tokenizer: Tokenizer
     usage: bool
-    """Whether a stream ends with the usage."""
+    """True if a stream ends with the usage."""
     running_usage: bool = False
-    """Whether each of its events has it too, up to there."""
+    """True if each of its events has the usage up to there as well."""
     timing: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -119,7 +119,7 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def timing(generation: Generation) -> dict[str, Any]:
-    """Where the time went, in seconds, for each choice; and where its prompt came from."""
+    """Return the timings in seconds of each choice, and the origin of its prompt."""
     prepared = generation.prepared
     return {
         "tokenize_s": prepared.tokenize_s,

@@ -116,7 +116,7 @@ class MessagesAnswer:
         return {"stop_reason": REASONS.get(finish, finish), "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """Anthropic counts the tokens that were found in the cache beside the others, not among them."""
+        """Return the usage; Anthropic counts cached tokens separately from the others."""
         used = usage(self._facts.generation)
         cached = used["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -132,7 +132,9 @@ def _event(kind: str, **facts: Any) -> bytes:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is none, such as one that was cut off, under Anthropic's name for it."""
+    """Return a call's arguments as an object; other text, such as a truncated one, goes under Anthropic's name for
+    it.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

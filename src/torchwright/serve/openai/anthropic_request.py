@@ -31,7 +31,7 @@ from torchwright.serve.openai.protocol import HARMLESS, SPELLED_OUT, Shared, Sto
 
 TAKEN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 RUN_BY_ANTHROPIC = ("web_search", "web_fetch", "code_execution")
-"""How the types of tools begin that Anthropic's server runs; the model answers without them."""
+"""Prefixes of the tool types that Anthropic's server runs; the model answers without them."""
 _OF_AN_ANSWER = "part of an answer that is sent back"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Anthropic's words for how tools are chosen → OpenAI's."""
@@ -94,7 +94,7 @@ class ToolResult(Body):
     tool_use_id: str
     content: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] = ""
     is_error: bool = False
-    """Whether the tool failed: the model then reads `Error: ` before the content."""
+    """True if the tool failed: the model then reads `Error: ` before the content."""
     cache_control: CacheControl | None = None
 
     _text = field_validator("content", mode="before")(_only_text)
@@ -149,7 +149,7 @@ class ToolDefinition(Body):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    """Whether arguments must match the schema even where the model decides by itself to call."""
+    """True if arguments must match the schema even where the model decides by itself to call."""
     cache_control: CacheControl | None = None
 
 
@@ -209,7 +209,7 @@ class CountTokensRequest(Body):
     system: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] | None = None
     """A system message before the conversation."""
     tools: list[ToolDefinition] = Field([], max_length=TOOLS, fail_fast=True)
-    """Functions that the model may call, with their `input_schema`; there are no built-in ones."""
+    """Functions that the model may call, with their `input_schema`; built-in tools are not available."""
     tool_choice: ToolChoice | None = None
     """auto (the default with tools), any, none, or a tool by name; any and a name are enforced by a grammar."""
     thinking: Thinking | None = None
@@ -266,7 +266,7 @@ class CountTokensRequest(Body):
         )
 
     def read(self, language: Language) -> Prompts:
-        """What is to be continued, or counted; raises `ApiError` (400) where the chat template refuses it."""
+        """Return the prompt to continue or count; raises `ApiError` (400) if the chat template refuses it."""
         thinking = self.thinking and self.thinking.type != "disabled"
         effort = self.output_config.effort if self.output_config else None
         switches = template_switches(
@@ -297,7 +297,7 @@ class MessagesRequest(CountTokensRequest, Shared):
     max_tokens: int = Field(ge=1)
     """New tokens at most."""
     stop_sequences: list[Stop] = Field([], max_length=STOPS, fail_fast=True)
-    """Texts that end the answer; they are not part of it. The same as `stop`."""
+    """Texts that end the answer, not included in it. Same as `stop`."""
     metadata: Metadata | None = None
     """`user_id` is named in the request's line of the log."""
 

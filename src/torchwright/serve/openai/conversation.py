@@ -30,7 +30,7 @@ class Tools:
     choice: str
     """none, auto, required, or the name of the one that is to be called."""
     named: bool = False
-    """Whether `choice` is a function's name."""
+    """Check whether `choice` is a function's name."""
     parallel: bool = True
 
     def grammar(self, form: ToolFormat) -> GrammarJob | None:

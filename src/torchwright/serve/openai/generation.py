@@ -28,7 +28,7 @@ class Gone(Exception):
 
 @dataclass(slots=True)
 class ChoiceUpdate:
-    """What the engine's last word brought to one choice."""
+    """The engine's last message about one choice."""
 
     choice: int
     events: list[Event] = field(default_factory=list)
@@ -61,7 +61,7 @@ class _Sequence:
 
 @dataclass
 class Totals:
-    """What a request has used so far."""
+    """Return the usage of a request so far."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -230,7 +230,7 @@ class Generation:
 
 
 def refusal(item: RequestRefused) -> ApiError:
-    """What the client is told when the engine does not take its request."""
+    """Return the error for a request that the engine does not take."""
     if item.reason == "queue_full":
         seconds = max(1, round(item.retry_after_s or 1))
         return ApiError(429, item.text, code="queue_full", headers={"Retry-After": str(seconds)})
@@ -239,7 +239,7 @@ def refusal(item: RequestRefused) -> ApiError:
 
 
 def told(item: Item, kind: type[_Answer], param: str | None = None) -> _Answer:
-    """What the engine found, where requests have answers of one kind.
+    """Return the engine's results, for requests whose answers are of one kind.
 
     `param` is the field that a failure is about. Raises `ApiError` where the engine refused the request, failed or
     died, and `Gone` where the client left.

@@ -12,7 +12,7 @@ from torchwright.serve.text.codec import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Language:
-    """Of one model folder."""
+    """The tokenizer and chat template of one model folder."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -20,13 +20,13 @@ class Language:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a request wants continued, as texts or as token ids."""
+    """The prompts of a request, as texts or as token ids."""
 
     items: Sequence[str] | Sequence[list[int]]
     param: str
     """The request's field that they come from."""
     special: bool
-    """Whether texts get the special tokens around them."""
+    """True if texts get special tokens around them."""
 
 
 def load_language(folder: Path) -> Language:

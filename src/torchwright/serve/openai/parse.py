@@ -72,15 +72,15 @@ class Body(BaseModel):
     """
 
     media_type: ClassVar[str] = "application/json"
-    """What it comes as."""
+    """The media type of the body."""
     refused: ClassVar[dict[str, str]] = {}
-    """As `REFUSED`, for this request."""
+    """Refused fields of this request, as in `REFUSED`."""
     without_effect: ClassVar[dict[str, str]] = {}
     """Names that are taken and cannot change the answer → why; `noted` lists those that a request has."""
     defaults: ClassVar[dict[str, Sequence[Any]]] = {}
     """Names that are taken with these values alone, which say what the server does anyway."""
     dropped_tools: ClassVar[tuple[str, ...]] = ()
-    """How the types of tools begin that are left out of `tools` and noted: a provider's own server would run them."""
+    """Prefixes of the tool types that are dropped from `tools` and noted: a provider's own server would run them."""
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
@@ -225,7 +225,7 @@ def _fault(error: ValidationError) -> ApiError:
 
 
 def _is_branch(part: str | int) -> bool:
-    """Whether a step of pydantic's path names an alternative of a union rather than a field."""
+    """Check whether a step of pydantic's path names an alternative of a union rather than a field."""
     return isinstance(part, str) and (
         "[" in part or not part.isidentifier() or part in ("str", "int", "bool")
     )

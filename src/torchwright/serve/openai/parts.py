@@ -65,7 +65,7 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
     """A JSON schema of the arguments."""
     strict: bool | None = None
-    """Whether arguments must match the schema even where the model decides by itself to call (tool_choice auto)."""
+    """True if arguments must match the schema even where the model decides by itself to call (tool_choice auto)."""
 
 
 class Tool(Body):
@@ -84,7 +84,7 @@ class NamedTool(Body):
 
 _OF_AN_ANSWER = "part of an answer that is sent back"
 SENT_BACK = {"provider_specific_fields": _OF_AN_ANSWER}
-"""What client libraries leave in an answer's message and send back with it."""
+"""Fields that client libraries leave in an answer's message and send back with it."""
 
 
 class CalledFunction(Body):
@@ -136,7 +136,7 @@ class Message(Body):
     reasoning: str | None = None
     """Another name of reasoning_content."""
     refusal: None = None
-    """As in an answer that is sent back: null."""
+    """Always null, as in an answer that is sent back."""
     audio: None = None
     function_call: None = None
 

@@ -1,8 +1,8 @@
-"""What clients may send: OpenAI's requests, with vLLM's names for what OpenAI does not have.
+"""Request bodies that clients may send: OpenAI's requests, with vLLM's names for fields that OpenAI lacks.
 
-Every field works. A field of OpenAI's that cannot change the answer is taken without effect and noted, one that would
-change the answer is refused by name with the reason (`parse.REFUSED`), and so is any unknown name. The OpenAPI document
-and the tables of parameters in the documentation are made from these classes.
+Every field works. A field of OpenAI's that cannot change the answer is accepted without effect and noted. One that
+would change the answer is refused by name with the reason (`parse.REFUSED`), and so is any unknown name. The OpenAPI
+document and the tables of parameters in the documentation are generated from these classes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SPELLED_OUT: dict[str, Sequence[Any]] = {
 }
 """Defaults that clients spell out: the server does the same without them."""
 AS_MANY_AS_FIT = -1
-"""As max_tokens: llama.cpp's and LM Studio's word for no limit of its own."""
+"""Same as max_tokens: llama.cpp's and LM Studio's -1 stands for no limit."""
 
 
 class StreamOptions(Body):
@@ -91,7 +91,7 @@ class StreamOptions(Body):
 
 
 class Shared(Body):
-    """What all generating requests have in common."""
+    """The fields of all generating requests."""
 
     without_effect: ClassVar[dict[str, str]] = HARMLESS
     defaults: ClassVar[dict[str, Sequence[Any]]] = SPELLED_OUT
@@ -119,7 +119,7 @@ class Shared(Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     """The same seed gives the same answer to the same request; without one it is drawn."""
     stop: Stop | Annotated[list[Stop], Field(max_length=STOPS, fail_fast=True)] | None = None
-    """Texts that end an answer; they are not part of it."""
+    """Texts that end an answer, not included in it."""
     stop_token_ids: list[TokenId] = Field([], max_length=STOPS, fail_fast=True)
     """Tokens that end an answer, besides the model's own."""
     ignore_eos: bool = False
@@ -141,7 +141,7 @@ class Shared(Body):
     """The prompt's fields of a request whose prompts have been read."""
 
     def read(self, language: Language) -> Prompts:
-        """What is to be continued; raises `ApiError` (400) where the chat template refuses it."""
+        """Return the prompt to continue; raises `ApiError` (400) if the chat template refuses it."""
         raise NotImplementedError
 
     def bare(self) -> bytes:
@@ -155,7 +155,7 @@ class Shared(Body):
 
 
 class Choices(Shared):
-    """What the two completion requests have in common."""
+    """The fields of the two completion requests."""
 
     n: int = Field(1, ge=1, le=CHOICES)
     """Answers to each prompt."""
@@ -227,11 +227,11 @@ class ChatRequest(Choices):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """auto (the default with tools), none, required, or one by name; the last two are enforced by a grammar."""
     parallel_tool_calls: bool = True
-    """Whether one answer may hold several calls."""
+    """True if one answer may hold several calls."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """More variables for the model's chat template, such as enable_thinking."""
     add_generation_prompt: bool = True
-    """Whether the prompt ends with the beginning of the assistant's message."""
+    """True if the prompt ends with the beginning of the assistant's message."""
     reasoning_effort: Text | None = None
     """Given to the chat template where the template has such a switch; "none" turns thinking off where it can."""
 

@@ -1,8 +1,9 @@
-"""From a request's body to a checked request and its prompts, in whichever process that happens.
+"""Turn a request's body into a checked request and its prompts, in this or another process.
 
-A short body is read in the HTTP process, unless the model's own chat template is to be rendered: that is a stranger's
-program. Such a body, and a longer one, gets a process of its own (`read_worker.py`), where JSON, chat template and
-tokenizer hold nobody up and can be ended; back come the request without its prompts, and their token ids.
+A short body is read in the HTTP process, unless the model's own chat template has to be rendered, which is an
+untrusted program. Such a body, and a longer one, gets a process of its own (`read_worker.py`), where JSON, chat
+template and tokenizer block no other request and can be ended. It returns the request without its prompts, and their
+token ids.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ RENDER = "render"
 RENDERED = (ChatRequest, ResponsesRequest, CountTokensRequest, TokenizeRequest)
 """Requests whose messages go through the chat template."""
 IDS = "I"
-"""How token ids travel: as unsigned numbers of 32 bits."""
+"""The encoding of token ids between processes: unsigned numbers of 32 bits."""
 
 
 class ReadingJob(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
-    """What its client is told instead."""
+    """The error for the client instead."""
 
     status: int
     message: str
@@ -83,7 +84,7 @@ class BodyReader:
         )
 
     def reads_here(self, kind: type[Body], body: bytes, template: ChatTemplate) -> bool:
-        """Check whether a body is read at once: it is short, and no stranger's template is rendered for it."""
+        """Check whether a body is read at once: it is short, and needs no untrusted template."""
         return self._is_short(body) and (template.plain or not issubclass(kind, RENDERED))
 
     async def request(self, kind: type[Known], body: bytes) -> Known:

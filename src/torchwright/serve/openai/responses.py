@@ -42,7 +42,7 @@ WITHOUT_DATA = (
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
 )
-"""What `include` may ask for: no answer here has any of these."""
+"""Values of `include` that are accepted: no answer here has any of these."""
 _OF_AN_ANSWER = "part of an answer that is sent back"
 
 
@@ -163,13 +163,13 @@ class ResponsesRequest(Shared):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
     """auto, none, required, or one by name; the last two are enforced by a grammar."""
     parallel_tool_calls: bool = True
-    """Whether one answer may hold several calls."""
+    """True if one answer may hold several calls."""
     text: TextSettings | None = None
     """`format`: text, json_object or json_schema, which is always enforced."""
     reasoning: Reasoning | None = None
     """`effort` is given to the chat template where the template has such a switch."""
     include: list[Literal[WITHOUT_DATA]] = Field([], max_length=len(WITHOUT_DATA), fail_fast=True)  # type: ignore[valid-type]
-    """What an answer is to hold besides; no answer here has any of it."""
+    """Further contents of an answer; no answer here has any of them."""
 
     EMPTY = {"input": " ", "reasoning": None, "include": []}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""What a request must fit: everything that can be said of it before any work is done for it."""
+"""Request limits: every check that is possible before any work is done for a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequestRoom(msgspec.Struct, frozen=True):
     context: int
     vocabulary: int
     answer: int | None = None
-    """Of an answer, where it does not share the context with the prompt."""
+    """The most tokens of an answer that does not share the context with the prompt."""
     chunk: int = 1
     """Prompts take room in whole chunks of so many tokens."""
 

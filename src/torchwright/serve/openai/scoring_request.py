@@ -1,4 +1,4 @@
-"""What is asked of encoders and classifiers: classes of texts, scores of pairs, documents in the order of a query."""
+"""Requests to encoders and classifiers: classify texts, score pairs, rank documents for a query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Texts = Read | Annotated[list[Read], Field(min_length=1, max_length=PROMPTS, fai
 
 
 class Asked(Body):
-    """What these requests have in common."""
+    """The fields that these requests share."""
 
     model: Text | None = None
     """The served model's name."""
@@ -97,7 +97,7 @@ class RerankRequest(Asked):
     """POST /v1/rerank"""
 
     query: Read
-    """What the documents are judged by."""
+    """The query that ranks the documents."""
     documents: Annotated[list[Read | Document], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
     """Texts, or objects with a `text`."""
     top_n: int = Field(0, ge=0)

@@ -30,7 +30,7 @@ CHARACTER = 4
 
 
 class Tokenizer:
-    """The tokenizer of a model folder. Raises `ModelError` where there is none or it cannot be read."""
+    """The tokenizer of a model folder. Raises `ModelError` if it is missing or cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._fast = open_tokenizer(folder)
@@ -42,7 +42,7 @@ class Tokenizer:
         self._fast.no_padding()
         self._bos = self._id(settings.get("bos_token")) if settings.get("add_bos_token") is True else None
         self._tokens: dict[int, tuple[str, list[int]]] = {}
-        """What `token` has said: answers with log-probabilities ask for the same few again and again."""
+        """A cache of `token`: answers with log-probabilities ask for the same few tokens again and again."""
         self._bytes = byte_alphabet() if "ByteLevel" in str(self._fast.decoder) else None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -172,12 +172,12 @@ class StopStrings:
         return text[:keep], None
 
     def rest(self) -> str:
-        """What was held back when no more text comes."""
+        """Return the text that was held back when no more text follows."""
         held, self._held = self._held, ""
         return held
 
     def _beginning(self, text: str) -> int:
-        """Where the longest end of `text` begins that a stop string begins with."""
+        """Return where the longest suffix of `text` begins that is a prefix of a stop string."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[at] in self._first and any(stop.startswith(text[at:]) for stop in self._stops):
                 return at

@@ -1,9 +1,10 @@
-"""How many characters of a text one token can stand for, so that a text's length alone says that it cannot fit.
+"""The most characters of a text for which one token can stand, so that a text's length alone shows that it cannot
+fit.
 
-The rule: n tokens are at most n times `longest_token` characters. It is the longest piece of the vocabulary, times what
-the normalizer may shorten a text by. It is None where characters may be left out, so that there is no such number:
-white space or control characters are stripped, what separates is dropped, or a whole word may be one unknown token.
-Anything that is not known here counts as such.
+The rule: n tokens are at most n times `longest_token` characters. The number is the longest piece of the vocabulary,
+times the factor by which the normalizer may shorten a text. It is None if characters may be dropped: white space or
+control characters are stripped, separators are removed, or a whole word may be one unknown token. Components that are
+not known here count as dropping.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def longest_token(spec: dict[str, Any]) -> int | None:
 
 
 def _shrinks(normalizer: dict[str, Any] | None) -> int | None:
-    """How many characters a normalizer makes one of at most; None where it may drop some."""
+    """Return the most characters that a normalizer merges into one; None if it may drop some."""
     if normalizer is None:
         return 1
     if normalizer["type"] == "Sequence":
@@ -51,7 +52,7 @@ def _shrinks(normalizer: dict[str, Any] | None) -> int | None:
 
 
 def _keeps(splitter: dict[str, Any] | None) -> bool:
-    """Whether every character comes out of a pre-tokenizer."""
+    """Check whether a pre-tokenizer keeps every character."""
     if splitter is None:
         return True
     if splitter["type"] == "Sequence":
@@ -60,7 +61,7 @@ def _keeps(splitter: dict[str, Any] | None) -> bool:
 
 
 def _knows_all(spec: dict[str, Any]) -> bool:
-    """Whether every character becomes at least one token: by its bytes, or each by an unknown token of its own."""
+    """Check whether every character becomes at least one token: by its bytes, or as an unknown token of its own."""
     model, pieces = spec["model"], frozenset(_pieces(spec["model"]))
     if model.get("type") == "BPE":
         if _is_byte_level(spec.get("normalizer")) or _is_byte_level(spec.get("pre_tokenizer")):

@@ -1,1 +1,1 @@
-"""Between the two processes: what they say to each other, and the HTTP process's end of it."""
+"""The messages between the two processes, and the HTTP process's side of them."""

@@ -1,4 +1,4 @@
-"""What the HTTP process has got for one request from the engine, and not yet taken."""
+"""Messages from the engine for one request that the HTTP process has not yet taken."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Item = Output | RequestRefused | Embedded | Heard | Painted | Failed | Lost | Dr
 
 
 class Mailbox:
-    """What the engine sends for one request, in order. At most `capacity` items wait to be taken."""
+    """The engine's messages for one request, in order. At most `capacity` items wait to be taken."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

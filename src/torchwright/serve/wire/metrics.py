@@ -31,7 +31,7 @@ assert set(TOTALS) == set(COUNTERS)
 
 
 class ServerMetrics:
-    """What is measured for one server."""
+    """The measurements of one server."""
 
     def __init__(self, client: EngineClient, model: str) -> None:
         self.registry = CollectorRegistry()

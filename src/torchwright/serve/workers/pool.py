@@ -40,10 +40,10 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkLimits:
-    """What the jobs of one kind may cost."""
+    """The limits on jobs of one kind."""
 
     seconds: float
-    """Of processor time."""
+    """Seconds of processor time."""
     memory_bytes: int = 1024 * MIB
     """Beyond what every job begins with."""
     waiting: int = 32

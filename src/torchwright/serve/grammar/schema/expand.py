@@ -33,7 +33,7 @@ TYPES: dict[str, frozenset[str]] = {
     "integer": frozenset({"integer"}),
     "number": frozenset({"integer", "fraction"}),
 }
-"""A schema's types → those that are told apart here."""
+"""JSON Schema types → the types that this module distinguishes."""
 EVERY = frozenset[str]().union(*TYPES.values())
 ALTERNATIVES = 512
 """Alternatives of one value at most."""
@@ -50,7 +50,7 @@ KEYWORDS = {
         "unevaluatedProperties",
     ),
 }  # fmt: skip
-"""Type → the keywords that say something of it."""
+"""Type → the keywords that restrict it."""
 IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies")
 """Keywords whose schemas hold for the same value."""
 

@@ -39,7 +39,7 @@ class Cat:
 
 @dataclass(frozen=True)
 class Repeat:
-    """`least` to `most` texts of a language; without an end where `most` is None."""
+    """`least` to `most` texts of a language; unbounded if `most` is None."""
 
     node: Node
     least: int
@@ -198,7 +198,7 @@ def derivative(node: Node, character: int) -> Node:
 
 
 def _bounds(node: Node) -> set[int]:
-    """Return the first code points of the ranges that a first character is told apart by."""
+    """Return the first code points of the ranges that distinguish a first character."""
     match node:
         case Chars():
             return {bound for low, high in node.ranges for bound in (low, high + 1)}
@@ -292,7 +292,7 @@ def is_empty(node: Node) -> bool:
 
 
 def lengths(node: Node) -> tuple[int, int | None]:
-    """Return bounds of the texts' lengths, perhaps wider than they are; None is no bound."""
+    """Return bounds of the texts' lengths, perhaps wider than necessary; None means unbounded."""
     match node:
         case Chars():
             return 1, 1

@@ -163,7 +163,7 @@ def _multiple(part: Part) -> int:
 
 
 def _not_banned(one: Alternative) -> list[Node]:
-    """Return, for each number that it may not be, the texts of others."""
+    """Return, for each excluded number, the texts of all others."""
     found = []
     for item in one.banned:
         if isinstance(item, int | float) and not isinstance(item, bool):
