@@ -11,11 +11,7 @@ TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: 
 WORDS = {"true": True, "false": False, "null": None, "none": None}
 """Constants as Python or JSON writes them, in upper or lower case."""
 FORMS = {"enum", "const", "pattern", "format", "maxLength"}
-<<<<<<< HEAD:src/torchwright/serve/grammar/values.py
 """Keywords of strings with a form of their own, from which white space around the text is removed."""
-=======
-"""Keywords of strings with a form of their own, in which surrounding white space is not allowed."""
->>>>>>> 4f70760b (docs: reword docstrings of the server in plain English):src/torchwright/serve/formats/values.py
 REFERENCES = 32
 """References that are followed at most: a schema may refer to itself."""
 
