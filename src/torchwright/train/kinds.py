@@ -1,4 +1,4 @@
-"""What a run file's `kind` chooses: the code behind each verb (no torch until it is asked for)."""
+"""Dispatch on a run file's `kind`: the code behind each verb (torch is imported on demand)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class KindError(TorchwrightError):
 
 
 def kind_of(path: Path) -> str:
-    """A run file's kind. Raises `RunError` for no TOML file, `UnknownName` for a kind that is none."""
+    """Return a run file's kind. Raises `RunError` if it is not a TOML file, `UnknownName` for an unknown kind."""
     kind = read_toml(path).get("kind", DEFAULT)
     if kind not in KINDS:
         raise unknown(f"kind of {path}", str(kind), KINDS)
@@ -68,7 +68,7 @@ def kind_of_model(folder: Path) -> str:
 
 
 def verb(kind: str, name: str) -> Any:
-    """What `torchwright NAME` runs for a kind. Raises `KindError`."""
+    """Return the function that `torchwright NAME` runs for a kind. Raises `KindError`."""
     if name not in KINDS[kind]:
         others = ", ".join(other for other, verbs in KINDS.items() if name in verbs)
         raise KindError(f"`{name}` has nothing to do with a run of kind {kind}", allowed=others)

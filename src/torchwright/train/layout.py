@@ -1,4 +1,4 @@
-"""How a training run is laid out over its processes: one degree for each axis of parallelism (no torch import)."""
+"""The parallel layout of a training run: one degree for each axis of parallelism (no torch import)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """How many processes the layout takes."""
+        """Return the number of processes that the layout takes."""
         return self.dp_replicate * self.dp_shard * self.pp * self.cp * self.tp
 
     @property

@@ -1,4 +1,4 @@
-"""How many parameters and operations a decoder has, layer by layer, counted from its configuration alone."""
+"""Count a decoder's parameters and operations, layer by layer, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchwright.train.layout import cut
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What layers may differ in; layers of one kind cost the same."""
+    """The fields in which layers may differ; layers of one kind cost the same."""
 
     sparse: bool
     """The feed-forward block is a mixture of experts."""
@@ -36,7 +36,7 @@ class LayerParameters:
     replicated: int
     """Norms and the router, which tensor parallelism does not divide."""
     biases: int
-    """Of `attention` and `feed_forward`, what is no matrix."""
+    """The parameters of `attention` and `feed_forward` that are not matrices."""
 
     @property
     def total(self) -> int:
@@ -54,7 +54,7 @@ class Stage:
 
     index: int
     layers: tuple[tuple[Kind, int], ...]
-    """How many layers of each kind."""
+    """Return the number of layers of each kind."""
     embeds: bool
     """It holds the embedding."""
     heads: bool

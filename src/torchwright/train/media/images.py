@@ -23,7 +23,7 @@ from torchwright.workloads.huggingface import quiet_transformers
 
 PREPROCESSOR = "preprocessor_config.json"
 SMALLEST, ASPECT = 0.35, 4 / 3
-"""Of `crop`: the least share of the picture that is left, and how long its sides may be to each other."""
+"""Limits of `crop`: the least share of the picture that is left, and the largest ratio of its sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ImageTask:
         self._processor = _processor(model)
 
     def prepare(self, item: Item, draw: int | None) -> tuple[torch.Tensor, int]:
-        """Pixels (C, H, W), and the class's place. Raises `WorkloadError` for a file that is no picture."""
+        """Return pixels (C, H, W), and the class's index. Raises `WorkloadError` for a file that is not a picture."""
         picture_HWC = read_picture(item.path)
         if draw is not None:
             picture_HWC = augmented(picture_HWC, self._augment, np.random.default_rng(draw))
@@ -85,7 +85,7 @@ def augmented(picture_HWC: np.ndarray, how: Sequence[str], draw: np.random.Gener
 
 
 def list_pictures(run: ImageRun, folder: Path, *, strict: bool | None = None) -> Pictures:
-    """Raises `DataError` as `list_images`, and for classes that cannot be told."""
+    """Raise `DataError` as `list_images` does, and for missing class labels."""
     data = run.data if strict is None else run.data.model_copy(update={"strict": strict})
     train = list_images(data.train, data, folder)
     labels = _labels(data, train, _own_labels(folder / run.model.folder))

@@ -1,4 +1,4 @@
-"""Samples in the order of training: read when their step comes, the broken ones told and left out.
+"""Samples in the order of training: read when their step comes, with broken ones reported and left out.
 
 Which sample comes as number i of a run is a function of the seed and i alone, as with windows of tokens.
 """
@@ -19,7 +19,7 @@ from torchwright.train.media.listing import Item
 
 @dataclass(frozen=True, kw_only=True)
 class MediaBatch:
-    """What one process computes at once."""
+    """The batch that one process computes at once."""
 
     inputs: dict[str, Any]
     """The arguments of the model; tensors (B, …) among them."""
@@ -28,7 +28,7 @@ class MediaBatch:
 
 
 class Task(Protocol):
-    """How a kind of run makes a batch of files."""
+    """Builds a batch of files for a kind of run."""
 
     def prepare(self, item: Item, draw: int | None) -> Any:
         """A file's sample; `draw` seeds what is random in it, None makes nothing so. Raises `WorkloadError`."""

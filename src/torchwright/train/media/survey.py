@@ -1,4 +1,4 @@
-"""A run's pictures or sounds looked at before it is trained on: every file read, the broken ones told."""
+"""Survey a run's pictures or sounds before training: read every file and report broken ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MediaSample:
     sample: int
     file: Path
     shape: list[int]
-    """Of the pixels or features."""
+    """The shape of the pixels or features."""
     mean: float
     std: float
     target: str

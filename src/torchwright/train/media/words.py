@@ -1,4 +1,4 @@
-"""How many words a trained recognizer gets wrong, by the very code that `torchwright transcribe` runs."""
+"""The word error rate of a trained recognizer, by the code that `torchwright transcribe` runs."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How a layer's attention scores come about."""
+    """The rules for a layer's attention scores."""
 
     scale: float
     window: int
     """0 is full attention, else how many last tokens a query sees, itself included."""
     soft_cap: float
-    """0 is none, else scores become tanh(score / soft_cap) · soft_cap."""
+    """0 disables it; otherwise scores become tanh(score / soft_cap) · soft_cap."""
 
 
 BLOCK, MOST_BLOCKS = 128, 16

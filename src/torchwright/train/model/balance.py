@@ -11,11 +11,11 @@ from torch.distributed._functional_collectives import all_reduce, wait_tensor
 
 
 class BalancingLoss:
-    """coefficient · X · Σ f_x p_x, as a gradient alone (Fedus et al., 2022; Lepikhin et al., 2021).
+    """Adds coefficient · X · Σ f_x p_x as a gradient alone (Fedus et al., 2022; Lepikhin et al., 2021).
 
-    f_x is the part of all choices that fell on expert x, p_x the mean share that the router gave it, both over the
-    tokens of a micro-batch on all processes of `groups`, padding among them. A step has the mean over its
-    micro-batches, added up over layers; the loss that is reported is without it.
+    f_x is the share of all choices that fell on expert x, p_x the router's mean probability for it, both over the
+    tokens of a micro-batch on all processes of `groups`, including padding. A step takes the mean over its
+    micro-batches, added up over layers; the reported loss excludes it.
     """
 
     def __init__(self, coefficient: float, micro_batches: int, groups: Sequence[ProcessGroup]) -> None:
@@ -50,7 +50,7 @@ class _Balanced(torch.autograd.Function):
 
 
 class Load:
-    """How many choices fell on each expert of a layer, this process's alone, until they are taken."""
+    """The number of choices that fell on each expert of a layer, of this process alone, until they are taken."""
 
     def __init__(self, experts: int, device: torch.device | str) -> None:
         self.counts_X = torch.zeros(experts, dtype=torch.int64, device=device)

@@ -18,7 +18,7 @@ DEVIATION = 0.02
 
 @torch.no_grad()
 def fill(parameter: torch.Tensor | FourBit, full: torch.Tensor) -> None:
-    """Copy `full`, or this process's part of it, into `parameter`; a frozen matrix takes what it can hold."""
+    """Copy `full`, or this process's part, into `parameter`; a frozen matrix rounds it to its own format."""
     if isinstance(parameter, FourBit):
         parameter.pack(full)
     elif isinstance(parameter, DTensor):
@@ -62,7 +62,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a model's files hold, by our names: parameters, and the biases by which experts are chosen."""
+    """Return the contents of a model's files, by our names: parameters, and the biases that choose experts."""
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, MixtureOfExperts) and module.bias is not None:

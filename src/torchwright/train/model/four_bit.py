@@ -1,7 +1,7 @@
 """Frozen matrices in four bits: a code for each weight, a table of sixteen values, a scale for each block of a row.
 
 `nf4` has the quantiles of a normal distribution (Dettmers et al., 2023, appendix E), `int4` whole numbers with the
-scales that `--quantize w4a8` searches (kernels/pack.py). Products are taken with the values, which are made again in
+scales that `--quantize w4a8` searches (kernels/pack.py). Products use the dequantized values, which are recomputed in
 the backward pass: nothing of a matrix's full size is kept.
 """
 

@@ -26,11 +26,11 @@ from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.four_bit import BLOCK, FourBit, FourBitLinear, FourBits
 
 NAME = "lora"
-"""Of an adapter within its layer."""
+"""The name of an adapter within its layer."""
 
 
 class Adapter(nn.Module):
-    """What one layer has learnt."""
+    """The adapter of one layer."""
 
     square_N: torch.Tensor
     """DoRA: ‖W‖² of each row of the frozen weight."""
@@ -112,7 +112,7 @@ class AdaptedLinear(torch.autograd.Function):
 
 
 def _dtype(x: torch.Tensor) -> torch.dtype:
-    """What a product with `x` is taken in."""
+    """Return the dtype of a product with `x`."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -137,9 +137,9 @@ def product(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def freeze(
     model: nn.Module, dtype: torch.dtype, four_bits: FourBits | None = None, linears: Iterable[str] = ()
 ) -> None:
-    """Stop every parameter and store it in `dtype`, or in four bits where it is a matrix of `linears`.
+    """Freeze every parameter and store it in `dtype`, or in four bits if it is a matrix of `linears`.
 
-    Raises `ModelError` for a matrix whose rows are no whole number of blocks.
+    Raises `ModelError` for a matrix whose rows are not a multiple of the block size.
     """
     model.requires_grad_(False).to(dtype)
     if four_bits is None:

@@ -10,10 +10,10 @@ from torchwright.train.model.vocabulary import IGNORE
 
 
 def shift_labels(ids_BT: torch.Tensor, valid_B: torch.Tensor | None = None) -> torch.Tensor:
-    """Labels (B, T): the token that follows each; `IGNORE` where none does.
+    """Return labels (B, T): the token that follows each; `IGNORE` where none does.
 
-    `valid_B` is how many tokens of each row are no padding, all of them by default. Do this to whole sequences: a part
-    of one does not hold its last token's label.
+    `valid_B` is the number of tokens in each row that are not padding, all of them by default. Shift whole sequences:
+    a part of one does not hold its last token's label.
     """
     labels_BT = torch.full_like(ids_BT, IGNORE)
     labels_BT[:, :-1] = ids_BT[:, 1:]

@@ -14,7 +14,7 @@ from torchwright.train.model.loss import token_loss
 from torchwright.train.model.rotary import Rotary
 
 SCORE = "score"
-"""What files call the output layer of a classifier."""
+"""The name of a classifier's output layer in files."""
 
 
 class Layer(nn.Module):
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         return self.norm(x_BTE)
 
     def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """What the first layer is given (B, T, E)."""
+        """Return the input of the first layer (B, T, E)."""
         x_BTE = self.embedding(ids_BT)
         if self.config.embedding_scale != 1:
             # Gemma scales by the factor as the model's dtype rounds it.
@@ -119,7 +119,7 @@ class Transformer(nn.Module):
         positions_BT: torch.Tensor,
         documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What these layers, one after the other, make of `x_BTE`."""
+        """Apply these layers, one after the other, to `x_BTE`."""
         T = positions_BT.shape[-1]
         turns: list[Turn] = [rotary(positions_BT, T) for rotary in self.rotaries]
         for layer in layers:

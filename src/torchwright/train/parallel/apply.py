@@ -170,7 +170,9 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
 
 
 def _expert_placement(layout: Layout) -> Callable[[nn.Parameter], Shard | None]:
-    """Where FSDP cuts the experts' matrices: between experts while there are enough, else in the model size."""
+    """Return the dimension in which FSDP shards the experts' matrices: between experts while there are enough, else
+    the model size.
+    """
     ways = layout.dp_shard * layout.cp // layout.ep
 
     def place(parameter: nn.Parameter) -> Shard | None:

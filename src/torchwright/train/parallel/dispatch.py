@@ -1,8 +1,8 @@
-"""One door for tokens on their way to experts in other processes, and two ways behind it.
+"""One interface for sending tokens to experts in other processes, with two implementations.
 
-The layout is DeepEP's (DeepSeek-AI, 2025): a token travels once to each process that holds any of its experts, with the
-numbers that its experts have there (-1 for those that are elsewhere) and their weights; what they give is weighted and
-summed where they are, and summed over processes where the token came from.
+The layout is DeepEP's (DeepSeek-AI, 2025): a token travels once to each process that holds any of its experts, with
+their indices there (-1 for experts elsewhere) and their weights. The experts' results are weighted and summed where
+they are computed, and summed over processes where the token came from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Way = Literal["all_to_all", "deep_ep"]
 
 
 class Transport(Protocol):
-    """How tokens travel. Both calls are differentiable, and every process of the group makes them."""
+    """The transport of tokens. Both calls are differentiable, and every process of the group makes them."""
 
     def send(
         self, x_TE: torch.Tensor, expert_TC: torch.Tensor, share_TC: torch.Tensor
@@ -33,7 +33,7 @@ class Transport(Protocol):
         ...
 
     def send_back(self, out_RE: torch.Tensor, journey: Any) -> torch.Tensor:
-        """For each token that was sent (T, E) the sum of what its processes made of it."""
+        """Return for each token that was sent (T, E) the sum of its processes' results."""
         ...
 
 
@@ -166,9 +166,9 @@ class _SentBack(torch.autograd.Function):
 
 
 def make_transport(way: Way, group: ProcessGroup, experts: int, width: int, device: str) -> Transport:
-    """What sends tokens of `width` values to `experts` experts, spread evenly over `group`.
+    """Return the dispatcher of tokens of `width` values to `experts` experts, spread evenly over `group`.
 
-    Raises `LayoutError` for DeepEP where there is no card or no package of it. Collective.
+    Raises `LayoutError` for DeepEP without a card or its package. Collective.
     """
     if way == "all_to_all":
         return AllToAll(group, experts // group.size())

@@ -1,4 +1,4 @@
-"""Data parallelism for a model of transformers: FSDP2, and with `dp_replicate` copies of it."""
+"""Data parallelism for a transformers model: FSDP2, and with `dp_replicate` copies of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchwright.train.parallel.mesh import shard_mesh
 def shard_foreign(model: nn.Module, layers: Iterable[nn.Module], layout: Layout, mesh: DeviceMesh) -> None:
     """Shard each of its `layers`, and the rest, in place; every process holds the same weights.
 
-    Parameters are gathered as they are kept: autocast alone knows which of a stranger's layers take bfloat16.
+    Parameters are gathered in their own dtype: only autocast knows which of an unknown model's layers take bfloat16.
     """
     if layout.processes == 1:
         return

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 @torch.no_grad()
 def grad_norm(parameters: Iterable[torch.Tensor], stages: int = 1) -> torch.Tensor:
-    """The 2-norm of all gradients as if one process held them, whatever mix of shards and copies they are.
+    """Return the 2-norm of all gradients as if one process held them, whatever mix of shards and copies they are.
 
     A shard counts once however many processes hold a copy of it. Every process of the run must call it; with pipeline
     parallelism over `stages` processes each has other parameters.

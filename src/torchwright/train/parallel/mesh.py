@@ -20,7 +20,8 @@ def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:
 
 
 def shard_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """What FSDP takes of `make_mesh`'s: dp_shard and cp as one dimension, dp_replicate before it for HSDP.
+    """Return the mesh that FSDP takes from `make_mesh`'s: dp_shard and cp as one dimension, dp_replicate before it
+    for HSDP.
 
     Processes along cp hold the same parameters as well, so they share them out too.
     """
@@ -43,5 +44,5 @@ def make_experts_mesh(layout: Layout, device_type: str) -> DeviceMesh:
 
 
 def experts_shard_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """What FSDP takes of `make_experts_mesh`'s."""
+    """Return the mesh that FSDP takes from `make_experts_mesh`'s."""
     return mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]

@@ -22,7 +22,7 @@ MANY = {
 
 
 def owners(schedule: Schedule, pp: int, pieces: int) -> list[int]:
-    """Of each stage, from the first to the last, the process that holds it: round and round, `zbv` there and back."""
+    """Return the process of each stage, from the first to the last: round-robin, or there and back with `zbv`."""
     rounds = [range(pp)] * pieces
     if schedule == "zbv":
         rounds = [range(pp), range(pp - 1, -1, -1)]

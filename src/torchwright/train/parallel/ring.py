@@ -240,7 +240,7 @@ class _Pass:
 
 
 def _tiled(q: torch.Tensor, scores: Scores) -> bool:
-    """Whether no fused kernel computes whole parts: of soft caps it knows nothing, on a GPU of float32 neither."""
+    """Check for the lack of a fused kernel for whole parts: none supports soft caps, nor float32 on a GPU."""
     wide = q.shape[-1] % 8 != 0 or q.shape[-1] > FUSED_HEAD or q.dtype.itemsize > 2
     return bool(scores.soft_cap) or (q.is_cuda and wide)
 

@@ -61,7 +61,7 @@ class Staged(Transformer):
         self.token_ways = token_ways
         self.cuts = cut(config.layers, self.count)
         self.activation = torch.get_default_dtype()
-        """What stages hand on is of this type."""
+        """The dtype of the values that stages pass on."""
         here = mesh.get_local_rank()
         for number, owner in enumerate(owners):
             if owner != here:
@@ -75,7 +75,7 @@ class Staged(Transformer):
         return B, T // self.token_ways, self.config.model
 
     def ends(self, number: int) -> tuple[str, ...]:
-        """What a stage holds besides layers."""
+        """The parts of a stage other than layers."""
         first = ("embedding",) if number == 0 else ()
         return (*first, "norm", "head") if number == self.count - 1 else first
 
@@ -87,7 +87,7 @@ class Staged(Transformer):
         positions_BT: torch.Tensor | None = None,
         documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What a stage of this process makes of ids, or of what the stage before gave (B, T, E).
+        """Apply a stage of this process to ids, or to the previous stage's output (B, T, E).
 
         The last one gives the summed negative log-likelihood of labels, and logits without them.
         """
@@ -119,7 +119,7 @@ class Staged(Transformer):
         positions_BT: torch.Tensor | None = None,
         documents_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Transformer.loss`, without a gradient."""
+        """Compute `Transformer.loss` without a gradient."""
         rows = {"labels_BT": labels_BT, "positions_BT": positions_BT, "documents_BS": documents_BS}
         nll = self._pass_on(ids_BT, **rows)
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -146,7 +146,7 @@ class Staged(Transformer):
 
     @torch.no_grad()
     def _pass_on(self, ids_BT: torch.Tensor, **rows: torch.Tensor | None) -> torch.Tensor | None:
-        """What the last stage gives, where it is; the stages take turns."""
+        """Return the last stage's output, on its process; the stages take turns."""
         x: torch.Tensor | None = ids_BT
         here = dist.get_rank(self.group)
         for number, owner in enumerate(self.owners):

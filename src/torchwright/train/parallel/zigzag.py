@@ -33,7 +33,7 @@ def joined(parts_PBHTD: torch.Tensor) -> torch.Tensor:
 
 
 def divided(whole_BHSD: torch.Tensor, parts: int) -> torch.Tensor:
-    """What `joined` undoes: (P, B, H, T, D) of S = P · T tokens."""
+    """Undo `joined`: (P, B, H, T, D) from S = P · T tokens."""
     length = whole_BHSD.shape[2] // parts
     second = length // 2
     front, back = whole_BHSD.split([parts * (length - second), parts * second], 2)

@@ -1,4 +1,4 @@
-"""What `torchwright train` says of a plan: its own checks, asked with the plan's values."""
+"""Check a plan by `torchwright train`'s own checks, with the plan's values."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def copies(shape: Shape, layout: Layout) -> float:
 
 
 def rings(shape: Shape, layout: Layout) -> bool:
-    """Whether context parallelism passes keys around in a ring: it exchanges heads only where they divide."""
+    """True if context parallelism passes keys around in a ring: it exchanges heads only where they divide."""
     return layout.cp > 1 and (shape.config.kv_heads // layout.tp) % layout.cp != 0
 
 
@@ -70,7 +70,7 @@ class Activations:
         return self._whole(kind)
 
     def again(self, kind: Kind, recompute: Recompute) -> float:
-        """What recomputing a layer brings back for the time of its backward pass."""
+        """The activations that recomputing a layer restores during its backward pass."""
         if recompute == "selective":  # what was kept is used, not made again
             return max(0.0, self._whole(kind) - self._selective(kind))
         return self._whole(kind) if recompute == "full" else 0.0
@@ -102,7 +102,7 @@ class Activations:
         return a * (self.q + 2 * self.kv) + 3 * a * self.H * min(block, self.job.context)
 
     def final(self) -> float:
-        """Of the norm behind the last layer and the output layer's input."""
+        """Return the bytes of the final norm and of the output layer's input."""
         return self._norm(self.E) + self.a * self.shape.config.model
 
     def _norm(self, width: float) -> float:

@@ -1,4 +1,4 @@
-"""What a training step really takes: bytes of the tensors that live, counted operator by operator on the CPU.
+"""Measure a training step's memory: bytes of live tensors, counted operator by operator on the CPU.
 
 The CPU's allocator keeps no statistics, so every tensor that an operator returns is watched for as long as its storage
 lives. Its present size is read, since FSDP2 frees gathered parameters by resizing them to nothing.

@@ -19,7 +19,7 @@ from torchwright.toml_file import load_toml
 from torchwright.train.planning.devices import DEVICES
 
 POSTING = 1 / 8
-"""What a message among many adds to an all-to-all, of the latency of one alone."""
+"""The cost that one of many messages adds to an all-to-all, as a share of a single message's latency."""
 
 
 class ClusterError(TorchwrightError):
@@ -28,7 +28,7 @@ class ClusterError(TorchwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What joins the units of one tier."""
+    """The link between the units of one tier."""
 
     name: str
     bandwidth: float
@@ -36,9 +36,9 @@ class Link:
     latency: float
     """Seconds of one hop."""
     devices: int | None = None
-    """How many devices share the tier; None: a node's for the first, the whole cluster's for the last."""
+    """The number of devices that share the tier; None: a node's for the first, the whole cluster's for the last."""
     efficiency: float = 0.8
-    """What large collectives reach of the bandwidth."""
+    """The share of the bandwidth that large collectives reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,13 @@ class Accelerator:
     """The innermost first."""
     source: str = ""
     matmul_efficiency: float = 0.60
-    """What large matrix products reach of the peak."""
+    """The share of the peak that large matrix products reach."""
     float8_efficiency: float = 0.50
-    """What they reach of float8's."""
+    """The share of float8's peak that they reach."""
     attention_efficiency: float = 0.35
-    """What the attention kernel reaches of bfloat16's peak."""
+    """The share of bfloat16's peak that the attention kernel reaches."""
     memory_efficiency: float = 0.80
-    """What element-wise kernels reach of the memory's bandwidth."""
+    """The share of the memory's bandwidth that element-wise kernels reach."""
     fused: bool = True
     """Norms and attention are one operator each; on the CPU they are several, which keep more."""
     reserved: float = 0.08
@@ -74,7 +74,7 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """Ranks that take part in a collective: (degree, distance in rank) for each axis of it, the innermost first."""
+    """The ranks of a collective: (degree, distance in rank) for each of its axes, the innermost first."""
 
     axes: tuple[tuple[int, int], ...]
 
@@ -86,7 +86,7 @@ class RankGroup:
         return size
 
     def inside(self, unit: int) -> int:
-        """How many of them lie within `unit` consecutive ranks."""
+        """Return how many of them lie within `unit` consecutive ranks."""
         inside = 1
         for degree, distance in self.axes:
             inside *= min(degree, max(1, unit // distance))

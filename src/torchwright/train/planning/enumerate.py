@@ -12,7 +12,7 @@ from torchwright.train.shape import Shape
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 LARGEST_MICRO_BATCH = 64
 MOST_PIECES = 4
-"""Of a pipeline stage, where micro-batches are interleaved."""
+"""Numbers of parts of a pipeline stage, for interleaved micro-batches."""
 
 
 def layouts(devices: int, experts: int) -> Iterator[Layout]:

@@ -1,4 +1,4 @@
-"""What is to be trained, and one way of doing it."""
+"""A training job, and one layout for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobError(TorchwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one optimizer step has to do, however it is laid out."""
+    """The work of one optimizer step, independent of the layout."""
 
     tokens_per_step: int
     context: int
@@ -107,14 +107,14 @@ class LayoutPlan:
     micro_batch: int
     """Sequences that a device computes at once."""
     micro_batches: int
-    """How often it does so in a step."""
+    """Micro-batches of a device in a step."""
     recompute: Recompute
     interleave: int = 1
     """Pieces of a pipeline stage that lie apart, so that micro-batches fill the stages sooner."""
 
     @property
     def bubble(self) -> float:
-        """How long a stage waits in a step, in micro-batches (Narayanan et al., 2021)."""
+        """Return how long a stage waits in a step, in micro-batches (Narayanan et al., 2021)."""
         return (self.layout.pp - 1) / self.interleave
 
     def tokens(self, job: Job) -> int:

@@ -1,10 +1,10 @@
 """Memory of one device at the peak of a training step, part by part.
 
-Parameters, gradients and optimizer state are float32 and sharded (FSDP2); a layer's parameters are gathered in the
-activations' type, one layer ahead, the embedding's in float32, and gradients are reduced in float32. One process alone
-gathers nothing, and keeps the copies that autocast makes of its parameters. Which moment is the peak depends on the
-batch: the loss, the backward pass of the last layer, or the end of it, when the gradients of the embedding and of the
-output layer are reduced together.
+Parameters, gradients and optimizer state are float32 and sharded (FSDP2). A layer's parameters are gathered in the
+activations' dtype, one layer ahead, the embedding's in float32, and gradients are reduced in float32. A single
+process gathers nothing, and keeps the copies that autocast makes of its parameters. The peak depends on the batch:
+the loss, the backward pass of the last layer, or the end of it, when the gradients of the embedding and of the output
+layer are reduced together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, LayoutPlan
 from torchwright.train.shape import Kind, LayerParameters, Shape, Stage
 
 LOSS_BYTES = 12
-"""Of one logit in the loss's backward pass, eager: log-probabilities, the gradients before and behind them, in float32.
+"""Bytes of one logit in the loss's backward pass, eager: log-probabilities and the gradients before and after them,
+in float32.
 
 Compiled, it holds logits and their gradients in the activations' type.
 """
@@ -33,12 +34,12 @@ class DeviceMemory:
     gradients: float
     optimizer: float
     activations: float
-    """Kept from forward to backward, and those of the layer at hand."""
+    """Activations kept from forward to backward, and those of the current layer."""
     logits: float
     gathered: float
-    """Parameters of the layers at hand, whole."""
+    """Parameters of the current layers, whole."""
     reducing: float
-    """Gradients of the layers at hand, whole, and their copies on the way to the others."""
+    """Gradients of the current layers, whole, and their copies on the way to the other processes."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -170,7 +171,7 @@ class Ends:
     """Bytes of the embedding and the output layer of a stage while they are whole."""
 
     parameters: float
-    """How many there are, not bytes."""
+    """The number of parameters, not bytes."""
     embedding: float
     """The embedding's, in float32; that of a tied output layer."""
     gathered: float

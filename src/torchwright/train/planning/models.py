@@ -62,9 +62,9 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def read_model(name: str) -> DecoderConfig:
-    """The decoder's shape of a folder, a config.json, or a name in `KNOWN`.
+    """Return the decoder's shape from a folder, a config.json, or a name in `KNOWN`.
 
-    Raises `UnknownName` for what is none of these, and `ModelError` for a configuration that cannot be read.
+    Raises `UnknownName` for anything else, and `ModelError` for a configuration that cannot be read.
     """
     if name in KNOWN:
         return _from_data(Path(name), KNOWN[name])

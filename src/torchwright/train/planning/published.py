@@ -1,7 +1,7 @@
 """Published training configurations with their throughput and memory, against which the planner is checked.
 
-`published_rows.py` has them; `benchmarks/plan_layout.py` writes them beside the planner's answers into
-`docs/plan-published.md`, and `tests/train/test_planning_published.py` holds the planner to them.
+`published_rows.py` lists them. `benchmarks/plan_layout.py` writes them with the planner's answers into
+`docs/plan-published.md`, and `tests/train/test_planning_published.py` checks the planner against them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Published:
     """torchtitan's loss was eager until 2025, whatever else was compiled."""
     interleave: int = 1
     tokens_per_second: float | None = None
-    """Of one device."""
+    """Tokens per second of one device."""
     mfu: float | None = None
-    """Where throughput is published as MFU alone."""
+    """Model FLOP utilization, if the throughput is published only in this form."""
     gib: float | None = None
     """Peak of reserved memory."""
     fixed: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Published:
     chosen: bool = False
     """The layout was chosen for speed, not to show what a kind of parallelism does."""
     why: str = ""
-    """What explains a difference of more than `TIME` or `MEMORY`."""
+    """The explanation of a difference of more than `TIME` or `MEMORY`."""
 
     @property
     def nodes(self) -> int:
@@ -77,7 +77,7 @@ class Published:
         )
 
     def predict(self) -> RankedLayout:
-        """What the planner says of just this configuration."""
+        """Return the planner's prediction for just this configuration."""
         plan = LayoutPlan(
             layout=self.layout,
             micro_batch=self.micro_batch,
@@ -113,7 +113,7 @@ class Published:
         return None if self.gib is None else self.memory_as_theirs(predicted) / (self.gib * 2**30)
 
     def agrees(self, predicted: RankedLayout) -> bool:
-        """Whether what is predicted is as near to all that was published as needs no explanation."""
+        """Check whether every prediction is so near to the published value that no explanation is needed."""
         time, memory = self.time_ratio(predicted) or 1.0, self.memory_ratio(predicted) or 1.0
         return 1 / (1 + TIME) < time < 1 + TIME and abs(memory - 1) < MEMORY
 

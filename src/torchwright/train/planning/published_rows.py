@@ -1,4 +1,6 @@
-"""The published rows: all of torchtitan's benchmarks and performance pages that could be found, and some of others."""
+"""The published rows: all of torchtitan's benchmarks and performance pages that could be found, and some from other
+projects.
+"""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ class RankedLayout:
     memory: DeviceMemory
     time: StepTime
     tokens_per_second: float
-    """Of one device."""
+    """Tokens per second of one device."""
     mfu: float
     """Model operations per second over bfloat16's peak (float32's in float32), attention counted unmasked."""
     bound: str
-    """What takes the time, in words."""
+    """The main cost in time, in words."""
     refused: str = ""
     """Why `torchwright train` does not take it; such layouts come after all that it does."""
 
@@ -49,7 +49,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """What `rank` found."""
+    """The result of `rank`."""
 
     shape: Shape
     job: Job

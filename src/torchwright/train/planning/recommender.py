@@ -40,17 +40,17 @@ class RecommenderJob:
 
     tables: tuple[Tables, ...]
     dense_parameters: int
-    """Of the dense layers, which every sample passes once and every device holds."""
+    """Parameters of the dense layers, which every sample passes once and every device holds."""
     samples: int
-    """Of a device's batch."""
+    """Samples of a device's batch."""
     width: int = 2
     """Bytes of a table's entry, and of one in an exchange."""
     compute: str = "bfloat16"
-    """What the dense layers compute in."""
+    """The dtype in which the dense layers compute."""
 
     @property
     def table_bytes(self) -> float:
-        """Of all tables and their optimizer state."""
+        """Bytes of all tables and their optimizer state."""
         return sum(kind.count * self.bytes_of(kind) for kind in self.tables)
 
     @property
@@ -64,13 +64,13 @@ class RecommenderJob:
         return sum(kind.count * kind.pooling for kind in self.tables)
 
     def bytes_of(self, kind: Tables) -> float:
-        """Of one table and its optimizer state."""
+        """Bytes of one table and its optimizer state."""
         return kind.rows * (kind.dim * self.width + STATE_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How the devices are arranged."""
+    """The arrangement of the devices."""
 
     group: int
     """Devices that share one copy of the tables."""
@@ -82,12 +82,12 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How tables lie on the devices of a group."""
+    """The placement of tables on the devices of a group."""
 
     cost: float
     """Lookups of the busiest device over the mean."""
     bytes: float
-    """Of the fullest device over the mean."""
+    """The fullest device's share over the mean."""
     vectors: int
     """Numbers sent for a sample: a table that is cut by rows gives a partial sum from each piece."""
     ids: float

@@ -20,11 +20,11 @@ UNKNOWN = (
     "experts of unequal popularity: every expert is taken to get as many tokens",
     "the allocator's fragmentation beyond the reserve, data loading, checkpoints, evaluation",
 )
-"""What the time and memory model leaves out."""
+"""Limits of the time and memory model."""
 
 
 MARK = "*"
-"""Stands beside layouts that the trainer does not take."""
+"""The mark of layouts that the trainer does not support."""
 
 
 def table(ranking: Ranking, *, top: int) -> RenderableType:
@@ -156,7 +156,7 @@ def layout_text(family: list[RankedLayout]) -> str:
 
 
 def batch_text(plan: LayoutPlan) -> str:
-    """How a device goes through its sequences."""
+    """Return how a device processes its sequences."""
     text = f"{plan.micro_batches} x {plan.micro_batch}"
     if plan.recompute != "none":
         text += f", {plan.recompute} recompute"

@@ -1,9 +1,9 @@
-"""Seconds of one training step: a roofline for what a device computes, and its collectives with what hides them.
+"""Seconds of one training step: a roofline for a device's computation, and its collectives with their overlap.
 
-Overlap, as assumed: a layer's all-gather and reduce-scatter (FSDP) and all-reduce (HSDP) run beside the computation of
-the layer before or behind, and only what is longer than it counts. The embedding's gather before the first layer, and
-the gradients of embedding and output layer behind the last, are waited for, and so are tensor-parallel and
-expert-parallel collectives and the all-to-all of context parallelism. A ring passes keys on beside its attention.
+Assumed overlap: a layer's all-gather and reduce-scatter (FSDP) and all-reduce (HSDP) run concurrently with the
+computation of the neighbouring layer, and only the excess counts. The following are waited for: the embedding's
+gather before the first layer, the gradients of embedding and output layer after the last, tensor-parallel and
+expert-parallel collectives, and the all-to-all of context parallelism. A ring passes keys on during its attention.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torchwright.train.planning.memory import Ends, gathered, held, owned_by
 from torchwright.train.shape import Kind, LayerParameters, Shape, Stage
 
 SCORE_BYTES = 24
-"""What is read and written of a score where no fused kernel computes it: scaled, masked, maximum taken, exponentiated,
-multiplied."""
+"""Bytes read and written per score without a fused kernel: scaled, masked, maximum taken, exponentiated, multiplied."""
 
 MX_BYTES = {False: 44, True: 8}
-"""What emulated MX rounding reads and writes of a value: eager, counted over `mx_round`; compiled, in two passes."""
+"""Bytes that emulated MX rounding reads and writes per value: eager, counted over `mx_round`; compiled, in two
+passes.
+"""
 
 CLIPPING = 12
 """Bytes of a parameter's gradient to take its norm and to scale it: two reads, one write."""
@@ -200,7 +201,7 @@ class Clock:
         groups: dict[str, RankGroup],
         computing: float,
     ) -> None:
-        """What of FSDP's and HSDP's collectives the computation does not hide."""
+        """Return the seconds of FSDP's and HSDP's collectives that the computation does not hide."""
         layout, parameters = plan.layout, held(layer, plan.layout)
         # A forward pass is a third of the layer's computation, a quarter where all of it is repeated.
         forward = computing / (4 if plan.recompute == "full" else 3)
@@ -258,7 +259,7 @@ class Clock:
         return here
 
     def _ends(self, plan: LayoutPlan, stage: Stage, groups: dict[str, RankGroup]) -> _Pass:
-        """What embedding and output layer move, but for the logits."""
+        """Return the bytes that embedding and output layer move, without the logits."""
         ends, width = Ends.of(self.shape, stage, plan.layout, self.job.width), self.job.width
         tokens = plan.tokens(self.job) if stage.embeds else 0
         # A row read and written a token; backward it is added to a table of zeros. Gradients are copied to be sent.

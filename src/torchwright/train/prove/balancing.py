@@ -15,7 +15,7 @@ from torchwright.train.run.config import Run
 
 
 class PlainBalancing:
-    """What the routers said in a step, and what `[experts]` makes of it."""
+    """A step's router outputs, and their effect under `[experts]`."""
 
     def __init__(self, model: Transformer, run: Run) -> None:
         self.run, self.share_NX = run, dict[str, torch.Tensor]()
@@ -36,7 +36,9 @@ class PlainBalancing:
         return F.one_hot(rank_NX.topk(mixture.chosen).indices, mixture.count).sum(1)
 
     def loss(self) -> torch.Tensor:
-        """What is added to the step's loss for the gradient alone, nothing where a bias does the work."""
+        """Return the term that is added to the step's loss for the gradient alone, nothing if a bias does the
+        balancing.
+        """
         total, experts = torch.zeros(()), self.run.experts
         if experts is None or not isinstance(experts.balance, float):
             return total

@@ -17,8 +17,8 @@ FLOOR = 1e-2
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 """The largest relative error that counts as the same."""
 NOISE = 4.0
-"""Where a run rounds further, how many times the error of that rounding on one process counts as the same, and what
-part of it is too little: then something was not rounded."""
+"""For a run with lower precision: the multiple of that rounding's error on one process that counts as equal, and the
+share below which something was not rounded."""
 ROUNDED_LIKE = {
     "recomputed": ("forward",),
     "loss": ("forward", "parameter"),
@@ -34,7 +34,7 @@ Place = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How one value of one process differs from the reference."""
+    """The difference between one process's value and the reference."""
 
     name: str
     error: float
@@ -59,13 +59,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What one process found."""
+    """One process's findings."""
 
     coordinate: dict[str, int]
     """Its place on each mesh dimension."""
     differences: tuple[Difference, ...]
     means_of_means: tuple[float, ...]
-    """What the first step's loss would be if processes, micro-batches, or both weighed the same, over what it is."""
+    """The first step's loss if processes, micro-batches, or both were weighted equally, over its true value."""
 
 
 class ValueComparison:
@@ -161,7 +161,7 @@ class ValueComparison:
                 )
 
     def _error(self, trace: Trace, kind: str) -> float:
-        """Of all values of a kind together."""
+        """Return the error of all values of a kind together."""
         pairs = [
             (value.double(), self.wanted.values[name])
             for name, value in trace.values.items()

@@ -1,4 +1,4 @@
-"""What a divergence looks like on the processes, and what that says about its cause."""
+"""Diagnose a divergence from its pattern over the processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchwright.train.prove.compare import Difference, RankReport
 
 SLACK, MOST_SLACK = 100, 0.1
-"""How many tolerances a pattern may be off, and how far at most: ratios of noisy values are noisier than the values."""
+"""Tolerances for a pattern: a multiple, and an upper limit. Ratios of noisy values are noisier than the values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Divergence:
     axis: str
     """The axis, or what together, without which the run is right."""
     layer: str
-    """The module whose computation or collective it is; empty for what is no module's."""
+    """The module whose computation or collective it is; empty if it belongs to no module."""
     cause: str
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ def worst(reports: Sequence[RankReport]) -> Difference:
 def diagnose(
     reports: Sequence[RankReport], dtype: str, axes: dict[str, int], features: Sequence[str]
 ) -> Divergence | None:
-    """The first divergence in the reports of the smallest run that fails, None where there is none.
+    """Return the first divergence in the reports of the smallest failing run, or None.
 
     `axes` (axis → degree) and `features` of the run are those to blame together.
     """
@@ -138,7 +138,7 @@ class _Seen:
         return None, f"something that {blamed} computes in another way"
 
     def _misread(self) -> str:
-        """What is wrong with the batch itself."""
+        """Return the fault of the batch itself."""
         if self.kind == "labels":
             return f"labels lost on {self.blamed}: they are to be shifted before sequences are divided"
         for axis in self.axes:
@@ -165,7 +165,7 @@ class _Seen:
         return ratios[0] if spread <= self._slack * max(1.0, abs(ratios[0])) else None
 
     def _adds_up(self, axis: str) -> bool:
-        """Whether the values of the processes along `axis` sum to the wanted one."""
+        """Check whether the values of the processes along `axis` sum to the wanted one."""
         if not self._shared(axis):
             return False
         for group in self._along(axis):
@@ -184,7 +184,7 @@ class _Seen:
         return bool(groups)
 
     def _shared(self, axis: str) -> bool:
-        """Whether the processes along `axis` should all have the same part of this value."""
+        """Check whether the processes along `axis` should all have the same part of this value."""
         groups = self._along(axis)
         return bool(groups) and all(
             self.differences[place].place == self.differences[group[0]].place
@@ -193,7 +193,7 @@ class _Seen:
         )
 
     def _along(self, axis: str) -> list[list[int]]:
-        """Processes that differ in nothing but `axis`; none for ep, which is no dimension of its own."""
+        """Return the processes that differ only in `axis`; empty for ep, which is not a dimension of its own."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for place, report in enumerate(self.reports):
             if axis in report.coordinate:

@@ -61,12 +61,12 @@ class Proof:
     model: str
     run: runs.Run
     config: DecoderConfig
-    """Of the small model that ran."""
+    """The shape of the small model that ran."""
     parts: tuple[Part, ...]
     divergence: Divergence | None
-    """Of the smallest part that fails, None where all passed."""
+    """The failure of the smallest part, None if all passed."""
     extrapolated: tuple[str, ...]
-    """What did not run as the layout has it, and how it ran instead."""
+    """Differences between the layout and the run that stood for it."""
 
     @property
     def layout(self) -> Layout:
@@ -150,13 +150,14 @@ def prove(
     around: Around = contextlib.nullcontext,
     announce: Callable[[Part], None] = lambda part: None,
 ) -> Proof:
-    """Prove runs that differ in anything but their layout, for a model of the shape `full`.
+    """Prove that runs that differ only in their layout agree, for a model of the shape `full`.
 
-    Runs the layout itself where it takes at most `processes` processes and memory allows; else every combination of its
-    axes that does, and each axis at the highest degree that does. `announce` is told of each. Where one diverges, its
-    parts run until the smallest that does is found, and that one is explained. `around` is for tests.
+    Runs the layout itself if it takes at most `processes` processes and memory allows. Otherwise runs every
+    combination of its axes that fits, and each axis at the highest degree that fits. `announce` is called for each.
+    If one diverges, its parts run until the smallest failing one is found, which is then explained. `around` is for
+    tests.
 
-    Raises `LayoutError` for a layout that the model does not allow, and `ProveError` where a process fails.
+    Raises `LayoutError` for a layout that the model does not allow, and `ProveError` if a process fails.
     """
     run = ways[0]
     check_fits(full, run.parallel, run.pipeline.stages)
@@ -265,7 +266,7 @@ class _Trials:
         )
 
     def blame(self, failed: runs.Run) -> Divergence:
-        """What is wrong in the smallest run that fails as `failed` does: the least features, axes, and degrees."""
+        """Return the fault of the smallest run that fails as `failed` does: the least features, axes, and degrees."""
         column = next(name for name in columns(failed) if self._wrong(failed, name))
         features, smallest = [], failed
         for feature, update in PLAIN.items():

@@ -45,7 +45,7 @@ class Rows:
         self.packed = run.data.packing == "documents" or run.data.form in IN_DOCUMENTS
 
     def batch(self, first: int, rows: int) -> WindowBatch:
-        """As `Windows.batch`."""
+        """See `Windows.batch`."""
         batch = of_windows(torch.stack([self._row(first + place) for place in range(rows)]))
         if not self.packed:
             return batch

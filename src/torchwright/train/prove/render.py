@@ -24,7 +24,7 @@ def line(part: Part) -> Text:
 
 
 def verdict(proof: Proof) -> RenderableType:
-    """What was proved and what was not, or what is wrong."""
+    """Return the proved and the unproved parts, or the fault."""
     config, asked = proof.config, _asked(proof)
     small = (
         f"{config.layers} layers of {config.architecture}, {config.heads} query and {config.kv_heads} key-value heads"
@@ -73,7 +73,7 @@ def _asked(proof: Proof) -> str:
 
 
 def plain(proof: Proof) -> dict[str, Any]:
-    """The proof as JSON takes it; an error that is no number is null."""
+    """Return the proof as JSON takes it; an error that is not a number is null."""
 
     def number(value: float | None) -> float | None:
         return value if value is not None and abs(value) < float("inf") else None

@@ -17,7 +17,9 @@ WINDOW = 5
 """Wider than one token, narrower than half a sequence, and no divisor of its parts."""
 HEAD, MODEL, FEED_FORWARD, EXPERT, VOCABULARY = 8, 24, 20, 12, 66
 BLOCK_MODEL, BLOCK_VOCABULARY = 64, 512
-"""Of a run that rounds in blocks: sides that float8 and MX formats take, parameters long enough for 8-bit moments."""
+"""Sizes for a run that rounds in blocks: sides that float8 and MX formats take, parameters long enough for 8-bit
+moments.
+"""
 CLIP = 0.5
 """Small enough that gradients are clipped."""
 LR, EPS = 0.005, 1e-4
@@ -30,14 +32,14 @@ BIAS_RATE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Small:
-    """What is trained in place of a run's model."""
+    """The small model that is trained in place of a run's."""
 
     run: runs.Run
     config: DecoderConfig
 
 
 def shrink(run: runs.Run, full: DecoderConfig, layout: Layout) -> Small:
-    """`run` at a few kilobytes in `layout`, which is its own or a part of it.
+    """Return `run` at a few kilobytes in `layout`, which is its own or a part of it.
 
     Compilation, recomputation, micro-batches, precision, clipping and the kind of optimizer stay; learning rate and eps
     become such that every gradient is seen in the weights, and the rate falls from step to step.
@@ -71,7 +73,7 @@ def _tokens(layout: Layout) -> int:
 
 
 def rounds(run: runs.Run) -> bool:
-    """Whether anything in the run is rounded further than to float32."""
+    """Check whether anything in the run is rounded below float32."""
     return run.precision != "fp32" or run.qat is not None or run.optimizer.name != "adamw"
 
 

@@ -84,7 +84,7 @@ def _loads(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def _turn(name: str) -> int:
-    """A value's place among others: a loss is told when its gradients are there already."""
+    """Return a value's position among the others: a loss is reported when its gradients exist already."""
     first = ("ids", "labels", "positions", "forward", "loss")
     kind, _, rest = name.partition("/")
     return first.index(kind) if kind in first and not (kind == "loss" and rest) else len(first)

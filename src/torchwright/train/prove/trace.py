@@ -1,4 +1,4 @@
-"""What a step computes, value by value, in the order in which it does."""
+"""A step's values, one by one, in the order of computation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Trace:
 
     ids, labels, positions (in rows of several documents), forward/MODULE.input, forward/MODULE, loss, backward/MODULE
     and backward/MODULE.input, gradient/PARAMETER, load/MODULE and norm of the first step, loss/N and norm/N of those
-    after it, parameter/PARAMETER and bias/MODULE in the end; recomputed/MODULE is what the backward pass computed
-    again. What is sharded is whole here; of activations and their gradients there is this process's part.
+    after it, parameter/PARAMETER and bias/MODULE in the end; recomputed/MODULE is recomputed by the backward pass.
+    Sharded values are whole here; activations and their gradients are this process's part.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def _passed(name: str) -> tuple[int, float]:
 
 
 class Recorder:
-    """Keeps outputs and gradients of a model's modules in a trace, until it is told to `stop`."""
+    """Records outputs and gradients of a model's modules in a trace, until `stop`."""
 
     def __init__(self, model: Transformer, trace: Trace) -> None:
         self.trace, self.forward, self.rows = trace, True, 0
@@ -103,7 +103,7 @@ class Recorder:
         self.handles.append(module.register_forward_hook(behind))
 
     def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
-        """What keeps one gradient, once: zero-bubble schedules come by again for those of the weights."""
+        """Return a hook that records one gradient once: zero-bubble schedules run it again for those of the weights."""
         told: list[bool] = []
 
         def tell(gradient: torch.Tensor) -> None:

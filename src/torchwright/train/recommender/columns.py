@@ -1,4 +1,4 @@
-"""What a row says: whether it was clicked, numbers, and categories as rows of their tables."""
+"""The contents of a row: whether it was clicked, numbers, and categories as rows of their tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Columns:
     """The columns of a run's files, and what becomes of them."""
 
     labelled: bool
-    """Whether rows say that they were clicked or not; else each stands for a click."""
+    """True if rows say whether they were clicked; otherwise each row is a click."""
     numbers: tuple[str, ...]
     tables: tuple[tuple[str, int], ...]
     """(category, rows of its table)."""

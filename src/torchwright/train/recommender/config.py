@@ -16,16 +16,16 @@ LABEL = "label"
 NUMBERS, CATEGORIES = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
 """The columns of Criteo's files, in their order behind the label."""
 FREE = ("samples", "evaluation", "checkpoint", "report", "threads", "out", "timeout_s", "log_every", "wandb")
-"""What may change when a run is continued; anything else would make it another run."""
+"""Fields that may change when a run is continued; any other change makes it another run."""
 Rows = Annotated[int, Field(ge=2, lt=2**31)]
-"""Of a table: the first is for what is missing."""
+"""Reserved rows of a table: the first is for missing values."""
 
 
 class Dlrm(Section):
     """Clicks from numbers and categories (Naumov et al., 2019)."""
 
     dim: Positive = 16
-    """Of every embedding, and of what the bottom layers make of the numbers."""
+    """The size of every embedding, and of the bottom layers' output for the numbers."""
     bottom: list[Positive] = Field(default=[64])
     """Widths of the hidden layers over the numbers."""
     top: list[Positive] = Field(default=[64])
@@ -33,7 +33,7 @@ class Dlrm(Section):
     numbers: list[str] = Field(default=NUMBERS)
     categories: list[str] = Field(default=CATEGORIES, min_length=1)
     rows: Rows = 100_000
-    """Of a table that `tables` does not name."""
+    """The rows of a table that `tables` does not name."""
     tables: dict[str, Rows] = Field(default={})
     """Column → rows of its table."""
 
@@ -51,18 +51,18 @@ class Dlrm(Section):
 
 
 class TwoTower(Section):
-    """Items for users: a vector for each, from the columns that tell of it, and products of the two."""
+    """A two-tower model of items for users: a vector for each, from its columns, and products of the two."""
 
     user: dict[str, Rows] = Field(min_length=1)
     """Column → rows of its table."""
     item: dict[str, Rows] = Field(min_length=1)
-    """As `user`; the first column tells items apart."""
+    """Like `user`; the first column identifies items."""
     dim: Positive = 32
-    """Of every embedding, and of the vectors."""
+    """The size of every embedding, and of the vectors."""
     hidden: list[Positive] = Field(default=[64])
     """Widths of each tower's hidden layers."""
     temperature: Rate = 0.1
-    """What products of vectors of length 1 are divided by."""
+    """The temperature: the divisor of products of vectors of length 1."""
 
     @property
     def columns(self) -> dict[str, int]:
@@ -78,21 +78,21 @@ class TwoTower(Section):
 
 
 class Data(Section):
-    """What is read."""
+    """The input files."""
 
     train: list[str] = Field(min_length=1)
     """*.tsv, *.tsv.gz, *.parquet, and globs of them."""
     validation: list[str] = Field(default=[])
     header: bool = False
-    """Whether the first line of a TSV file names its columns; else they are label, numbers, categories."""
+    """True if the first line of a TSV file names its columns; otherwise they are label, numbers, categories."""
     hexadecimal: bool = True
-    """Whether categories are hexadecimal numbers, as in Criteo's files; else any text."""
+    """True if categories are hexadecimal numbers, as in Criteo's files; otherwise any text."""
     strict: bool = False
-    """Whether a broken row stops the run before it begins; by default it is counted, told and left out."""
+    """True if a broken row stops the run before it begins; by default it is counted, reported and left out."""
 
 
 class Optimizer(Section):
-    """How the dense layers move: Adam."""
+    """The optimizer of the dense layers: Adam."""
 
     lr: Rate = 1e-3
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -107,13 +107,13 @@ class Embeddings(Section):
     sync_every: Positive = 1
     """Steps between two means over the copies."""
     flipped: bool = False
-    """Whether the processes of a group are neighbours, and not those that hold the same part."""
+    """True if the processes of a group are neighbours, instead of those that hold the same part."""
     optimizer: Literal["rowwise_adagrad", "sgd", "adam"] = "rowwise_adagrad"
     lr: Rate = 0.05
 
 
 class Evaluation(Section):
-    """What is measured on held-out rows; 0 steps means only at the end."""
+    """The evaluation on held-out rows; 0 steps means only at the end."""
 
     every_steps: int = Field(default=0, ge=0)
     samples: Positive = 1_000_000
@@ -123,10 +123,10 @@ class Evaluation(Section):
 
 
 class Report(Section):
-    """What is measured for the report at the end."""
+    """The measurements for the report at the end."""
 
     drift_steps: int = Field(default=32, ge=0)
-    """Steps from the beginning in which `groups` and `sync_every` as given are set beside a single copy."""
+    """Steps from the beginning in which `groups` and `sync_every` as given are compared with a single copy."""
 
 
 class RecommenderRun(RunFile):
@@ -160,7 +160,7 @@ class RecommenderRun(RunFile):
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Return the steps of the whole run."""
         return -(-self.samples // self.batch)
 
     @property

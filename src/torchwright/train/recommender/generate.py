@@ -1,7 +1,7 @@
-"""Clicks made up by a hidden model, in files like Criteo's, or users' items: something true to learn, of any length.
+"""Synthetic clicks from a hidden model, in files like Criteo's, or users' items: learnable data of any length.
 
-Every block of rows has a generator of its own, seeded by the world's seed and the block's number, so that a row is the
-same however it is asked for: held-out rows are later rows of the same world.
+Every block of rows has a generator of its own, seeded by the world's seed and the block's number, so that a row is
+the same however it is requested: held-out rows are later rows of the same world.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class World:
 
 
 def clicks(world: World, block: int) -> list[list[str]]:
-    """A block of Criteo-like rows by column: label, 13 numbers, 26 hexadecimal categories; "" is missing.
+    """Return a block of Criteo-like rows by column: label, 13 numbers, 26 hexadecimal categories; "" is missing.
 
     The logit of a click adds up an effect of each id, products of hidden vectors of neighbouring categories, and a
     slope of each number's logarithm.

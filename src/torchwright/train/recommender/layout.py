@@ -1,4 +1,4 @@
-"""How a run's tables lie on its processes: groups, the plan of the shards, and the optimizer of their rows."""
+"""The layout of a run's tables on its processes: groups, the plan of the shards, and the optimizer of their rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def replica_of(topology: Topology, rank: int) -> int:
 
 
 def row_optimizer(chosen: Embeddings) -> RowOptimizer:
-    """What moves the tables' rows."""
+    """Return the optimizer of the tables' rows."""
     return {"rowwise_adagrad": RowWiseAdagrad, "sgd": SGD, "adam": Adam}[chosen.optimizer](chosen.lr)
 
 

@@ -1,4 +1,4 @@
-"""What of a recommender's run computes: tables, dense layers and their optimizers, and one step of them.
+"""The computing part of a recommender's run: tables, dense layers and their optimizers, and one step of them.
 
 The trainer, `torchwright prove` and the report's drift take this very class.
 """
@@ -97,7 +97,7 @@ class Learner:
 def mean_gradients(model: nn.Module) -> None:
     """Set every gradient to its mean over all processes, in one message.
 
-    Not DistributedDataParallel: it orders its messages anew after its first step, so that a run that starts again adds
+    DistributedDataParallel is not used: it reorders its messages after its first step, so that a restarted run adds
     up in another order than one that went on.
     """
     if dist.get_world_size() == 1:

@@ -1,4 +1,4 @@
-"""What a step makes small: the log loss of clicks, or of in-batch items with the sampling corrected."""
+"""Losses: the log loss of clicks, or of in-batch items with the sampling corrected."""
 
 from __future__ import annotations
 

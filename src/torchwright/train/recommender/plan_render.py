@@ -40,7 +40,7 @@ def table(found: Sequence[Estimate], count: int) -> RenderableType:
 
 
 def plain(found: Sequence[Estimate], count: int) -> dict[str, Any]:
-    """As JSON takes it. Bytes and seconds."""
+    """Return the plan as JSON takes it. Bytes and seconds."""
     return {
         "fitting": count,
         "layouts": [

@@ -20,7 +20,7 @@ from torchwright.train.recommender.config import RecommenderRun, read_recommende
 from torchwright.train.recommender.models import build_dense
 
 INTERVALS = (1, 8, 64)
-"""Steps between two meetings that are looked at beside the run's own."""
+"""Steps between two synchronizations to consider, in addition to the run's own."""
 
 
 def job_of(run: RecommenderRun, devices: int) -> RecommenderJob:

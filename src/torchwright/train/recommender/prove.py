@@ -1,7 +1,7 @@
-"""`torchwright prove RUN.toml` of a recommender: several processes compute what one computes.
+"""`torchwright prove RUN.toml` of a recommender: check that several processes compute what one computes.
 
-A small model of the run's kind, its tables cut in every way, takes steps of the trainer's own learner on gloo processes
-of this machine in float64. Every loss, weight and table after each step is set beside `Reference`.
+A small model of the run's kind, its tables cut in every way, takes steps of the trainer's own learner on gloo
+processes of this machine in float64. Every loss, weight and table after each step is compared with `Reference`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """The context in which every process trains, and not the reference; for tests, which seed faults by it."""
 PROCESSES, STEPS, ROWS_EACH = 8, 4, 6
 TOLERANCE = 1e-9
-"""Of float64: the largest difference over the largest value."""
+"""The tolerance in float64: the largest difference over the largest value."""
 SMALL = {"rows": 24, "dim": 6, "width": 5, "columns": 6}
 ALIKE, ONE = "as the run has it", "one process"
 WHY = {
@@ -58,7 +58,7 @@ class Proof:
     run: str
     parts: tuple[Part, ...]
     extrapolated: tuple[str, ...]
-    """What did not run as the file has it, and how it ran instead."""
+    """Differences between the run file and the run that stood for it."""
 
     @property
     def passed(self) -> bool:
@@ -66,7 +66,7 @@ class Proof:
 
     @property
     def likely(self) -> str | None:
-        """Where to look, if something differs."""
+        """The place to look at if something differs."""
         first = next((part.first for part in self.parts if part.first), None)
         return None if first is None else WHY[first.split(": ")[1].split()[0]]
 
@@ -85,8 +85,8 @@ def prove(
     around: Around = contextlib.nullcontext,
     announce: Callable[[Part], None] = lambda part: None,
 ) -> Proof:
-    """As the run has it, against the same groups in one process; and with SGD and a meeting after every step, against
-    one process that knows of no groups. `announce` is told of each.
+    """Run as the file says against the same groups in one process; and with SGD and a synchronization after every
+    step, against one process without groups. `announce` is called for each.
     """
     groups, sync = (
         min(run.embeddings.groups, max(processes // 2, min(processes, 2))),

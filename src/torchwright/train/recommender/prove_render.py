@@ -25,7 +25,7 @@ def line(part: Part) -> Text:
 
 
 def verdict(proof: Proof) -> RenderableType:
-    """What was proved and what was not, or what is wrong."""
+    """Return the proved and the unproved parts, or the fault."""
     compared = Text(
         f"losses, dense layers and tables after each of four steps in float64, within {TOLERANCE:.0e} of the largest",
         "dim",
@@ -44,7 +44,7 @@ def verdict(proof: Proof) -> RenderableType:
 
 
 def plain(proof: Proof) -> dict[str, Any]:
-    """The proof as JSON takes it; an error that is no number is null."""
+    """Return the proof as JSON takes it; an error that is not a number is null."""
     parts = [
         asdict(part) | {"passed": part.passed, "error": part.error if part.error < float("inf") else None}
         for part in proof.parts

@@ -1,4 +1,4 @@
-"""How good a recommender is on held-out rows, over all processes: AUC, log loss, normalized entropy, recall."""
+"""Quality of a recommender on held-out rows, over all processes: AUC, log loss, normalized entropy, recall."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPARED = 1 << 24
 
 
 def measure_quality(run: RecommenderRun, learner: Learner, clicks: Clicks, device: str) -> Figures | None:
-    """Figures of the held-out rows, the same on every process; None where there are none. Collective."""
+    """Return metrics of the held-out rows, the same on every process; None if there are no rows. Collective."""
     if clicks.validation is None:
         return None
     count = min(len(clicks.validation), run.evaluation.samples)
@@ -64,7 +64,7 @@ def click_figures(logits_N: torch.Tensor, clicked_N: torch.Tensor) -> Figures:
 
 
 def auc(score_N: torch.Tensor, clicked_N: torch.Tensor) -> float:
-    """The chance that a clicked row scores above another one, half of it where they are equal: the sum of mid-ranks."""
+    """Return the probability that a clicked row scores above another one, with ties as a half: the sum of mid-ranks."""
     _, place_N, counts = score_N.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
     rank_N = (last - (counts - 1) / 2)[place_N]

@@ -1,4 +1,6 @@
-"""Files of rows, front to back, a block at a time: TSV as Criteo's is, gzip and Parquet; broken rows told by line."""
+"""Read files of rows, front to back, a block at a time: Criteo-like TSV, gzip and Parquet; report broken rows by
+line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several processes ought to compute, written down plainly for one: whole tables, dense gradients, no messages.
+"""The reference for several processes, in plain code for one: whole tables, dense gradients, no messages.
 
 A copy of the tables for each group, which learns from the rows of the group's processes; dense layers that learn from
 all. Nothing of torchwright.embeddings is used but where a table is cut by columns, since row-wise Adagrad then keeps a
@@ -102,7 +102,7 @@ class Reference:
 def _step(
     chosen: Embeddings, state: dict[str, torch.Tensor], gradient_RC: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    """What is taken from a part of a table; of `rows`, which the step looks up."""
+    """Return the update of a part of a table, with `rows` those that the step looks up."""
     if chosen.optimizer == "sgd":
         return chosen.lr * gradient_RC
     if chosen.optimizer == "rowwise_adagrad":

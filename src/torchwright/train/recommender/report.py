@@ -32,7 +32,7 @@ class Prefix:
     step_s: float
     """Median, without a meeting of the copies."""
     sync_s: float
-    """Of one meeting; 0 where there is a single copy."""
+    """Seconds of one synchronization; 0 if there is a single copy."""
     apart: dict[str, float]
     """Table → how far its copies were apart before the last meeting (`ShardedEmbeddings.drift`)."""
 
@@ -88,7 +88,7 @@ def make_report(
 
 
 def _drift(run: RecommenderRun, ours: Prefix, single: Prefix) -> dict[str, Any]:
-    """Of losses the differences in nats; of weights the root mean squared distance over the single copy's own."""
+    """Differences of losses in nats; of weights the root mean squared distance over the single copy's own."""
 
     def distance(one: torch.Tensor, other: torch.Tensor) -> float:
         return float((one - other).norm() / other.norm().clamp_min(1e-30))

@@ -28,7 +28,7 @@ from torchwright.train.recommender.reading import form_of, read_blocks
 
 FOLDER = "rows"
 VERSION = 1
-"""Of how rows are converted: another one makes them again."""
+"""The version of the conversion of rows: another version converts them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Rows:
         return np.concatenate(found) if found else np.empty((0, self.columns.width), np.int32)
 
     def batch(self, first: int, count: int, device: str) -> Batch:
-        """As `take`, as tensors."""
+        """Return the rows of `take` as tensors."""
         rows, numbers = self.take(first, count), 1 + len(self.columns.numbers)
         told = rows.view(np.float32)
         return Batch(
@@ -84,9 +84,9 @@ class Clicks:
     train: Rows
     validation: Rows | None
     reports: dict[str, Report]
-    """What became of each file's rows."""
+    """The converted and broken rows of each file."""
     digest: str
-    """Of what is trained on."""
+    """The digest of the training rows."""
 
 
 def open_clicks(run: RecommenderRun, folder: Path, out: Path) -> Clicks:

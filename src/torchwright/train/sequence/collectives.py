@@ -1,4 +1,4 @@
-"""What a rewritten graph calls between processes, each with its exact adjoint.
+"""Collectives that a rewritten graph calls between processes, each with its exact adjoint.
 
 The graph is differentiated as one program over all processes whose loss is the sum of what each of them has. So the
 adjoint of a sum that everybody receives is the sum of everybody's gradients.

@@ -1,4 +1,4 @@
-"""What a rule is asked, and what it answers."""
+"""The question to a placement rule, and its answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Decision:
-    """How an operation runs where its operands are divided."""
+    """The plan for an operation whose operands are divided."""
 
     output: Placement
     inputs: Mapping[Node, Placement] = field(default_factory=dict)
-    """Where operands must be; the others stay where they are."""
+    """The placements that operands must have; the others stay where they are."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that differ from the whole operation's, by their name in its schema."""
     call: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
@@ -29,11 +29,11 @@ class Decision:
     scale: float | None = None
     """By what the result is multiplied."""
     then: Placement | None = None
-    """Where the result goes at once."""
+    """The placement to which the result moves at once."""
     repeat: Mapping[Node, tuple[int, int]] = field(default_factory=dict)
     """Operands whose axis is repeated first: (axis, times)."""
     attention: str = ""
-    """What is said of it in the report, where it is an attention."""
+    """The report's line about it, if it is an attention."""
 
 
 class Call:
@@ -70,7 +70,7 @@ class Call:
         return operand, place
 
     def fit(self, operand: Any, wanted: Shard, rank: int) -> dict[Node, Placement]:
-        """How an operand broadcast against `rank` axes goes with a result that is divided so."""
+        """Return how an operand broadcast against `rank` axes combines with a result that is divided this way."""
         if not isinstance(operand, Node):
             return {}
         dim = wanted.dim - (rank - len(shape(operand)))

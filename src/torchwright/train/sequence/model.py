@@ -37,7 +37,7 @@ def sequence_parallel(model: nn.Module, mesh: DeviceMesh, *, sequence_dim: int =
 
 
 class SequenceParallel(nn.Module):
-    """What `sequence_parallel` returns. `model` is the user's own, which `optimizer` and checkpoints may take."""
+    """The result of `sequence_parallel`. `model` is the user's own, which `optimizer` and checkpoints may take."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, sequence_dim: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class SequenceParallel(nn.Module):
 
     @property
     def report(self) -> Report:
-        """What was rewritten of the graph that ran last; print it."""
+        """The rewriting of the graph that ran last; print it."""
         if self._last is None:
             raise SequenceParallelError("nothing was rewritten yet", next="call the model once")
         return self._last

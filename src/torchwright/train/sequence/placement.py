@@ -1,4 +1,4 @@
-"""Where a tensor's elements are: on every process, divided over them, or a sum that is still to be made."""
+"""Placements of a tensor's elements: on every process, divided over them, or a pending sum."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Whole:
-    """Every process has all of it."""
+    """Every process has the whole tensor."""
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Every process has a term of it; the tensor is their sum."""
+    """Every process has a term; the tensor is their sum."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def local_shape(shape: Sequence[int], place: Placement, ways: int) -> list[int]:
 
 
 def reshaped(shard: Shard, old: Sequence[int], new: Sequence[int], ways: int) -> Shard | None:
-    """Where a division is after a reshape; None where it would cut across the new axes."""
+    """Return the divided axis after a reshape; None if the division would cut across the new axes."""
     # In memory's order the tensor is (before, ways, rest): `before` runs, each divided into `ways` pieces.
     before = math.prod(old[: shard.dim]) * shard.outer
     prefix = 1

@@ -32,7 +32,7 @@ def cast(call: Call) -> Decision:
 
 
 def elementwise_loss(call: Call) -> Decision:
-    """`mse_loss` and its like: a value for each element, and their mean or sum."""
+    """Losses such as `mse_loss`: a value for each element, and their mean or sum."""
     operands = [each for each in (call["self"], call["target"], call.get("weight")) if isinstance(each, Node)]
     rank = max(len(shape(each)) for each in operands)
     place = call.place(call.divided()[0])
@@ -101,7 +101,7 @@ def over(call: Call) -> Decision:
 
 
 def same_shape_whole(call: Call) -> Decision:
-    """`new_zeros` and its like: a divided operand gives its dtype and device only."""
+    """Factories such as `new_zeros`: a divided operand gives its dtype and device only."""
     return Decision(WHOLE)
 
 

@@ -1,4 +1,4 @@
-"""What a rewriting did to a graph, and what it could not do; where in the user's code."""
+"""The report of a graph's rewriting: its changes and its failures, with positions in the user's code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass
 class Report:
-    """What was rewritten of one graph, and what was not.
+    """The report of one graph: rewritten operations, and the others.
 
     `refused` is empty for a graph that runs. `whole` are parameters' own computations and others that every process
     does in full: positions, masks, labels before they are divided.

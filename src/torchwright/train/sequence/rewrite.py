@@ -25,7 +25,7 @@ from torchwright.train.sequence.views import embedding
 
 
 def rewrite(captured: GraphModule, ways: int, length: int, group: str) -> tuple[GraphModule, Report]:
-    """The graph of one process of `ways`, and what became of it.
+    """Return the graph of one process of `ways`, and its report.
 
     `captured` returns the loss over sequences of `length` tokens; its nodes have their values' shapes. The result holds
     the same parameters and takes the same whole inputs on every process.
@@ -49,7 +49,7 @@ class _Rewriting:
         self.graph, self.report = Graph(), Report(ways, length)
         self.places: dict[Node, Placement] = {}
         self.made: dict[tuple[Node, Placement], Node] = {}
-        """What stands for a captured value in the new graph, in each placement that was asked for."""
+        """The nodes of a captured value in the new graph, in each requested placement."""
 
     def add(self, node: Node, captured: GraphModule) -> None:
         if node.op == "output":
@@ -199,7 +199,7 @@ class _Rewriting:
 
 
 def _distributes(node: Node, operands: list[Placement]) -> bool:
-    """Whether the operation on each term gives the terms of its result."""
+    """Check whether the operation on each term gives the terms of its result."""
     name = name_of(node.target)
     if name in ("add", "add_", "sub"):
         return operands == [PARTIAL, PARTIAL]
@@ -212,7 +212,7 @@ def _distributes(node: Node, operands: list[Placement]) -> bool:
 
 
 def _draws(node: Node) -> bool:
-    """Whether the operation draws random values; a dropout of 0, or outside training, does not."""
+    """Check whether the operation draws random values; a dropout of 0, or outside training, does not."""
     if (
         not isinstance(node.target, torch._ops.OpOverload)
         or torch.Tag.nondeterministic_seeded not in node.target.tags

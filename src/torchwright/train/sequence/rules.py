@@ -60,7 +60,7 @@ LINEAR = frozenset(("mul", "div", "neg", "to", "_to_copy", "clone", "alias"))
 
 
 def name_of(target: Target) -> str:
-    """`softmax` of `aten.softmax.int`; empty for what is no ATen operator."""
+    """Return `softmax` for `aten.softmax.int`; empty if it is not an ATen operator."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         return target.overloadpacket.__name__
     return ""
