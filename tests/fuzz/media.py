@@ -45,6 +45,9 @@ def picture_bombs() -> dict[str, bytes]:
     small = {form: _saved(Image.new("RGB", (16, 16)), form) for form in ("GIF", "BMP", "JPEG", "TIFF")}
     riff = b"RIFF" + struct.pack("<I", 30) + b"WEBPVP8X" + struct.pack("<I", 10) + b"\0" * 4
     sides = (SIDE - 1).to_bytes(3, "little") * 2
+    tiff = bytearray(small["TIFF"])
+    bits = tiff.index(struct.pack("<HHI", 258, 3, 3)) + 4  # how many numbers the tag of bits a sample holds
+    tiff[bits : bits + 4] = struct.pack("<I", 2**30)
     jpeg = bytearray(small["JPEG"])
     frame = jpeg.index(b"\xff\xc0") + 5
     jpeg[frame : frame + 4] = struct.pack(">HH", SIDE, SIDE)
@@ -61,6 +64,7 @@ def picture_bombs() -> dict[str, bytes]:
         "BMP of 60,000 x -60,000": small["BMP"][:18] + struct.pack("<ii", SIDE, -SIDE) + small["BMP"][26:],
         "JPEG of 60,000 x 60,000": bytes(jpeg),
         "AVIF": b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + b"\0" * 200,
+        "TIFF with a tag of 2 GiB": bytes(tiff),
         "TIFF in a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
     }
 
