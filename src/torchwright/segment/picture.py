@@ -69,7 +69,7 @@ def _read_file(path: Path) -> np.ndarray:
                 f"{path.name} is too large", found=f"{size:,} bytes", allowed=f"{MOST_BYTES:,} bytes"
             )
         with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, whose limit here is lower, and of tags that are skipped
+            warnings.simplefilter("ignore")  # sizes, whose limit here is lower; tags that are skipped
             with _opened(path.name, file) as image:
                 _check_size(path.name, image.size)
                 return _rgb(path.name, image)
