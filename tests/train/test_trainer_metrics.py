@@ -107,8 +107,14 @@ def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
     assert "[red]a sample[/red]" in text
 
 
-def test_a_terminal_gets_one_moving_line(tmp_path: Path) -> None:
-    told = Console(file=io.StringIO(), width=120, force_terminal=True)
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_one_moving_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    told = Console(file=Terminal(), width=120)
     with RunMetrics(tmp_path, steps=4, live=True, console=told) as metrics:
         metrics.figures(3, {"loss": 2.0})
     text = told.file.getvalue()  # type: ignore[attr-defined]

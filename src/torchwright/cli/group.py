@@ -116,6 +116,8 @@ def cli() -> None:
 
     MODEL is a Hugging Face folder or hub id, a GGUF file, an artifact folder, or `package.module:factory`. The factory
     returns a module and its example inputs. Without MODEL the bundled language model is taken.
+
+    NO_COLOR=1 in the environment turns colors off.
     """
 
 

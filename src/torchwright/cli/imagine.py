@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.ansi import CLEAR_LINE, takes_movement
 from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
 from torchwright.diffusion.limits import STEPS, Style
@@ -162,7 +163,7 @@ def _draw(
     quiet: bool,
 ) -> tuple[Drawn, float]:
     """Draw one picture into its file; return it, and the seconds that it took."""
-    live, begun = not quiet and sys.stderr.isatty(), time.monotonic()
+    live, begun = not quiet and takes_movement(sys.stderr), time.monotonic()
     try:
         drawn = diffuser.draw(
             prompt,
@@ -201,7 +202,7 @@ def _sentence(row: dict[str, Any]) -> str:
 
 
 def _tell(done: int, total: int) -> None:
-    click.echo(f"\r\x1b[Kstep {done} of {total}", nl=False, err=True)
+    click.echo(f"{CLEAR_LINE}step {done} of {total}", nl=False, err=True)
 
 
 def _write(path: Path, frames_FHW3: np.ndarray) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.ansi import CLEAR_LINE, takes_movement
 from torchwright.cli.options import LocalFile, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
 from torchwright.errors import TorchwrightError
@@ -255,16 +256,16 @@ def _shortened(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @contextmanager
 def _progress(picture: Path, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """What shows how many points are done, on a terminal."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not takes_movement(sys.stderr):
         yield None
         return
 
     def tell(done: int, total: int) -> None:
-        sys.stderr.write(f"\r\x1b[K{escaped(picture.name)}: {done:,} of {total:,} points")
+        sys.stderr.write(f"{CLEAR_LINE}{escaped(picture.name)}: {done:,} of {total:,} points")
         sys.stderr.flush()
 
     try:
         yield tell
     finally:
-        sys.stderr.write("\r\x1b[K")
+        sys.stderr.write(CLEAR_LINE)
         sys.stderr.flush()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.ansi import CLEAR_LINE, takes_movement
 from torchwright.cli.listening import listen
 from torchwright.cli.options import LocalFile, json_option, quiet_option
 from torchwright.cli.printing import print_json, say
@@ -244,8 +245,8 @@ def _deliver(whole: Transcript, target: Path | None, form: str, *, shown: bool, 
 @contextmanager
 def _progress(file: Path, quiet: bool) -> Iterator[Any]:
     """A function that shows how many seconds are done, on a terminal, and writes text above that line."""
-    line = sys.stderr.isatty() and not quiet
-    clear = "\r\x1b[K" if line else ""
+    line = takes_movement(sys.stderr) and not quiet
+    clear = CLEAR_LINE if line else ""
 
     def tell(done: float, total: float | None, text: str) -> None:
         if text:

@@ -25,7 +25,7 @@ from rich.text import Text
 from torchwright.facts import Event, Interval, Recipe, Rung
 from torchwright.report import view, wording
 from torchwright.report.ascii import to_ascii
-from torchwright.report.console import SafeConsole
+from torchwright.report.console import SafeConsole, moves
 
 PLAIN_WIDTH = WIDEST = 100
 """A table wider than this is hard to follow along its rows."""
@@ -87,8 +87,7 @@ class LiveProgress:
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._quiet = quiet
         self._console = console if console is not None else SafeConsole(stderr=True, highlight=False)
-        # FORCE_COLOR makes rich call a pipe a terminal; colours may go there, a moving cursor may not.
-        self._moving = not quiet and self._console.is_interactive and self._console.file.isatty()
+        self._moving = not quiet and moves(self._console)
         utf = self._console.encoding.lower().startswith("utf")
         self._spinner = Spinner("dots" if utf else "line", style="cyan")
         self._live: Live | None = None

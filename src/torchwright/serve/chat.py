@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from torchwright.ansi import DIM, PLAIN, takes_styles
 from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.escapes import escaped
 from torchwright.paths import cache_folder
@@ -33,7 +34,6 @@ HELP = """\
 A line that ends with \\ goes on; \"\"\" begins and ends a text of several lines. Ctrl-C stops an answer."""
 BLOCK = '"""'
 HISTORY, HISTORY_LINES = "chat_history", 1000
-DIM, PLAIN = "\033[2m", "\033[0m"
 READY = re.compile(r" at (http://\S+) after ")
 SECONDS = 600.0
 """Without a word from the server an answer has failed."""
@@ -147,7 +147,7 @@ class Terminal:
     def __init__(self, source: TextIO | None = None, shown: TextIO | None = None) -> None:
         self._in, self._out = source or sys.stdin, shown or sys.stdout
         self._person = self._in is sys.stdin and self._in.isatty()
-        self._colors = self._out.isatty() and "NO_COLOR" not in os.environ
+        self._colors = takes_styles(self._out)
 
     @contextlib.contextmanager
     def history(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torchwright.duration import written
 from torchwright.errors import TorchwrightError
 from torchwright.process.files import open_own, replacing
-from torchwright.report.console import SafeConsole
+from torchwright.report.console import SafeConsole, moves
 from torchwright.train.run.config import Wandb
 from torchwright.train.run.wandb_run import wandb_run
 
@@ -74,7 +74,7 @@ class RunMetrics:
         self._since: tuple[float, int] | None = None
         self._at = 0
         self._progress: Progress | None = None
-        if self._live and self._console.is_terminal:
+        if self._live and moves(self._console):
             self._progress = Progress(
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
                 BarColumn(bar_width=16),

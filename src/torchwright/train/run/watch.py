@@ -18,6 +18,7 @@ from rich.text import Text
 
 from torchwright.ledger.show import duration
 from torchwright.report import wording
+from torchwright.report.console import moves
 from torchwright.train.run.history import COUNTED, History, Tail
 from torchwright.train.run.metrics import told
 
@@ -34,7 +35,7 @@ def watch(folder: Path, console: Console) -> None:
     """Show the run's state until it has ended; where the output is no terminal, once."""
     tail = Tail(folder)
     tail.read()
-    if not console.is_terminal:
+    if not moves(console):
         console.print(screen(folder, tail.history, 0.0, width=100))
         return
     since = time.monotonic()
