@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -167,9 +168,11 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
         with self.ledger.phase("data_wait"):
             batches = self._read(step)
         with self.ledger.phase("step", step=step + 1):
-            figures = learner.gradients(
-                batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
-            )
+            # Batch norms note their statistics as they go: a step that was begun is ended.
+            with contextlib.nullcontext() if learner.model.statistics() else self.dropping():
+                figures = learner.gradients(
+                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
+                )
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if figures.finite:
@@ -248,9 +251,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             self.metrics.figures(self.done, self.held_out, event="evaluation")
 
     def finish(self, figures: StepFigures | None) -> MediaOutcome:
-        finished = self.done == self.last
-        if finished:
-            self.evaluate()
+        finished = self.done == self.last and self.evaluated()
         with self.ledger.phase("checkpoint"):
             self.save()
             self.checkpoints.wait()

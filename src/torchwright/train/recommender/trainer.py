@@ -153,7 +153,8 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         if finished:
             # After the checkpoint: a longer run goes on with the copies as they are.
             self.learner.tables.sync()
-            self.evaluate()
+            finished = self.evaluated()
+        if finished:
             with self.ledger.phase("checkpoint"):
                 self.write(MODEL, self._save_model)
             with self.ledger.phase("evaluation"):

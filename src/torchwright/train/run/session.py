@@ -12,7 +12,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -34,7 +34,7 @@ from torchwright.train.run.processes import Place, on_first
 from torchwright.train.run.profiling import StepProfiler
 from torchwright.train.run.profiling import told as told_profile
 from torchwright.train.run.run_file import changed_fields
-from torchwright.train.run.signals import Signals
+from torchwright.train.run.signals import Leaving, Signals
 from torchwright.train.run.step import StepFigures
 from torchwright.train.run.threads import RunThreads, user_chose
 
@@ -162,25 +162,39 @@ class Session(ABC, Generic[AnyRun, Outcome]):
             self._tell_threads(self._told_threads)
             self.begin()
             self._since = time.perf_counter(), self.done
-            while self.done < self.last and not (figures and figures.leave):
-                with self.profiler.step(self.done + 1):
-                    figures = self.advance()
-                beat()
-                if self.profiler.ready():
-                    beat(math.inf)
-                    self._write_profile()
+            with suppress(Leaving):
+                while self.done < self.last and not (figures and figures.leave):
+                    with self.profiler.step(self.done + 1):
+                        figures = self.advance()
                     beat()
-                if self.done < self.last and not figures.leave:
-                    beat(math.inf)
-                    self._tell_threads(self.threads.look())
-                    self._between()
-                    beat()
+                    if self.profiler.ready():
+                        beat(math.inf)
+                        self._write_profile()
+                        beat()
+                    if self.done < self.last and not figures.leave:
+                        beat(math.inf)
+                        self._tell_threads(self.threads.look())
+                        self._between()
+                        beat()
             beat(math.inf)
             with patient(self.run.timeout_s):
                 self._write_profile()
                 outcome = self.finish(figures)
             self.metrics.event("end" if self.done == self.last else "left", at=self.done)
             return outcome
+
+    def dropping(self) -> AbstractContextManager[None]:
+        """A block that a signal breaks off with `Leaving`, where this process is alone."""
+        return self.signals.dropping() if self.place.world == 1 else nullcontext()
+
+    def evaluated(self) -> bool:
+        """Evaluate at the end; return False if a signal broke the evaluation off."""
+        try:
+            with self.dropping():
+                self.evaluate()
+        except Leaving:
+            return False
+        return True
 
     def _tell_threads(self, text: str | None) -> None:
         """Record that the number of threads changed, where it did."""
@@ -265,7 +279,8 @@ class Session(ABC, Generic[AnyRun, Outcome]):
             for every in (self.run.evaluate_every, self.run.checkpoint.every_steps)
         )
         if evaluate:
-            self.evaluate()
+            with self.dropping():
+                self.evaluate()
         if save:
             with self.ledger.phase("checkpoint"):
                 self.save()

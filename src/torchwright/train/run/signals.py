@@ -1,4 +1,8 @@
-"""Leaving when asked to: a run ends after the step that it is in."""
+"""SIGTERM and Ctrl-C in a training run: the run saves a checkpoint and leaves within seconds.
+
+A process that is alone drops the evaluation in progress, and the step where that has changed nothing yet. Several
+processes agree at the end of a step: within one they wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,16 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Leaving(BaseException):
+    """A signal asked to leave: what is computed in this block is dropped."""
+
+
 class Signals:
     """Notes the first SIGTERM or SIGINT; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._dropping = False
 
     @contextmanager
     def noted(self) -> Generator[None]:
@@ -23,7 +32,20 @@ class Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def dropping(self) -> Generator[None]:
+        """Raise `Leaving` when a signal comes in this block, and at its start if one came before."""
+        self._dropping = True
+        try:
+            if self.number is not None:
+                raise Leaving
+            yield
+        finally:
+            self._dropping = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
             raise KeyboardInterrupt
         self.number = number
+        if self._dropping:
+            raise Leaving

@@ -64,6 +64,17 @@ def recompute(model: Transformer | Foreign, how: Literal["none", "selective", "f
         layer.forward = functools.partial(checkpoint.checkpoint, layer.forward, **options)
 
 
+def let_signals_in(model: Transformer | Foreign) -> None:
+    """Have Python handle signals between two layers of the backward pass, which is one call of C++ else."""
+
+    def watch(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(lambda _gradient: None)
+
+    for layer in model.layers:
+        layer.register_forward_hook(watch)
+
+
 def compile_blocks(model: Transformer) -> None:
     """Compile every layer; they share code, so that the compiler runs once for all that are alike."""
     use_private_caches()

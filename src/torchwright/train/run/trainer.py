@@ -42,7 +42,7 @@ from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.session import Session
 from torchwright.train.run.source import write_source
-from torchwright.train.run.step import StepFigures
+from torchwright.train.run.step import StepFigures, let_signals_in
 from torchwright.train.shape import Shape
 
 
@@ -94,6 +94,8 @@ class Trainer(Session[Run, TrainingOutcome]):
         check_context(run, self.config)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
+        if place.world == 1 and not run.compile:  # compiled layers run Python of their own
+            let_signals_in(self.learner.model)
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.base = on_first(self._base)
@@ -149,7 +151,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         with self.ledger.phase("step", step=self.done + 1):
             # The compiler runs when it first meets a shape; what is left of that step is not worth telling apart.
             new = self.run.compile and step.context not in self._compiled
-            with self._compiling(step.context) if new else contextlib.nullcontext():
+            with self._compiling(step.context) if new else contextlib.nullcontext(), self.dropping():
                 figures = self.learner.gradients(
                     batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
                 )
@@ -261,14 +263,12 @@ class Trainer(Session[Run, TrainingOutcome]):
         return shape.model_flops(context) - (2 * shape.matrices if self.run.lora else 0)
 
     def finish(self, figures: StepFigures | None) -> TrainingOutcome:
-        finished = self.done == self.last
-        if finished:
-            self.evaluate()
-            if self.validation_loss is not None and self.best.step not in (0, self.done):
-                self.metrics.show(
-                    f"validation loss {self.validation_loss:.4f}; the best was {self.best.loss:.4f} "
-                    f"at step {self.best.step}"
-                )
+        finished = self.done == self.last and self.evaluated()
+        if finished and self.validation_loss is not None and self.best.step not in (0, self.done):
+            self.metrics.show(
+                f"validation loss {self.validation_loss:.4f}; the best was {self.best.loss:.4f} "
+                f"at step {self.best.step}"
+            )
         with self.ledger.phase("checkpoint"):
             self.save()
             self.checkpoints.wait()
