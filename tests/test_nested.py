@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import json
 import subprocess
@@ -125,6 +126,43 @@ def test_a_mapping_keeps_its_items_and_its_empty_fields() -> None:
     found = nested.map_tensors(torch.clone, Output(logits=torch.ones(1)))
     assert (type(found), list(found), found.states) == (Output, ["logits"], None)
     assert found.logits is found["logits"]
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+def test_members_of_enums_are_part_of_the_structure() -> None:
+    """They are no leaves, even where they are numbers; flags and names that are no identifiers stay leaves."""
+    value = {"color": Color.RED, "size": Size.SMALL, "x": 1}
+    leaves, spec = nested.flatten(value)
+    assert leaves == [None, None, 1]
+    assert spec != nested.flatten(value | {"color": Color.BLUE})[1]
+    found = nested.unflatten(leaves, spec)
+    assert found == value
+    assert found["color"] is Color.RED
+    assert type(found["size"]) is Size
+    odd: Any = enum.Enum("odd", {"a-b": 1})
+    assert nested.leaves([Flags.A | Flags.B, odd["a-b"]]) == [Flags.A | Flags.B, odd["a-b"]]
+
+
+def test_members_of_enums_are_read_from_a_file() -> None:
+    spec = pytree.treespec_loads(_written([Color.BLUE]))
+    assert nested.unflatten([None], spec) == [Color.BLUE]
+    text = _written([Color.BLUE]).replace("BLUE", "GREEN")
+    with pytest.warns(StandIn, match="Color"):
+        (found,) = nested.unflatten([None], pytree.treespec_loads(text))
+    assert found.name == "GREEN"
 
 
 def _written(value: Any) -> str:

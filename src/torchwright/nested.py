@@ -1,9 +1,9 @@
 # pyright: basic
-"""Nested values of a call by PyTorch's pytree, with dataclasses and named tuples taken apart.
+"""Nested values of a call by PyTorch's pytree, with dataclasses, named tuples and enum members taken apart.
 
 pytree takes a dataclass for one leaf unless its class is registered, and can write neither a dataclass nor a named
-tuple to a file. Here an instance becomes a `Record`: its values, and its class by name. No class of a user's is
-registered, so nothing outlasts a call.
+tuple to a file; torch.export refuses a member of an Enum. Here an instance becomes a `Record`: its values, and its
+class by name. No class of a user's is registered, so nothing outlasts a call.
 
     leaves, spec = flatten((args, kwargs))      # as pytree.tree_flatten
     args, kwargs = unflatten(leaves, spec)      # instances of the caller's own classes
@@ -30,8 +30,11 @@ from torch.utils import _pytree as pytree
 from torchwright.errors import StandIn
 from torchwright.json_file import parse_json
 
-Form = Literal["dataclass", "mapping", "tuple"]
-"""A `mapping` is a dataclass that is a dict as well, such as transformers' `ModelOutput`; a `tuple` a named tuple."""
+Form = Literal["dataclass", "mapping", "tuple", "enum"]
+"""A `mapping` is a dataclass that is a dict as well, such as transformers' `ModelOutput`; a `tuple` a named tuple.
+
+A member of an Enum has one field, its name, with the value None: other members are other structures.
+"""
 SERIALIZED = "torchwright.Record"
 """The name of a record in pytree's JSON."""
 
@@ -143,6 +146,8 @@ def items_of(value: Any) -> dict[str, Any] | None:
             return dict(value.items())
         case "dataclass":
             return _attributes(value)
+        case "enum":
+            return {value.name: None}
         case None:
             return None
 
@@ -151,9 +156,11 @@ def form_of(cls: type) -> Form | None:
     """Return the form of instances of `cls`, or None where they are not taken apart."""
     if issubclass(cls, tuple):
         return None if cls is tuple or _tuple_fields(cls) is None else "tuple"
+    if issubclass(cls, enum.Enum):  # several flags together have no name
+        return None if issubclass(cls, enum.Flag) or cls in pytree.SUPPORTED_NODES else "enum"
     if not hasattr(cls, "__dataclass_fields__"):
         return None
-    if issubclass(cls, (torch.Tensor, torch.nn.Module, enum.Enum)):
+    if issubclass(cls, (torch.Tensor, torch.nn.Module)):
         return None
     if issubclass(cls, dict):
         return "mapping"
@@ -163,7 +170,8 @@ def form_of(cls: type) -> Form | None:
 
 
 def _is_instance(value: Any) -> bool:
-    return form_of(type(value)) is not None
+    form = form_of(type(value))
+    return form is not None and (form != "enum" or _is_field(value.name))
 
 
 def _opened(value: Any) -> Any:
@@ -224,6 +232,9 @@ def rebuilt(kind: RecordType, values: Sequence[Any]) -> Any:
     warning says so once.
     """
     cls = class_of(kind) or _stand_in(kind)
+    if kind.form == "enum":
+        members: Any = cls
+        return members[kind.fields[0]]
     if kind.form == "tuple":
         structure: Any = cls
         return structure(values) if hasattr(cls, "n_sequence_fields") else tuple.__new__(structure, values)
@@ -293,6 +304,8 @@ def class_of(kind: RecordType) -> type | None:
 def _has_fields(cls: type, kind: RecordType) -> bool:
     if kind.form == "tuple":
         return _tuple_fields(cls) == kind.fields
+    if kind.form == "enum":
+        return len(kind.fields) == 1 and kind.fields[0] in getattr(cls, "__members__", ())
     declared = {field.name for field in dataclasses.fields(cls)}
     return declared >= set(kind.fields) if kind.form == "mapping" else declared <= set(kind.fields)
 
@@ -321,6 +334,8 @@ def _stand_in(kind: RecordType) -> type:
         return _NamedValues
     if kind.form == "tuple":
         return collections.namedtuple(last, kind.fields, rename=True)
+    if kind.form == "enum":
+        return enum.Enum(last, list(kind.fields))
     return dataclasses.make_dataclass(last, kind.fields)
 
 
@@ -331,7 +346,7 @@ def has_dataclasses(value: Any) -> bool:
 
 def has_classes(nesting: str) -> bool:
     """Check whether a structure in pytree's JSON has classes that pytree does not know; mappings register theirs."""
-    return any(f'[\\"{form}\\"' in nesting for form in ("dataclass", "tuple"))
+    return any(f'[\\"{form}\\"' in nesting for form in ("dataclass", "tuple", "enum"))
 
 
 # ------------------------------------------------------------------------------------------ for torch.export
@@ -380,6 +395,7 @@ def from_json(text: str) -> RecordType:
     match parse_json(text.encode(), "the class of a record"):
         case [form, str(module), str(name), list(fields)]:
             plain = _is_path(module) and _is_path(name.replace("<locals>", "locals"))
+            plain &= form != "enum" or len(fields) == 1
             if form in get_args(Form) and plain and all(map(_is_field, fields)):
                 return RecordType(form=form, module=module, name=name, fields=tuple(fields))
     raise ValueError(f"not the class of a record: {text[:80]!r}")

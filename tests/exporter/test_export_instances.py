@@ -38,6 +38,8 @@ def test_a_pt2_archive_needs_neither_torchwright_nor_the_classes(tmp_path: Path)
         program = torch.export.load({str(tmp_path / "pt2" / PACKAGE / "model.pt2")!r}).module()
         wide = torch.ones(2, 128)
         batch = {{"x_BE": torch.ones(2, 64), "scale": 0.5, "mask_BF": wide, "extras": [wide]}}
+        batch |= {{"sign": {{"MINUS": None}}, "level": {{"HIGH": None}}, "note": None}}
+        batch["options"] = {{"deep": {{"factor": torch.ones(2, 64), "name": "text"}}, "none": None}}
         answer = program(batch=batch, pair=(wide, wide))
         assert answer["output"]["logits"].shape == (2, 64)
         assert "torchwright" not in sys.modules

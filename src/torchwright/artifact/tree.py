@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 from pathlib import Path
@@ -70,7 +71,7 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return {"value": value}
     if type(value) is dict:
         return {"dict": {str(key): _encode(item, tensors) for key, item in value.items()}}

@@ -288,10 +288,10 @@ def numbered(value: Any, counter: list[int]) -> Structure:
         return {type(value).__name__: [numbered(item, counter) for item in value]}
     if type(value) in _DICTS:
         return {"dict": {_key(key): numbered(item, counter) for key, item in value.items()}}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"constant": repr(value)}
     if (record := nested.taken_apart(value)) is not None:
         return {"class": record.type.label, "items": [numbered(item, counter) for item in record.values]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"constant": repr(value)}
     parts, name = _children(value)
     if not name:
         return {"constant": repr(value)}

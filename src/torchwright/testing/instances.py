@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,14 +13,32 @@ from torch import nn
 ROWS = 4
 
 
+class Sign(enum.Enum):
+    """A part of the argument and of the result."""
+
+    PLUS = "plus"
+    MINUS = "minus"
+
+
+class Level(enum.IntEnum):
+    """An enum whose members are numbers as well."""
+
+    LOW = 1
+    HIGH = 2
+
+
 @dataclass
 class Batch:
-    """An argument: tensors, a number, an optional tensor, and a list."""
+    """An argument: tensors, a number, an optional tensor, a list, enum members, text, and a dict."""
 
     x_BE: torch.Tensor
     scale: float = 1.0
     mask_BF: torch.Tensor | None = None
     extras: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
+    sign: Sign = Sign.PLUS
+    level: Level = Level.LOW
+    note: str | None = None
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Pair(NamedTuple):
@@ -57,6 +76,8 @@ class Answer:
     output: Output
     hidden: Hidden
     many: list[Any]
+    sign: Sign
+    level: Level
     nothing: None = None
     count: int = 3
 
@@ -76,11 +97,14 @@ class Instances(nn.Module):
             h_BF = h_BF * batch.mask_BF
         if pair is not None:
             h_BF = h_BF + pair.low * pair.high
-        y_BE = self.last(h_BF)
+        y_BE = self.last(h_BF) * batch.options.get("deep", {}).get("factor", 1.0)
+        y_BE = (y_BE if batch.sign is Sign.PLUS else -y_BE) * batch.level
         return Answer(
             output=Output(logits=y_BE),
             hidden=Hidden(h_BF),
             many=[y_BE + 1, {"double": y_BE * 2}, Pair(y_BE, h_BF)],
+            sign=batch.sign,
+            level=batch.level,
         )
 
 
@@ -96,5 +120,6 @@ def call(rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
     def random(width: int) -> torch.Tensor:
         return torch.rand(rows, width, generator=generator)
 
-    batch = Batch(random(64), 0.5, random(128), [random(128)])
+    batch = Batch(random(64), 0.5, random(128), [random(128)], sign=Sign.MINUS, level=Level.HIGH)
+    batch.options = {"deep": {"factor": random(64), "name": "text"}, "none": None}
     return {"batch": batch, "pair": Pair(random(128), random(128))}

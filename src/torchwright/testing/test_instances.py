@@ -16,7 +16,7 @@ from torchwright.engines.base import Way, engines
 from torchwright.errors import RefusedTechnique, WorkloadError
 from torchwright.facts import Step
 from torchwright.techniques.base import Target, techniques
-from torchwright.testing.instances import Answer, build, call
+from torchwright.testing.instances import Answer, Sign, build, call
 from torchwright.testing.shipped import RunsBy, prepared, ship
 from torchwright.testing.test_engines import OWN_MAKERS
 from torchwright.testing.test_techniques import try_to_apply
@@ -96,3 +96,9 @@ def test_an_engine_and_its_artifacts_keep_the_classes(
             except WorkloadError:  # of a graph at the example's sizes alone
                 continue
             check(expected(fewer), found, ERROR)
+        other = call()
+        other["batch"].sign = Sign.PLUS
+        try:
+            check(expected(other), model(**other), ERROR)
+        except WorkloadError:  # of a graph alone
+            assert own is None
