@@ -117,6 +117,10 @@ class SlowerCall(UserWarning):
     """An optimized model was called in a way that nothing was compiled for, and answered by a slower one."""
 
 
+class OldArtifact(UserWarning):
+    """An artifact has a fault of the version that made it, which optimizing again mends."""
+
+
 class StandIn(UserWarning):
     """A result of a class that this process has not imported came as a stand-in with the same fields."""
 

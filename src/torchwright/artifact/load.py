@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,14 @@ from torch import nn
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
+from torchwright.artifact.outdated import outdated
 from torchwright.artifact.ways import Ways
 from torchwright.cpu_load import cpu_quota, whole_cores
 from torchwright.engines.door import Door
 from torchwright.engines.eager import Eager
 from torchwright.engines.module import OptimizedModule
 from torchwright.engines.spec import is_structure
-from torchwright.errors import ArtifactError, TorchwrightError, first_line
+from torchwright.errors import ArtifactError, OldArtifact, TorchwrightError, first_line
 from torchwright.facts import Interval, Recipe
 from torchwright.kernels.cpu.threads import torch_threads
 from torchwright.process.replacing_folders import steady
@@ -98,6 +100,9 @@ def _load(
     with artifact.checked_meanwhile(path) as (recipe, manifest, checked):
         _check_calls(path, manifest)
         ways = Ways(path, recipe, manifest, trust=trust, process=process, original=original, strict=strict)
+        if fault := outdated(path, recipe, manifest, ways.engine.domain):
+            ways.say(fault)
+            warnings.warn(f"{path}: {fault}", OldArtifact, stacklevel=4)
         if not ways.engine.whole:  # whose files are plain data, read while they are checked
             checked()
         ready = ways.best(model)
