@@ -16,10 +16,20 @@ from torch.nn import functional as F
 
 from engine_calls import Calls, call_of
 from torchwright.engines.door import Door
-from torchwright.engines.guards import Check, Fallback, compiled_domain, guards_of, holds_nan, in_words
+from torchwright.engines.guards import (
+    Check,
+    Fallback,
+    check_seconds,
+    compiled_domain,
+    guards_of,
+    holds_nan,
+    holds_not_finite,
+    in_words,
+)
 from torchwright.engines.package import Package
-from torchwright.engines.spec import Guard, NumberDomain, OutsideDomain
+from torchwright.engines.spec import CallSpec, Guard, NumberDomain, OutsideDomain, TensorSpec
 from torchwright.errors import RefusedTechnique, SlowerCall
+from torchwright.techniques.shared.int8 import Int8Layer
 from torchwright.workloads.base import Case
 
 NARROW = NumberDomain(integer_bits=32, values="finite", checks_indices=False)
@@ -153,6 +163,27 @@ def test_nan_is_seen_where_infinities_meet(dtype: torch.dtype) -> None:
     assert holds_nan(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_large_sums_are_no_infinity(dtype: torch.dtype) -> None:
+    x = torch.full((9,), torch.finfo(dtype).max, dtype=dtype)
+    assert not holds_not_finite(x)
+    for value in (torch.inf, -torch.inf, torch.nan):
+        x[2] = value
+        assert holds_not_finite(x)
+
+
+def test_the_check_of_a_call_is_timed() -> None:
+    large, small = (TensorSpec(dtype="float32", shape=(size,), order=(0,)) for size in (2**20, 2))
+    specs = [
+        CallSpec(name="call", structure={}, tensors=(tensor,), guards=(Guard(tensor=0, values="finite"),))
+        for tensor in (small, large)
+    ]
+    assert 0 < check_seconds(specs[0]) < check_seconds(specs[1])
+    assert check_seconds(replace(specs[1], guards=())) == 0
+    halves = replace(large, dtype="bfloat16")
+    assert check_seconds(replace(specs[1], tensors=(halves,))) > 0
+
+
 def test_guards_are_said_in_words() -> None:
     guards = (
         Guard(tensor=0, values="finite"),
@@ -174,6 +205,12 @@ def test_only_a_frozen_layer_with_an_activation_drops_nan() -> None:
         program = torch.export.export(model, (X,))
         assert compiled_domain(program, freezing=True).values == values
         assert compiled_domain(program, freezing=False).values == "any"
+
+
+def test_integers_of_a_fixed_scale_take_finite_values_alone() -> None:
+    for activation, values in (((0.1, 100), "finite"), (None, "any")):
+        program = torch.export.export(Int8Layer(nn.Linear(3, 3), activation), (X,))
+        assert compiled_domain(program, freezing=False).values == values
 
 
 class Narrow:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from torchwright.engines.spec import CallSpec, Guard
 from torchwright.facts import CaseTime, Rate
 from torchwright.search.save import Contents, _rates, domain_notes
@@ -34,15 +36,20 @@ def test_rates_are_those_of_the_calls_before_and_after() -> None:
     )
 
 
-def test_the_calls_that_guards_keep_from_the_engine_are_noted() -> None:
+def test_the_calls_that_guards_keep_from_the_engine_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     guards = (Guard(tensor=0, values="finite"), Guard(tensor=1, least=0, most=99))
     guarded, free = (
         CallSpec(name="call", structure={"tuple": []}, tensors=(), guards=said) for said in (guards, ())
     )
     manifest: dict[str, Any] = {"engine": "openvino", "calls": (guarded, free, guarded)}
-    assert domain_notes(Contents(manifest=manifest)) == [
+    said = (
         "PyTorch's own operators answer calls with NaN or infinity in input 0; numbers outside 0 to 99 in input 1: "
         "openvino is not right there"
-    ]
-    assert not domain_notes(Contents(manifest={"engine": "jit", "calls": (free,)}))
-    assert not domain_notes(Contents(manifest={"engine": "eager"}))
+    )
+    assert domain_notes(Contents(manifest=manifest), []) == [said]
+    assert not domain_notes(Contents(manifest={"engine": "jit", "calls": (free,)}), [])
+    assert not domain_notes(Contents(manifest={"engine": "eager"}), [])
+    monkeypatch.setattr("torchwright.search.save.check_seconds", lambda call: 2e-5)
+    for seconds, cost in ((1e-3, "; checking for them takes 2.0% of a call"), (2.1e-3, "")):
+        found = domain_notes(Contents(manifest=manifest), [CaseTime(name="call", seconds=seconds)])
+        assert found == [said + cost]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import subprocess
@@ -33,7 +34,7 @@ from torchwright.techniques.shared.int8 import (
     largest_activation,
     quantize_weight,
 )
-from torchwright.techniques.shared.int8_graph import DEQUANTIZE, QUANTIZE, share_integers
+from torchwright.techniques.shared.int8_graph import DEQUANTIZE, QUANTIZE, keep_not_finite, share_integers
 from torchwright.workloads.module import ModuleWorkload
 
 aten = torch.ops.aten
@@ -126,6 +127,20 @@ def test_every_row_has_a_scale_of_its_own(
     for row, wanted in zip(got, exact, strict=True):
         assert row.isfinite().all() == wanted.isfinite().all()
         assert not wanted.isfinite().all() or (row - wanted).norm() <= 0.03 * wanted.norm()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(48, 40), (6, 48)), (nn.Conv2d(8, 24, 3, 2, 1), (6, 8, 9, 9))]
+)
+def test_a_calibrated_layer_keeps_nan_and_infinity_as_nan(layer: nn.Module, shape: Any, value: float) -> None:
+    x = torch.randn(shape)
+    static = calibrated_on(layer, x)
+    x[2, 1] = value
+    with torch.no_grad():
+        got, exact = static(x), layer(x)
+    assert torch.equal(got.isfinite(), exact.isfinite())
+    assert not got[2].isinf().any()
 
 
 def test_static_layers_are_ranked_by_the_scale_of_the_whole_input() -> None:
@@ -235,6 +250,11 @@ def test_a_maximum_is_taken_of_integers_where_only_integers_are_read_of_it(dtype
     (pool,) = [node for node in program.graph_module.graph.nodes if node.target is aten.max_pool2d.default]
     assert pool.args[0].target is QUANTIZE
     assert torch.equal(program.module()(x), before)
+    module = program.module()
+    keep_not_finite(module)
+    assert torch.equal(module(x), before)
+    x[1, 0, 5, 5] = math.nan
+    assert torch.equal(module(x).isnan(), Pooled()(x).isnan())
 
 
 class Neighbours(nn.Module):

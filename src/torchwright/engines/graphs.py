@@ -27,6 +27,7 @@ class GraphCall:
         module = program.module()
         module._forward_pre_hooks.clear()  # they look at types and sizes, as the door has
         module.graph.set_codegen(CodeGen())
+        _keep_not_finite(module)
         module.recompile()
         self._forward: Callable[..., Any] = module.forward
         self._template = _inputs(program)
@@ -46,6 +47,14 @@ class GraphCall:
                 "the exported graph does not hold for this call", found=str(error).splitlines()[0][:200]
             ) from error
         return self.build(list(outputs))
+
+
+def _keep_not_finite(module: torch.fx.GraphModule) -> None:
+    """Let NaN and infinity pass through 8-bit integers."""
+    if any(str(node.target).startswith("quantized_decomposed.") for node in module.graph.nodes):
+        from torchwright.techniques.shared.int8_graph import keep_not_finite  # needs these operators
+
+        keep_not_finite(module)
 
 
 class Later:

@@ -8,6 +8,7 @@ check = Check(guards); check(arrays)                       at every call: None, 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.export import ExportedProgram
 from torchwright.engines.door import CompiledCall
 from torchwright.engines.integer_ranges import IntegerRanges, OutOfBounds, Range, Rules, TooWide, widest
 from torchwright.engines.messages import say_slower
-from torchwright.engines.spec import Guard, NumberDomain, OutsideDomain
+from torchwright.engines.spec import CallSpec, Guard, NumberDomain, OutsideDomain
 from torchwright.errors import RefusedTechnique
 
 LAYERS = frozenset({"linear", "addmm", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose2d"})
@@ -37,6 +38,15 @@ ACTIVATIONS = frozenset(
         "silu",
     }
 )
+QUANTIZED = "quantized_decomposed.quantize_per_tensor"
+"""Rounds a float tensor to integers, by one scale for all of it."""
+
+PARALLEL = 2**16
+"""Values from which on PyTorch's sum runs on several threads; below that its call costs more than NumPy's pass."""
+FAST_CACHE = 64 * 2**20
+"""Bytes: more than the caches of one core have."""
+MOST_CALLS = 256
+"""That are timed: small inputs are in a cache when they come."""
 
 
 def guards_of(
@@ -59,12 +69,14 @@ def guards_of(
 def compiled_domain(program: ExportedProgram, *, freezing: bool) -> NumberDomain:
     """The domain of code that Inductor makes of a graph for a CPU.
 
-    With freezing it hands layers and the activations after them to oneDNN, whose ReLU and relatives drop NaN.
+    With freezing it hands layers and the activations after them to oneDNN, whose ReLU and relatives drop NaN. Integers
+    with a scale that calibration fixed hold neither NaN nor infinity.
     """
     names = {
         str(node.target).rpartition(".")[0].removeprefix("aten.").rstrip("_") for node in program.graph.nodes
     }
     drops = freezing and bool(names & LAYERS) and bool(names & ACTIVATIONS)
+    drops = drops or QUANTIZED in names
     return NumberDomain(values="finite") if drops else NumberDomain()
 
 
@@ -133,12 +145,10 @@ class Check:
             array = arrays[guard.tensor]
             if not array.size:
                 continue
-            if guard.values != "any":
-                # A sum of squares is NaN or infinite if any value is. BLAS makes it the cheapest pass that NumPy has,
-                # and it has no half precision. `vdot` warns of no overflow, where `dot` does.
-                total = float(np.vdot(array, array)) if array.dtype.itemsize > 2 else math.nan
-                if not math.isfinite(total) and (fault := _not_finite(array, guard.values)):
-                    return f"input {guard.tensor} holds {fault}"
+            # Most calls pass by the total alone.
+            unclear = guard.values != "any" and not math.isfinite(_total(array))
+            if unclear and (fault := _not_finite(array, guard.values)):
+                return f"input {guard.tensor} holds {fault}"
             if guard.least is None or guard.most is None:
                 continue
             least, most = array.min(), array.max()
@@ -148,6 +158,37 @@ class Check:
                     f"and the engine is right from {guard.least} to {guard.most}"
                 )
         return None
+
+
+def _total(array: Any) -> float:
+    """Return a number that is NaN or infinite if any value is, and may overflow where none is."""
+    if array.dtype.itemsize <= 2:  # BLAS has no half precision
+        return math.nan
+    if array.size < PARALLEL:  # `vdot` warns of no overflow, where `dot` does
+        return float(np.vdot(array, array))
+    return float(torch.from_numpy(array).sum())
+
+
+def check_seconds(spec: CallSpec) -> float:
+    """Return how long the guards of a call take at the least, for inputs that are in no fast cache; 0 without guards.
+
+    The sizes of the call must be numbers.
+    """
+    shapes = [[int(size) for size in tensor.shape] for tensor in spec.tensors]
+    types = [getattr(torch, tensor.dtype) for tensor in spec.tensors]
+    tensors = [torch.ones(shape, dtype=dtype) for shape, dtype in zip(shapes, types, strict=True)]
+    size = sum(tensor.nbytes for tensor in tensors)
+    if not spec.guards or not size:
+        return 0.0
+    check, least, count = Check(spec.guards), math.inf, 1 + FAST_CACHE // size
+    calls = [[tensor.clone() for tensor in tensors] for _ in range(min(count, MOST_CALLS))]
+    for call in calls * 2:
+        begun = time.perf_counter()
+        check(
+            [tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy() for tensor in call]
+        )
+        least = min(least, time.perf_counter() - begun)
+    return least
 
 
 def _not_finite(array: Any, values: str) -> str | None:
@@ -161,6 +202,11 @@ def holds_nan(tensor: torch.Tensor) -> bool:
     """Check a tensor for NaN in one pass: a sum is NaN if any value is, or if infinities of both signs meet."""
     total = float(tensor.sum())
     return math.isnan(total) and bool(tensor.isnan().any())
+
+
+def holds_not_finite(tensor: torch.Tensor) -> bool:
+    """Check a tensor for NaN and infinity in one pass: a sum is finite if all values are, unless it overflows."""
+    return not math.isfinite(float(tensor.sum())) and not bool(tensor.isfinite().all())
 
 
 class Fallback:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ from torch import nn
 from torchwright import nested
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
 from torchwright.engines.compiler_caches import use_private_caches
-from torchwright.engines.guards import holds_nan
+from torchwright.engines.guards import holds_nan, holds_not_finite
 from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
@@ -42,8 +42,9 @@ class Jit(Engine):
     how: ClassVar[str] = "torch.compile"
     cache: ClassVar[tuple[str, ...]] = (GRAPHS, CODE)
 
-    def __init__(self, model: nn.Module, settings: Settings) -> None:
+    def __init__(self, model: nn.Module, settings: Settings, example: Sequence[Case] = ()) -> None:
         self.settings, self._model = settings, model
+        self._excluded = _excluded(model, settings, example)
         use_private_caches()
         if settings.regional:
             self._compiled: Callable[..., Any] = compile_regions(model, settings)
@@ -52,23 +53,25 @@ class Jit(Engine):
 
     @classmethod
     def prepare(cls, target: Target, folder: Path | None = None) -> Self:
-        return cls(target.model, target.settings)
+        return cls(target.model, target.settings, target.workload.cases(target.compute_dtype))
 
     def __call__(self, case: Case) -> Any:
-        if (self.settings.parts and case.part not in self.settings.parts) or self._drops_nan(case):
+        if self.settings.parts and case.part not in self.settings.parts:
             return self._model(*case.args, **case.kwargs)
+        if self._leaves_domain(case):
+            with torch.compiler.set_stance("force_eager"):  # regions are compiled in the model itself
+                return self._model(*case.args, **case.kwargs)
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
             outputs = self._compiled(*case.args, **case.kwargs)
         if self.settings.mode == GRAPHS_RECORDED:
             return nested.map_tensors(torch.clone, outputs)
         return outputs
 
-    def _drops_nan(self, case: Case) -> bool:
-        """Check for NaN in the inputs: with freezing, oneDNN computes layers with their ReLU, which drops it."""
-        return bool(self.settings.inductor.get("freezing")) and any(
-            isinstance(leaf, torch.Tensor) and leaf.is_cpu and leaf.is_floating_point() and holds_nan(leaf)
-            for leaf in nested.leaves((case.args, case.kwargs))
-        )
+    def _leaves_domain(self, case: Case) -> bool:
+        """Check whether an input holds what compiled code drops, as `guards.compiled_domain` says of graphs."""
+        if self._excluded is None:
+            return False
+        return any(leaf.is_cpu and self._excluded(leaf) for leaf in _floats(case))
 
     def check(self) -> None:
         """Raise `RefusedTechnique` where Dynamo compiled nothing in this process, and runs the original in silence."""
@@ -117,6 +120,28 @@ class Jit(Engine):
     def restore(cls, folder: Path) -> None:
         """Let torch.compile find what it compiled when the artifact was made."""
         restore_compiled(folder)
+
+
+def _excluded(
+    model: nn.Module, settings: Settings, example: Sequence[Case]
+) -> Callable[[torch.Tensor], bool] | None:
+    """Return the check for values that compiled code drops, or None where it drops none.
+
+    With freezing, oneDNN computes layers with their ReLU, which drops NaN. Integers hold neither NaN nor infinity; that
+    of the example, as in a mask, was compared.
+    """
+    # It imports torch's quantization, which loading does not need.
+    from torchwright.techniques.shared.int8 import Int8Layer
+
+    integers = any(isinstance(module, Int8Layer) and module.activation for module in model.modules())
+    if integers and not any(bool(leaf.isinf().any()) for case in example for leaf in _floats(case)):
+        return holds_not_finite
+    return holds_nan if integers or settings.inductor.get("freezing") else None
+
+
+def _floats(case: Case) -> list[torch.Tensor]:
+    leaves = nested.leaves((case.args, case.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
 def keep_compiled(folder: Path) -> str | None:

@@ -198,7 +198,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     folder, contents = shipping.made[name]
     runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
     found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
-    search.notes += domain_notes(contents)
+    search.notes += domain_notes(contents, outcome.final.cases)
     if outcome.speedup.disturbed:
         search.notes.append(disturbed(outcome.speedup, workload))
     if candidate is not None:

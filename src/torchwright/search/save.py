@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +13,20 @@ from typing import Any, Literal
 from torchwright.artifact import folder as artifact
 from torchwright.engines.apply import reshaped
 from torchwright.engines.base import Way, engines
-from torchwright.engines.guards import in_words
+from torchwright.engines.guards import check_seconds, in_words
 from torchwright.engines.program import GRAPHS, TENSORS
 from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Rate, Recipe, RooflinePoint
+from torchwright.facts import (
+    Budget,
+    CaseTime,
+    DeviceFacts,
+    Fingerprint,
+    Measurement,
+    Rate,
+    Recipe,
+    RooflinePoint,
+)
 from torchwright.measure.roofline import Work, point
 from torchwright.search import estimate
 from torchwright.search.state import Outcome, Search
@@ -34,6 +44,8 @@ DOUBTFUL = 0.25
 """Share of the budget from which on what answers other sizes is judged, too: MPT lost 2.2 times as much there."""
 OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "takes", "layouts")
 """Fields of the manifest that say how graphs are called."""
+NOTICED = 0.01
+"""Share of a call from which on the report says what the check of its inputs takes."""
 LATE_SHARE = 0.1
 """The share of the time budget by which compiling for other batch sizes may overrun it."""
 
@@ -99,13 +111,26 @@ def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
     ]
 
 
-def domain_notes(contents: Contents) -> list[str]:
-    """Report the calls that the guards of the kept engine leave to PyTorch's own operators."""
-    said = in_words([guard for call in contents.manifest.get("calls", ()) for guard in call.guards])
+def domain_notes(contents: Contents, measured: Sequence[CaseTime]) -> list[str]:
+    """Report the calls that the guards of the kept engine leave to PyTorch's own operators, and what guards cost.
+
+    `measured` are the workload's calls on that engine.
+    """
+    calls = contents.manifest.get("calls", ())
+    said = in_words([guard for call in calls for guard in call.guards])
     if not said:
         return []
-    engine = contents.manifest["engine"]
-    return [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there"]
+    engine, seconds = contents.manifest["engine"], {case.name: case.seconds for case in measured}
+    share = max(
+        (
+            check_seconds(call) / seconds[call.name]
+            for call in calls
+            if call.name in seconds and not call.sizes
+        ),
+        default=0.0,
+    )
+    cost = f"; checking for them takes {share:.1%} of a call" if share > NOTICED else ""
+    return [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there{cost}"]
 
 
 def write_contents(

@@ -1,4 +1,7 @@
-"""The rows of a batch do not influence each other: one is disturbed, and the others must answer as before."""
+"""The rows of a batch do not influence each other: one is disturbed, and the others must answer as before.
+
+A row of NaN answers NaN wherever the original does, never a plausible number.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def check_rows(
     batched: Sequence[int],
     tolerance: float,
 ) -> None:
-    """Assert that the rows beside a disturbed one are as the original gives them.
+    """Assert that the rows beside a disturbed one are as the original gives them, and that its own NaN is kept.
 
     `tolerance` is the relative error of all the other rows together, by the Frobenius norm.
     """
@@ -40,8 +43,11 @@ def check_rows(
     assert rows > DISTURBED
     for name, factor in FACTORS.items():
         given = disturb(tensors, batched, factor)
-        pairs = zip(_others(expected(given), rows), _others(found(given), rows), strict=True)
-        for wanted, got in pairs:
+        pairs = zip(_batched(expected(given), rows), _batched(found(given), rows), strict=True)
+        for whole, answered in pairs:
+            plausible = whole[DISTURBED].isnan() & ~answered[DISTURBED].isnan()
+            assert not plausible.any(), f"a row that is {name}: the original gives NaN, and this a number"
+            wanted, got = _others(whole), _others(answered)
             error = float((got.double() - wanted.double()).norm())
             limit = tolerance * float(wanted.double().norm())
             assert error <= limit, (
@@ -49,9 +55,14 @@ def check_rows(
             )
 
 
-def _others(answer: Any, rows: int) -> list[torch.Tensor]:
-    """The results that have the batch's rows, without the disturbed row."""
+def _others(result: torch.Tensor) -> torch.Tensor:
+    """The result without the disturbed row."""
+    return torch.cat([result[:DISTURBED], result[DISTURBED + 1 :]])
+
+
+def _batched(answer: Any, rows: int) -> list[torch.Tensor]:
+    """The results that have the batch's rows."""
     leaves = nested.tensors(answer)
     batched = [leaf for leaf in leaves if leaf.dim() and len(leaf) == rows]
     assert batched, "no result has the rows of the batch"
-    return [torch.cat([leaf[:DISTURBED], leaf[DISTURBED + 1 :]]) for leaf in batched]
+    return batched

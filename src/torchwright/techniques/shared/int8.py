@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import warnings
 from typing import Any
 
@@ -77,6 +78,8 @@ class Int8Layer(nn.Module):
 
     `activation` is (scale, zero point) of its input. With None each call takes those of each row: a token of a linear
     layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row.
+
+    NaN and infinity in its input become NaN. Integers have neither: compiled code does not take such calls.
     """
 
     def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
@@ -113,6 +116,10 @@ class Int8Layer(nn.Module):
             scale, zero = self.activation
             q = ops.quantize_per_tensor.default(x, scale, zero, 0, top, torch.uint8)
             wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, top, torch.uint8)
+            if (
+                not torch.compiler.is_compiling()
+            ):  # a graph has the pattern alone (`int8_graph.keep_not_finite`)
+                wide = torch.where(x.isfinite(), wide, math.nan)
         body = x.dtype if x.dtype in BODIES else torch.float32
         wide, weight = wide.to(body), self._wide_weight().to(body)
         bias: Any = None if self.bias is None else self.bias.to(body)

@@ -7,6 +7,7 @@ the layer, and writes no float copy of the activation. PT2E's quantizer arranges
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -34,6 +35,35 @@ def share_integers(graph_module: GraphModule) -> None:
     graph.eliminate_dead_code()
     graph.lint()
     graph_module.recompile()
+
+
+def keep_not_finite(graph_module: GraphModule) -> None:
+    """Rewrite a graph in place so that NaN and infinity become NaN, which 8-bit integers turn into plausible numbers.
+
+    For graphs that are run operator by operator: compilers recognize the pattern without this alone.
+    """
+    graph = graph_module.graph
+    for wide in graph.find_nodes(op="call_function", target=DEQUANTIZE):
+        value = _quantized_value(wide.args[0])
+        if value is None:
+            continue
+        with graph.inserting_before(wide):
+            finite = graph.call_function(aten.isfinite.default, (value,))
+        with graph.inserting_after(wide):
+            kept = graph.call_function(aten.where.ScalarOther, (finite, wide, math.nan))
+        wide.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+    graph_module.recompile()
+
+
+def _quantized_value(integers: Any) -> Node | None:
+    """Return the value that was rounded to these integers, pooled as they were; None for constants."""
+    if integers.target is QUANTIZE:
+        return integers.args[0]
+    if integers.target is POOL and integers.args[0].target is QUANTIZE:
+        graph = integers.graph
+        with graph.inserting_before(integers):
+            return graph.call_function(POOL, (integers.args[0].args[0], *integers.args[1:]), integers.kwargs)
+    return None
 
 
 def _share_quantization(value: Node) -> None:
