@@ -39,7 +39,7 @@ ACTIVATIONS = frozenset(
     }
 )
 QUANTIZED = "quantized_decomposed.quantize_per_tensor"
-"""Rounds a float tensor to integers, by one scale for all of it."""
+"""Rounds a float tensor to integers, with one scale for the whole tensor."""
 
 PARALLEL = 2**16
 """Values from which on PyTorch's sum runs on several threads; below that its call costs more than NumPy's pass."""
