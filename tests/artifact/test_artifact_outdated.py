@@ -60,6 +60,7 @@ def test_faults_of_older_versions_are_known(
 
 def test_loading_says_so_once_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("in_process.TRIED", ("onnxruntime",))
     path = made(tmp_path, mlp(), ["onnxruntime"])
     monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: tmp_path / "cache")
 

@@ -177,11 +177,10 @@ def _in_order(model: Any, decoder: Any, spec: CallSpec) -> Any:
     from openvino import opset15 as operators
 
     graph = decoder.pt_module.graph
-    # An input that is a word, such as the name of a pipeline's component, is no parameter.
-    placeholders = [
-        node for node in graph.nodes if node.op == "placeholder" and not isinstance(node.meta.get("val"), str)
-    ]
-    parameters = dict(zip(placeholders, model.get_parameters(), strict=True))
+    placeholders, given = graph.find_nodes(op="placeholder"), model.get_parameters()
+    if len(placeholders) != len(given):  # for text, OpenVINO makes a parameter in some graphs alone
+        placeholders = [node for node in placeholders if not isinstance(node.meta.get("val"), str)]
+    parameters = dict(zip(placeholders, given, strict=True))
     inputs = [node for node in placeholders if getattr(node.meta.get("val"), "shape", None) is not None]
     output = next(iter(reversed(graph.nodes)))
     values = {
