@@ -15,8 +15,8 @@ from torchwright.escapes import escaped
 class SafeConsole(Console):
     """A console that a recipe, a config.json or a dump can send no escape sequences through.
 
-    A segment is text or a control code of rich's own; only text is escaped, and styles become codes after that. NO_COLOR
-    turns off every style; rich by itself keeps bold and dim.
+    A segment is text or a control code of rich's own; only text is escaped, and styles become codes after that.
+    NO_COLOR turns off every style; rich by itself keeps bold and dim.
     """
 
     def __init__(self, **options: Any) -> None:
