@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import TextIO
+from typing import IO
 
 CLEAR_LINE = "\r\x1b[K"
 """Return to the start of the line and erase it."""
@@ -15,12 +15,12 @@ DUMB = frozenset({"dumb", "unknown"})
 """Types of terminal (`TERM`) that print escape sequences as they are."""
 
 
-def takes_styles(stream: TextIO) -> bool:
+def takes_styles(stream: IO[str]) -> bool:
     """Check whether colours, bold and dim may be written to a stream."""
     return takes_movement(stream) and not no_color()
 
 
-def takes_movement(stream: TextIO) -> bool:
+def takes_movement(stream: IO[str]) -> bool:
     """Check whether a stream is a terminal on which a line can be written again."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
 

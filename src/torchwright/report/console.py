@@ -21,7 +21,9 @@ class SafeConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         """Take the options of rich's console."""
-        super().__init__(**({"color_system": None} if no_color() else {}) | options)
+        if no_color():
+            options.setdefault("color_system", None)
+        super().__init__(**options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
