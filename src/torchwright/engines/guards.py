@@ -41,8 +41,6 @@ ACTIVATIONS = frozenset(
 QUANTIZED = "quantized_decomposed.quantize_per_tensor"
 """Rounds a float tensor to integers, with one scale for the whole tensor."""
 
-PARALLEL = 2**16
-"""Values from which on PyTorch's sum runs on several threads; below that its call costs more than NumPy's pass."""
 FAST_CACHE = 64 * 2**20
 """Bytes: more than the caches of one core have."""
 MOST_CALLS = 256
@@ -162,11 +160,9 @@ class Check:
 
 def _total(array: Any) -> float:
     """Return a number that is NaN or infinite if any value is, and may overflow where none is."""
-    if array.dtype.itemsize <= 2:  # BLAS has no half precision
-        return math.nan
-    if array.size < PARALLEL:  # `vdot` warns of no overflow, where `dot` does
-        return float(np.vdot(array, array))
-    return float(torch.from_numpy(array).sum())
+    # A sum of squares by BLAS is the cheapest pass that NumPy has, and it has no half precision. `vdot` warns of no
+    # overflow, where `dot` does.
+    return float(np.vdot(array, array)) if array.dtype.itemsize > 2 else math.nan
 
 
 def check_seconds(spec: CallSpec) -> float:
