@@ -7,6 +7,7 @@ A file is a stranger's: it is opened here and handed over as a stream, so that n
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import math
 from collections.abc import Generator, Iterator
@@ -44,6 +45,16 @@ class Decoded:
     """Sentences for the user; the list grows while blocks are read."""
 
 
+class _SoundFile(io.BufferedReader):
+    """An open file that stays where it is when a header sends libsndfile to a place that no file has."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        try:
+            return super().seek(offset, whence)
+        except (OSError, ValueError, OverflowError):  # a traceback on the terminal, since C cannot raise it
+            return self.tell()
+
+
 @contextlib.contextmanager
 def decoded(path: str) -> Generator[Decoded, None, None]:
     """Open a sound file. Raises `SoundError`, now or while blocks are read, naming the file, what and where."""
@@ -56,7 +67,7 @@ def decoded(path: str) -> Generator[Decoded, None, None]:
     if Path(path).exists() and not Path(path).is_file():
         raise SoundError(f"{path} is no file")
     try:
-        file = Path(path).open("rb")  # noqa: SIM115 (closed below)
+        file = _SoundFile(io.FileIO(path))  # closed below
     except OSError as error:
         raise SoundError(f"{path} cannot be opened", found=error.strerror) from error
     with file:
