@@ -123,9 +123,14 @@ def continue_(model: str, *, later: bool) -> dict[str, Any]:
 
 
 def cline(model: str, *, later: bool) -> dict[str, Any]:
-    usage = {"stream_options": {"include_usage": True}}
     return _chat(
-        model, later=later, parts=True, temperature=0, tool_choice="auto", parallel_tool_calls=False, **usage
+        model,
+        later=later,
+        parts=True,
+        temperature=0,
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        stream_options={"include_usage": True},
     )
 
 

@@ -108,7 +108,7 @@ class TransformersWriter:
             **self._last_only,
             **kept,
         )
-        after = getattr(output, self._cache_name, None) if kept else None
+        after = getattr(output, self._cache_name, None) if kept and self._cache_name else None
         return output.logits[0, -1].float().cpu(), after
 
     def _use_cache(self, used: bool) -> dict[str, bool]:

@@ -146,8 +146,11 @@ class SteppedWriter(Protocol):
     """Tokens of prompt and answer together at most."""
     chunk: int
     """Prompts take room in whole chunks of so many tokens."""
-    stop: Sequence[int]
-    """End-of-text ids."""
+
+    @property
+    def stop(self) -> Sequence[int]:
+        """End-of-text ids."""
+        ...
 
     @property
     def cache_bytes(self) -> int:
