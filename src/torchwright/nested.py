@@ -22,7 +22,7 @@ import keyword
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch.utils import _pytree as pytree
@@ -335,7 +335,7 @@ def _stand_in(kind: RecordType) -> type:
     if kind.form == "tuple":
         return collections.namedtuple(last, kind.fields, rename=True)
     if kind.form == "enum":
-        return enum.Enum(last, list(kind.fields))
+        return cast(type, enum.Enum(last, list(kind.fields)))
     return dataclasses.make_dataclass(last, kind.fields)
 
 

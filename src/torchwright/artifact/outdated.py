@@ -18,7 +18,7 @@ def outdated(path: Path, recipe: Recipe, manifest: Manifest, domain: NumberDomai
     `domain` is that of its engine.
     """
     steps = {step.name for step in recipe.steps}
-    faults = []
+    faults: list[str] = []
     if "int8_dynamic" in steps and _holds(path / "programs.json", ONE_SCALE):
         faults.append("rows of a batch influence each other, since int8_dynamic has one scale per call")
     narrow = "int8_static" in steps or domain != NumberDomain()

@@ -71,7 +71,7 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
-    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
+    if value is None or _is_plain(value):
         return {"value": value}
     if type(value) is dict:
         return {"dict": {str(key): _encode(item, tensors) for key, item in value.items()}}
@@ -84,6 +84,11 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         items = [_encode(item, tensors) for item in record.values]
         return {"record": {"class": nested.to_json(record.type), "items": items}}
     raise TypeError(f"a {type(value).__name__} cannot be kept in a self-test")
+
+
+def _is_plain(value: Any) -> bool:
+    """Check for a value that JSON keeps; a member of an Enum would come back as its value alone."""
+    return isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)
 
 
 def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
