@@ -143,6 +143,28 @@ def test_what_is_no_regular_file_is_not_read(model: Path, tmp_path: Path, kind: 
         told(lambda: verbs.OF_FOLDERS[name](folder), name)  # noqa: B023
 
 
+@pytest.mark.parametrize("kind", ["FIFO", "device", "circle of links"])
+def test_training_data_that_is_no_regular_file_is_refused(model: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "rows.jsonl"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+    for name, call in verbs.of_data(model).items():
+        assert told(lambda: call(tmp_path / "data"), name)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    "files", [10**30, {"a" * 5000: ""}, {"../model.safetensors": ""}, {"a.safetensors": 5}, []]
+)
+def test_a_checkpoint_that_lists_no_files_of_its_own_is_refused(tmp_path: Path, files: Any) -> None:
+    verbs.write_checkpoint(tmp_path)
+    (path,) = tmp_path.rglob("checkpoint.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": files}))
+    assert told(lambda: verbs.resume(tmp_path), "train --resume")
+
+
 @pytest.mark.parametrize("name", ["recipe.json", "manifest.json"])
 def test_an_artifact_of_brackets_is_not_served(tmp_path: Path, name: str) -> None:
     (tmp_path / "recipe.json").write_text('{"workload": {"kind": "language"}}')

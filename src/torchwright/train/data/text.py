@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +19,7 @@ from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
 from torchwright.paths import file_digest
 from torchwright.process.files import replacing
+from torchwright.regular_file import check_regular
 from torchwright.train.data.documents import (
     Document,
     Encoder,
@@ -45,7 +47,7 @@ RECORD_BYTES = 1 << 28
 def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
     """The files that paths and globs name, relative to `folder`, sorted within each; `checksums.json` is none of them.
 
-    Raises `DataError` for a pattern without a file, and for a file that is named twice.
+    Raises `DataError` for a pattern without a file, for a file that is named twice, and for a FIFO or a device.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -69,8 +71,20 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
                 f"'{pattern}' names {twice} again, which would be read twice in each epoch",
                 next="name each file once in `data`",
             )
+        for path in matches:
+            _check_readable(path)
         found |= dict.fromkeys(matches)
     return list(found)
+
+
+def _check_readable(path: Path) -> None:
+    """Raise `DataError` for a FIFO or a device, which would be waited for without end."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISDIR(mode):  # a folder of a dataset
+            check_regular(mode)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read", found=str(error)) from error
 
 
 def token_shards(

@@ -38,6 +38,8 @@ from torchwright.train.run.patience import unlimited_group
 FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
+SHARD = re.compile(r"[\w.-]{1,200}")
+"""Names of the files that checkpoint.json lists."""
 DIGEST = ".sha256"
 SETTLE_S = 30.0
 """A checkpoint of a few GiB is on the disk by then."""
@@ -199,9 +201,27 @@ def describe(folder: Path) -> Described:
         data = decode_json(read_regular(path, LARGEST))
         if data.pop("format") != FORMAT:
             raise ValueError(f"format {data}")
-        return Described(**data)
+        described = Described(**data)
+        if fault := _malformed(described):
+            raise ValueError(fault)
+        return described
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, DESCRIPTION, str(error)) from error
+
+
+def _malformed(described: Described) -> str | None:
+    """Return what is no checkpoint's, for it may come from anybody; None where all has its type."""
+    if type(described.step) is not int or type(described.tokens) is not int:
+        return f"step {described.step!a:.40}, tokens {described.tokens!a:.40}"
+    kinds = (("run", described.run), ("facts", described.facts), ("files", described.files))
+    if wrong := [name for name, value in kinds if not isinstance(value, dict)]:
+        return f"{wrong[0]} is not an object"
+    names = (
+        name
+        for name, digest in described.files.items()
+        if not SHARD.fullmatch(name) or type(digest) is not str
+    )
+    return next((f"a file {name!a:.40}" for name in names), None)
 
 
 def load(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
