@@ -6,8 +6,9 @@ from __future__ import annotations
 import enum
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -79,7 +80,7 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         list,
         tuple,
     ):  # of a class of its own, such as a packed sequence, it would come back as another
-        return {type(value).__name__: [_encode(item, tensors) for item in value]}
+        return {type(value).__name__: [_encode(item, tensors) for item in cast("Sequence[Any]", value)]}
     if (record := nested.taken_apart(value)) is not None:
         items = [_encode(item, tensors) for item in record.values]
         return {"record": {"class": nested.to_json(record.type), "items": items}}
