@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
 
 def with_blocks(page: Path, blocks: dict[str, str]) -> str:

@@ -37,6 +37,7 @@ from torchwright.serve.openai.parse import REFUSED
 from torchwright.serve.openai.protocol import SPELLED_OUT, Shared
 from torchwright.techniques.base import describe
 from torchwright.techniques.properties import PROPERTIES
+from torchwright.train.data.layouts import NAMES, public_data_sets
 
 WIDTH = 100
 TARGET_GUIDE = ROOT / "docs" / "contributing" / "export-target.md"
@@ -64,6 +65,7 @@ def main() -> int:
         ROOT / "docs" / "plugins.md": with_blocks(
             ROOT / "docs" / "plugins.md", {"properties": properties_table()}
         ),
+        ROOT / "docs" / "train.md": with_blocks(ROOT / "docs" / "train.md", {"data sets": data_sets_table()}),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
         TARGET_GUIDE: with_blocks(
             TARGET_GUIDE, {"template": f"```python\n{TARGET_TEMPLATE.read_text()}```\n"}
@@ -84,6 +86,21 @@ def properties_table() -> str:
     return table(
         ("property", "the model has it if"), [(f"`{name}`", text) for name, text in PROPERTIES.items()]
     )
+
+
+def data_sets_table() -> str:
+    """One row for each public data set that is known by its columns."""
+    return table(
+        ("data set", "columns", "read too", "read as"),
+        [
+            (name, _listed(needs), _listed(also), NAMES[form])
+            for name, needs, also, form in public_data_sets()
+        ],
+    )
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(f"`{column}`" for column in columns)
 
 
 def techniques_page(rows: list[dict[str, Any]]) -> str:

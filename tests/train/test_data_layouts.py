@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_data_turns import CHATML, WITH_TOOLS, learnt, read, text
 
-from torchwright.train.data.layouts import COLUMNS, find_layout
+from torchwright.train.data.layouts import COLUMNS, find_layout, public_data_sets
 from torchwright.train.data.shards import DataError
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -27,7 +27,7 @@ FIVE = (ASKED + "5<|end|>", "5<|end|>")
 CASES: list[Case] = [
     ("messages", {"messages": [USER, ANSWER], "source": "x"}, "conversations", [FOUR]),
     (
-        "OpenAI's fine-tuning file",
+        "OpenAI fine-tuning",
         {"messages": [USER, {**WRONG, "weight": 0}, USER, {**ANSWER, "weight": 1}]},
         "conversations",
         [(ASKED + "5<|end|>\n" + ASKED + "4<|end|>", "4<|end|>")],
@@ -46,7 +46,7 @@ CASES: list[Case] = [
     ),
     ("alpaca without an input", {"instruction": "2+2?", "input": "", "output": "4"}, "Alpaca", [FOUR]),
     (
-        "LLaMA-Factory's alpaca",
+        "LLaMA-Factory alpaca",
         {"system": "Be brief.", "history": [["1+1?", "2"]], "instruction": "2+2?", "output": "4"},
         "Alpaca",
         [(f"{SYSTEM}<|user|>1+1?<|end|>\n<|assistant|>2<|end|>\n{FOUR[0]}", "2<|end|>4<|end|>")],
@@ -68,7 +68,7 @@ CASES: list[Case] = [
         [(SYSTEM + FOUR[0], FOUR[1])],
     ),
     (
-        "SlimOrca (weights of turns)",
+        "SlimOrca",
         {"conversations": [{**HUMAN, "weight": 0.0}, {**GPT, "weight": 1.0}]},
         "ShareGPT",
         [FOUR],
@@ -108,7 +108,7 @@ CASES: list[Case] = [
         ],
     ),
     (
-        "prompt, completion",
+        "TRL completions",
         {"prompt": "2+2=", "completion": " 4"},
         "prompts with completions",
         [("2+2= 4<|end|>", " 4<|end|>")],
@@ -126,7 +126,7 @@ CASES: list[Case] = [
         [FOUR, FIVE],
     ),
     (
-        "TRL's pairs with a prompt",
+        "TRL pairs",
         {"prompt": [USER], "chosen": [ANSWER], "rejected": [WRONG]},
         "preference pairs",
         [FOUR, FIVE],
@@ -145,24 +145,56 @@ CASES: list[Case] = [
         [(SYSTEM + FOUR[0], FOUR[1]), (SYSTEM + FIVE[0], FIVE[1])],
     ),
     (
-        "LLaMA-Factory's pairs",
+        "LLaMA-Factory pairs",
         {"conversations": [HUMAN], "chosen": GPT, "rejected": {**GPT, "value": "5"}},
         "ShareGPT preferences",
         [FOUR, FIVE],
     ),
     (
-        "OpenAI's preferences",
+        "OpenAI preferences",
         {"input": {"messages": [USER]}, "preferred_output": [ANSWER], "non_preferred_output": [WRONG]},
         "OpenAI preferences",
         [FOUR, FIVE],
     ),
     (
-        "code",
+        "the-stack",
         {"content": "def f(): pass", "path": "a.py"},
         "text in `content`",
         [("def f(): pass<|end|>", "")],
     ),
+    (
+        "C4, FineWeb",
+        {"text": "A bird.", "url": "x", "timestamp": "2020"},
+        "text",
+        [("A bird.<|end|>", "")],
+    ),
+    ("prompts with responses", {"prompt": "2+2?", "response": "4"}, "prompts with responses", [FOUR]),
+    (
+        "LLaMA-Factory alpaca pairs",
+        {"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"},
+        "Alpaca preferences",
+        [FOUR, FIVE],
+    ),
+    (
+        "distilabel capybara-dpo",
+        {"instruction": "2+2?", "chosen_response": "4", "rejected_response": "5"},
+        "distilabel pairs",
+        [FOUR, FIVE],
+    ),
+    (
+        "distilabel orca pairs",
+        {"system": "", "input": "2+2?", "chosen": "4", "rejected": "5", "generations": []},
+        "distilabel pairs",
+        [FOUR, FIVE],
+    ),
 ]
+
+
+def test_every_data_set_of_the_docs_is_read_here() -> None:
+    cases = {name: row for name, row, *_ in CASES}
+    for name, needs, _, form in public_data_sets():
+        assert {*needs} <= {*cases[name]}, name
+        assert find_layout(cases[name], COLUMNS, form, name).form == form
 
 
 @pytest.mark.parametrize(("row", "layout", "wanted"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])

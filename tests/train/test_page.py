@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from click.testing import CliRunner
 from runs import make_run
 
 from torchwright.cli.group import cli
-from torchwright.report.curves import MOST, curve, thinned
 from torchwright.train.run import page
 from torchwright.train.run.history import read_history
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import FILE, is_run
+from torchwright.train.run.page import LivePage
+from torchwright.train.run.page_charts import epoch_marks
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J"
 
@@ -50,6 +50,10 @@ def test_a_run_has_a_page(tmp_path: Path) -> None:
     )
     train(run, live=False)
     out = run.parent / "out"
+    left = (out / page.PAGE).read_text()
+    assert "finished" in left, "the run leaves its page"
+    assert 'http-equiv="refresh"' not in left
+    assert "0 → 8" in left
     answer = CliRunner().invoke(cli, ["report", str(out)], standalone_mode=False)
     assert answer.output.strip() == str(out / "report.html"), answer.output
     found = Page((out / "report.html").read_text())
@@ -117,14 +121,94 @@ def test_a_folder_of_neither_kind_is_none(tmp_path: Path) -> None:
     assert "Step 0" in page.render(tmp_path, read_history(tmp_path))
 
 
-def test_a_long_line_is_drawn_by_means() -> None:
-    points = [(step, random.random()) for step in range(1, random.randint(MOST + 1, 9 * MOST))]
-    drawn = thinned(points)
-    assert len(drawn) == MOST
-    assert drawn[-1][0] == points[-1][0]
-    cut = [0, *(step for step, _ in drawn)]
-    for begin, (end, mean) in zip(cut, drawn, strict=False):
-        part = [value for step, value in points if begin < step <= end]
-        assert mean == pytest.approx(sum(part) / len(part))
-    assert thinned(points[:9]) == points[:9]
-    assert curve("key", "title", {"none": [(1, float("nan"))]}, str) is None
+def lines(folder: Path, *told: dict[str, Any]) -> None:
+    (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in told))
+
+
+START: dict[str, Any] = {"event": "start", "at": 0, "steps": 8, "torch": "2", "world": 1, "run": {"seed": 0}}
+
+
+def test_epochs_are_marked_where_they_end(tmp_path: Path) -> None:
+    steps = [{"step": step, "loss": 1.0, "epoch": 0.3 * step} for step in (2, 4, 6, 8)]
+    lines(tmp_path, START, *steps)
+    assert epoch_marks(read_history(tmp_path)) == [(3, 1.0), (7, 2.0)]
+    # Kinds that count samples say how many there are; one line may pass several epochs.
+    samples = [{"step": step, "loss": 1.0, "samples": 16 * step} for step in (4, 8)]
+    lines(tmp_path, START | {"data": {"train": {"files": 1, "samples": 32}}}, *samples)
+    assert epoch_marks(read_history(tmp_path)) == [(2, 1.0), (4, 2.0), (6, 3.0), (8, 4.0)]
+
+
+def test_a_run_at_work_writes_its_page_but_not_all_the_time(tmp_path: Path) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.5  # what writing the page seems to take
+        return now
+
+    shown = LivePage(tmp_path, clock)
+    lines(tmp_path, START, {"step": 2, "loss": 1.0, "tokens": 10, "tokens_per_s": 1.0})
+    shown.refresh()
+    assert not (tmp_path / page.PAGE).exists()
+    now = page.RELOAD + 1.0
+    shown.refresh()
+    text = (tmp_path / page.PAGE).read_text()
+    found = Page(text)
+    assert 'http-equiv="refresh"' in text
+    assert {"progress", "meta"} <= found.tags
+    assert "30.0" in found.words[""], "seconds left"
+    assert "--watch" in found.words["Next"]
+    (tmp_path / page.PAGE).unlink()
+    now += page.RELOAD + 5
+    shown.refresh()
+    assert not (tmp_path / page.PAGE).exists(), "half a second may be spent in 25, not in 10"
+    now += 0.5 / page.SHARE
+    shown.refresh()
+    assert (tmp_path / page.PAGE).exists()
+    LivePage(None, clock).refresh()
+
+
+def test_samples_are_shown_by_step_with_their_prompts(tmp_path: Path) -> None:
+    samples = [
+        {"event": "sample", "at": step, "prompt": "The", "text": f"The {word}"}
+        for step, word in ((2, "cat"), (4, "dog"))
+    ]
+    lines(tmp_path, START, *samples)
+    text = page.render(tmp_path, read_history(tmp_path))
+    assert "<b>The</b> dog" in text
+    assert text.index("dog") < text.index("Earlier samples") < text.index("cat")
+    lines(tmp_path, START | {"run": {"evaluation": {"prompts": []}}})
+    assert "evaluation.prompts" in page.render(tmp_path, read_history(tmp_path))
+
+
+def test_losses_that_part_are_told_on_the_page(tmp_path: Path) -> None:
+    held_out = [
+        {"event": "evaluation", "at": step, "validation_loss": loss}
+        for step, loss in ((2, 1.5), (4, 1.25), (6, 1.75))
+    ]
+    told = {"event": "memorizes", "at": 6, "best": 4, "loss": 1.25}
+    lines(
+        tmp_path,
+        START,
+        {"step": 2, "loss": 1.0},
+        *held_out,
+        told,
+        {"event": "stopped", "at": 6, "reason": "no"},
+    )
+    found = Page(page.render(tmp_path, read_history(tmp_path)))
+    words = " ".join(found.words[""])
+    assert "From step 4 to step 6 the validation loss rose" in words
+    assert "stopped" in words
+    assert "1.7500 best 1.2500 at step 4" in words
+
+
+@pytest.mark.parametrize("name", ["report/run", "report/report", "report/profile", "ledger/timeline"])
+def test_every_table_scrolls_and_shows_it(name: str) -> None:
+    """On a phone: a table wider than the page is cut off without a container that scrolls and has a shadow."""
+    templates = Path(page.__file__).parents[2]
+    text = (templates / f"{name}.html.j2").read_text()
+    before = [part.rstrip()[-60:] for part in text.split("<table")[:-1]]
+    assert before
+    assert all('class="scroll"' in part or "class='scroll'" in part for part in before)
+    assert "min-width: 40rem" not in text
+    assert "scroll;" in (templates / "report" / "report.css.j2").read_text()

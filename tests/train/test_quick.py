@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import BUNDLED, make_run
@@ -12,10 +14,14 @@ from runs import BUNDLED, make_run
 from torchwright.cli import main
 from torchwright.train.data.shards import DataError
 from torchwright.train.model.foreign import read_model_config
+from torchwright.train.run import corpus as corpus_file
+from torchwright.train.run import quick
+from torchwright.train.run import words as from_words_room
 from torchwright.train.run.config import Lora
-from torchwright.train.run.corpus import epochs, make_shards, open_shards, walk_of
+from torchwright.train.run.corpus import epochs, make_shards, open_shards, wait_until_visible, walk_of
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
+from torchwright.train.run.processes import Place
 from torchwright.train.run.quick import QuickRun, quick_run, read_fields
 from torchwright.train.run.read import check_run, parse_run, read_run
 
@@ -185,3 +191,54 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(words) == 2
     assert "body" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_the_plan_says_why(tmp_path: Path) -> None:
+    made = quick_run(str(BUNDLED), [str(chats(tmp_path / "a.jsonl", 200))], epochs=1)
+    assert "read once, as asked for" in made.reasons["tokens"]
+    assert "documents: the most with 10 steps an epoch" in made.reasons["batch_tokens"]
+    assert "memory has room for about" in made.reasons["micro_batches"]
+    for name in ("batch_tokens", "context", "tokens", "micro_batches", "optimizer.lr"):
+        assert f"# {made.reasons[name]}" in made.written()
+
+
+def test_processes_of_one_machine_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"vocab_size": 100_000, "hidden_size": 4096, "num_hidden_layers": 32}
+    monkeypatch.setattr("torchwright.devices.cpu.available_memory_bytes", lambda: 1 << 36)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    alone = quick._windows_in_memory(config, 64)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert quick._windows_in_memory(config, 64) == pytest.approx(alone / 4, abs=1)
+
+
+def test_the_first_process_alone_tokenizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun each process once tokenized all the data, and removed the shards of the others."""
+    path = chats(tmp_path / "a.jsonl", 40)
+    made = quick_run(str(BUNDLED), [str(path)])
+    shards = tmp_path / ".out.tokens" / "of-process-0"
+    shards.mkdir(parents=True)
+    calls: list[Any] = []
+    second = contextlib.nullcontext(Place(rank=1, world=2, device="cpu"))
+    monkeypatch.setattr(from_words_room, "processes", lambda _: second)
+    monkeypatch.setattr(from_words_room, "patient", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(from_words_room, "on_first", lambda work: calls.append(work) or made)
+    monkeypatch.setattr(from_words_room, "quick_run", pytest.fail)
+    with from_words_room.from_words(str(BUNDLED), [str(path)], world=2, out=tmp_path / "out") as (text, _):
+        assert text == made.written()
+    assert len(calls) == 1
+    assert shards.is_dir()
+
+
+def test_a_process_waits_for_shards_that_another_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = tmp_path / "a.npy"
+    shard.write_bytes(b"123")
+    wait_until_visible({shard: 3}, 0)
+    monkeypatch.setattr(corpus_file.dist, "get_rank", lambda: 1)
+    with pytest.raises(
+        DataError, match=r"process 1 cannot see it.*1 of 2 files.*file system that all machines"
+    ):
+        wait_until_visible({shard: 3, tmp_path / "b.npy": 4}, 0)
+    monkeypatch.setattr(corpus_file.time, "sleep", lambda _: shard.write_bytes(b"12345"))
+    wait_until_visible({shard: 5}, 60)

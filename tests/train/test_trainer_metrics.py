@@ -107,6 +107,19 @@ def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
     assert "[red]a sample[/red]" in text
 
 
+def test_lines_carry_the_time_left_from_the_first_on_and_the_validation_loss(tmp_path: Path) -> None:
+    told = Console(file=io.StringIO(), width=60)
+    with RunMetrics(tmp_path, steps=9, live=True, console=told) as metrics:
+        metrics.begin(0)
+        metrics.figures(2, {"loss": 2.0})
+        metrics.figures(3, {"validation_loss": 1.5}, event="evaluation")
+        metrics.figures(4, {"loss": 1.0})
+    lines = told.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert re.fullmatch(r"step 2 of 9  loss 2\.0000  \S+ left", lines[0])
+    assert re.fullmatch(r"step 3 of 9  validation loss 1\.5000  \S+ left", lines[1])
+    assert re.fullmatch(r"step 4 of 9  loss 1\.0000  validation loss 1\.5000 at step 3  \S+ left", lines[2])
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

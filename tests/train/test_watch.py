@@ -18,7 +18,7 @@ from torchwright.train.run.data_section import RunError
 from torchwright.train.run.history import History, Tail, read_history
 from torchwright.train.run.loop import TrainingStopped, train
 from torchwright.train.run.metrics import FILE, RunMetrics
-from torchwright.train.run.watch import CURVE, DOTS, curve, remaining, screen, watch
+from torchwright.train.run.watch import CURVE, DOTS, curve, screen, watch
 
 
 def shown(folder: Path, history: History, quiet: float = 0.0) -> str:
@@ -54,7 +54,7 @@ def test_a_file_is_followed_across_a_restart(tmp_path: Path) -> None:
     assert tail.history.latest()["validation_loss"] == 0.7
     assert (tail.history.step, tail.history.steps) == (3, 8)
     # 5 steps of 256 tokens at 512 tokens a second.
-    assert remaining(tail.history) == pytest.approx(2.5)
+    assert tail.history.remaining == pytest.approx(2.5)
     told = shown(tmp_path, tail.history, quiet=75)
     assert "step 3 of 8, 2.50 s left; nothing new for 75.0 s" in told
     assert "loss 0.5000" in told

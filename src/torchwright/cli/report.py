@@ -1,4 +1,4 @@
-"""`torchwright report`: where the page lies; that of a training run is written first."""
+"""`torchwright report`: print the path of a page; the page of a training run is written first."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def command(directory: str, every: bool) -> None:
         if every:
             raise click.UsageError("--all is for artifacts, and DIR is the folder of a training run")
         from torchwright.train.run import page
+        from torchwright.train.run.folder import at_work
 
-        _show(page.write(folder))
+        _show(page.write(folder, live=at_work(folder)))
         return
     from torchwright.artifact.folder import read_recipe, report_path
 
@@ -42,7 +43,7 @@ def command(directory: str, every: bool) -> None:
 
 
 def _show(path: Path) -> None:
-    """Print where the page lies, and open it where there is a screen."""
+    """Print the page's path, and open the page if there is a screen."""
     path = path.resolve()
     say(path)
     if sys.stdout.isatty() and (

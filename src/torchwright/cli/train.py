@@ -1,4 +1,4 @@
-"""`torchwright train`: a run from its file, or from a language model and its data; alone or under torchrun."""
+"""`torchwright train`: a run from its file, or from a model and its data; alone or under torchrun."""
 
 from __future__ import annotations
 
@@ -134,17 +134,21 @@ def command(
     if first:
         title = "Trained" if outcome.signal is None else "Saved, and left as asked; the same command goes on"
         print_result(title, dataclasses.asdict(outcome), as_json)
-        if not as_json and (following := _next(outcome)):
-            console().print(f"next: {following}", markup=False, soft_wrap=True)
+        if not as_json:
+            _print_next(outcome.out)
     return 0 if outcome.signal is None else SIGNALLED + outcome.signal
 
 
-def _next(outcome: Any) -> str | None:
-    """Return the command that uses what a run has left; None where there is none."""
-    adapter, model = getattr(outcome, "adapter", None), getattr(outcome, "model", None)
-    if model is not None and hasattr(outcome, "tokens"):
-        return f"torchwright serve {outcome.out}"
-    return None if adapter is None or model is not None else f"torchwright serve BASE --adapter {adapter}"
+def _print_next(out: Path) -> None:
+    """Print the page of a run and the command that uses what it has left."""
+    from torchwright.train.run.history import read_history
+    from torchwright.train.run.next_commands import next_commands
+    from torchwright.train.run.page import PAGE
+
+    screen = console()
+    screen.print(f"page: {out / PAGE}", markup=False, soft_wrap=True)
+    for following in next_commands(out, read_history(out))[:1]:
+        screen.print(f"next: {following.command}", markup=False, soft_wrap=True)
 
 
 def _from_file(path: Path, merge: bool, settings: dict[str, Any], how: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from torchwright.process.files import replacing
 from torchwright.report import wording
 
 WIDTH, LANE, GAP = 1000, 26, 8
-"""Pixels of the drawing: its width, a lane's height, and the space between two."""
+"""Units across the drawing, which stretches to the page's width; pixels of a lane's height and between two lanes."""
 BINS = 500
 """Parts of a lane; each is filled by the shares of its buckets, so that a short wait is seen and not rounded away."""
 MOST_LANES = 16
@@ -30,12 +30,13 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _Tick:
-    x: float
+    percent: float
+    """Distance from the left."""
     text: str
 
 
 def render(account: Account) -> str:
-    """The page; the same account gives the same text, up to the reader's time zone."""
+    """Return the page; the same account gives the same text, up to the time zone of the machine."""
     ranks = sorted({rank for attempt in account.attempts for rank in attempt.lanes})
     shown = _ranks_to_show(account, ranks)
     lanes = [
@@ -72,18 +73,19 @@ def render(account: Account) -> str:
             )
             for attempt in account.attempts
         ],
-        starts=[_Tick(_x(attempt.start, account), str(attempt.number)) for attempt in account.attempts],
+        starts=[_Tick(_percent(attempt.start, account), str(attempt.number)) for attempt in account.attempts],
         ticks=_ticks(account),
         lanes=lanes,
         ranks=len(ranks),
         width=WIDTH,
         lane_height=LANE,
+        pitch=LANE + GAP,
         depth=len(lanes) * (LANE + GAP) - GAP,
     )
 
 
 def write(account: Account, path: str | Path) -> None:
-    """Write the page beside `path` and rename it there, with the folders above it where they are missing."""
+    """Write the page beside `path` and rename it there; make missing folders above it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
@@ -91,7 +93,7 @@ def write(account: Account, path: str | Path) -> None:
 
 
 def _ranks_to_show(account: Account, ranks: list[int]) -> list[int]:
-    """All, or rank 0's and those that spent least in steps."""
+    """Return all ranks, or of many rank 0 and those that spent the least time in steps."""
     if len(ranks) <= MOST_LANES:
         return ranks
     steps = dict.fromkeys(ranks, 0)
@@ -103,12 +105,12 @@ def _ranks_to_show(account: Account, ranks: list[int]) -> list[int]:
 
 
 def _life(account: Account, rank: int) -> list[Piece]:
-    """What `rank` did, attempt after attempt; the time between is idle and left blank."""
+    """Return the pieces of a rank, attempt after attempt; time between attempts is idle and left blank."""
     return [piece for attempt in account.attempts for piece in attempt.lanes.get(rank, [])]
 
 
 def _paths(pieces: list[Piece], start: int, end: int) -> dict[str, str]:
-    """For each bucket the rectangles of its share in each bin, stacked from below in the buckets' order."""
+    """Return for each bucket the rectangles of its share in each bin, stacked from below in the buckets' order."""
     bins: list[dict[str, float]] = [{} for _ in range(BINS)]
     length = max(end - start, 1) / BINS
     for bucket, first, last in pieces:
@@ -131,12 +133,12 @@ def _paths(pieces: list[Piece], start: int, end: int) -> dict[str, str]:
     return {bucket: "".join(parts) for bucket, parts in paths.items()}
 
 
-def _x(at: float, account: Account) -> float:
-    return round((at - account.start) / max(account.end - account.start, 1) * WIDTH, 2)
+def _percent(at: float, account: Account) -> float:
+    return round(100 * (at - account.start) / max(account.end - account.start, 1), 3)
 
 
 def _ticks(account: Account) -> list[_Tick]:
-    """At most ten round times since the start."""
+    """Return at most ten round times since the start."""
     wide = account.wall / 10
     units = [
         1e-3,
@@ -164,7 +166,7 @@ def _ticks(account: Account) -> list[_Tick]:
     units += [3600 * hours for hours in (1, 2, 4, 6, 12, 24, 48, 120, 240, 480)]
     every = next((unit for unit in units if unit >= wide), units[-1])
     marks = [number * every for number in range(int(account.wall / every) + 1)]
-    return [_Tick(_x(account.start + mark * NANO, account), _elapsed(mark, every)) for mark in marks]
+    return [_Tick(_percent(account.start + mark * NANO, account), _elapsed(mark, every)) for mark in marks]
 
 
 def _elapsed(seconds: float, every: float) -> str:

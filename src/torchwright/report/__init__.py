@@ -6,7 +6,7 @@
     figures.py    the recipe's figures as inline SVG
     pictures.py   what the original and the optimized model made, side by side
     html.py       render: report.html.j2 with report.css.j2 and the figures
-    curves.py     figures over the steps of a training run, for run.html.j2
+    curves.py     charts over the steps of a training run, for chart.html.j2
 
 Nothing here imports torch: a recipe can be read on a machine that cannot run it.
 """

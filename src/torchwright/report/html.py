@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,8 +62,9 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
     )
 
 
+@functools.cache
 def environment() -> Environment:
-    """The templates of this folder: everything put into them is escaped."""
+    """Return the templates of this folder, compiled once: everything put into them is escaped."""
     made = Environment(
         loader=PackageLoader("torchwright.report", ""),
         autoescape=True,

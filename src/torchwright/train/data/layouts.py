@@ -32,6 +32,13 @@ NAMES: dict[Form, str] = {
     "classification": "texts of classes",
     "embedding": "texts that are alike",
 }
+DATA_SETS: dict[Form, tuple[str, ...]] = {
+    "text": ("C4, FineWeb",),
+    "chat": ("OpenAI fine-tuning", "no_robots, ultrachat_200k"),
+    "completion": ("TRL completions",),
+    "preference": ("ultrafeedback_binarized", "hh-rlhf", "TRL pairs"),
+}
+"""Form → public data sets whose rows have the form's own columns."""
 COLUMNS = {name: name for name in ("text", "messages", "prompt", "completion", "chosen", "rejected")}
 SYSTEM = ("system", "system_prompt")
 """Columns that hold a system message beside the rest."""
@@ -46,6 +53,10 @@ class Layout:
     needs: tuple[str, ...]
     convert: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     """Return a row with the form's own columns. Raises `RowFault`."""
+    also: tuple[str, ...] = ()
+    """Columns that are read too, if a row has them."""
+    data_sets: tuple[str, ...] = ()
+    """Public data sets whose rows have these columns."""
     ours: bool = False
     """True if the columns are the form's own."""
 
@@ -229,37 +240,61 @@ def _renamed(name: str, column: str) -> Callable[[Mapping[str, Any]], Mapping[st
     return lambda values: {**values, name: values[column]}
 
 
-def _chats(rows: Iterable[tuple[str, tuple[str, ...], str]]) -> list[Layout]:
-    """Return layouts of one question and its answer: (name, columns of the question, column of the answer)."""
+def _chats(rows: Iterable[tuple[str, tuple[str, ...], str, tuple[str, ...]]]) -> list[Layout]:
+    """Return layouts of one question and its answer: (name, columns of the question, of the answer, data sets)."""
     return [
-        Layout(name=name, form="chat", needs=(asked[0], answer), convert=_turn(*asked, answer=answer))
-        for name, asked, answer in rows
+        Layout(
+            name=name,
+            form="chat",
+            needs=(asked[0], answer),
+            convert=_turn(*asked, answer=answer),
+            also=(*asked[1:], *SYSTEM, "history"),
+            data_sets=data_sets,
+        )
+        for name, asked, answer, data_sets in rows
     ]
+
+
+def _turns(name: str, column: str, *data_sets: str) -> Layout:
+    """Return the layout of a list of turns in a column."""
+    return Layout(
+        name=name,
+        form="chat",
+        needs=(column,),
+        convert=_conversations(column),
+        also=SYSTEM,
+        data_sets=data_sets,
+    )
 
 
 PUBLISHED: tuple[Layout, ...] = (
     *_chats(
         [
-            ("Alpaca", ("instruction", "input"), "output"),
-            ("Dolly", ("instruction", "context"), "response"),
-            ("questions with answers", ("question",), "answer"),
-            ("OpenOrca", ("question",), "response"),
-            ("MetaMathQA", ("query",), "response"),
-            ("prompts with responses", ("prompt",), "response"),
-            ("Aya", ("inputs",), "targets"),
+            ("Alpaca", ("instruction", "input"), "output", ("alpaca", "LLaMA-Factory alpaca")),
+            ("Dolly", ("instruction", "context"), "response", ("dolly-15k",)),
+            ("questions with answers", ("question",), "answer", ("gsm8k",)),
+            ("OpenOrca", ("question",), "response", ("OpenOrca",)),
+            ("MetaMathQA", ("query",), "response", ("MetaMathQA",)),
+            ("prompts with responses", ("prompt",), "response", ("prompts with responses",)),
+            ("Aya", ("inputs",), "targets", ("aya",)),
         ]
     ),
-    Layout(name="ShareGPT", form="chat", needs=("conversations",), convert=_conversations("conversations")),
-    Layout(name="Capybara", form="chat", needs=("conversation",), convert=_conversations("conversation")),
-    Layout(name="UltraChat", form="chat", needs=("data",), convert=_conversations("data")),
+    _turns("ShareGPT", "conversations", "ShareGPT", "OpenHermes-2.5", "SlimOrca", "LIMA"),
+    _turns("Capybara", "conversation", "Capybara"),
+    _turns("UltraChat", "data", "ultrachat"),
     Layout(
-        name="xLAM function calls", form="chat", needs=("query", "answers", "tools"), convert=_function_calls
+        name="xLAM function calls",
+        form="chat",
+        needs=("query", "answers", "tools"),
+        convert=_function_calls,
+        data_sets=("xlam-function-calling-60k",),
     ),
     Layout(
         name="ShareGPT preferences",
         form="preference",
         needs=("conversations", "chosen", "rejected"),
         convert=_sharegpt_pair,
+        data_sets=("LLaMA-Factory pairs",),
     ),
     *(
         Layout(
@@ -267,12 +302,20 @@ PUBLISHED: tuple[Layout, ...] = (
             form="preference",
             needs=(asked, chosen, rejected),
             convert=_preference(asked, chosen=chosen, rejected=rejected),
+            also=SYSTEM,
+            data_sets=tuple(data_sets),
         )
-        for name, asked, chosen, rejected in (
-            ("Orca DPO pairs", "question", "chosen", "rejected"),
-            ("Alpaca preferences", "instruction", "chosen", "rejected"),
-            ("distilabel pairs", "instruction", "chosen_response", "rejected_response"),
-            ("distilabel pairs", "input", "chosen", "rejected"),
+        for name, asked, chosen, rejected, *data_sets in (
+            ("Orca DPO pairs", "question", "chosen", "rejected", "orca_dpo_pairs"),
+            ("Alpaca preferences", "instruction", "chosen", "rejected", "LLaMA-Factory alpaca pairs"),
+            (
+                "distilabel pairs",
+                "instruction",
+                "chosen_response",
+                "rejected_response",
+                "distilabel capybara-dpo",
+            ),
+            ("distilabel pairs", "input", "chosen", "rejected", "distilabel orca pairs"),
         )
     ),
     Layout(
@@ -280,7 +323,22 @@ PUBLISHED: tuple[Layout, ...] = (
         form="preference",
         needs=("input", "preferred_output", "non_preferred_output"),
         convert=_openai_pair,
+        data_sets=("OpenAI preferences",),
     ),
-    Layout(name="text in `content`", form="text", needs=("content",), convert=_renamed("text", "content")),
+    Layout(
+        name="text in `content`",
+        form="text",
+        needs=("content",),
+        convert=_renamed("text", "content"),
+        data_sets=("the-stack",),
+    ),
 )
-"""Layouts of others, by the data set or tool that they are known from."""
+"""Layouts of other projects, by the data set or tool that they are known from."""
+
+
+def public_data_sets() -> list[tuple[str, tuple[str, ...], tuple[str, ...], Form]]:
+    """Return (data set, columns that its rows have, columns that they may have, form), for the docs and their test."""
+    own = [(name, NEEDS[form], (), form) for form, names in DATA_SETS.items() for name in names]
+    return own + [
+        (name, layout.needs, layout.also, layout.form) for layout in PUBLISHED for name in layout.data_sets
+    ]

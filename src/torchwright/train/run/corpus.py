@@ -1,13 +1,16 @@
-"""The run's data, opened: sources of training windows, held-out windows, and what became of their rows."""
+"""The data of a run: sources of training windows, held-out windows, and reports on their rows."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as dist
 
 from torchwright.train.data.documents import Report, form_of, read_report
 from torchwright.train.data.hold_out import divide
@@ -23,11 +26,13 @@ from torchwright.train.run.data_section import RunError
 from torchwright.train.run.processes import on_first
 
 TOKENS = "tokens"
-"""The part of a run folder that holds what its text and rows became."""
+"""The part of a run folder that holds token shards of its text and rows."""
 PAIRED = ("preference", "embedding")
-"""Forms of which two documents belong together."""
+"""Forms whose documents belong together in twos."""
 ONE = "train"
 """The name of the only source."""
+VISIBLE_S = 120.0
+"""Seconds until processes on other machines must see a file: NFS caches the list of a folder for up to a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +43,28 @@ class Corpus:
     """By the sources' names."""
     validation: Shards | None
     packed: bool
-    """Whether windows hold whole documents."""
+    """True if windows hold whole documents."""
     end: int | None
     """The token that ends documents in shards that do not say where they begin."""
     reports: dict[str, Report]
-    """What became of the rows of each file that holds any."""
+    """File of rows → the report on them."""
     reference: dict[str, np.ndarray] = field(default_factory=dict)
-    """Source → (pairs, 2): what the model that a run of preferences starts from thinks of them (`reference.py`)."""
+    """Source → (pairs, 2): log-probabilities of preference pairs by the model that the run starts from."""
     held_out_reference: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:
-        """Of all training shards."""
+        """Return the number of tokens of all training shards."""
         return sum(shards.tokens for shards in self.train.values())
 
     def facts(self) -> dict[str, dict[str, int]]:
-        """Source → its files and tokens."""
+        """Return the number of files and tokens of each source."""
         return {
             name: {"files": len(shards.paths), "tokens": shards.tokens} for name, shards in self.train.items()
         }
 
     def digest(self) -> str:
-        """Of what training windows hold."""
+        """Return a digest of the training data."""
         each = {name: shards.digest() for name, shards in self.train.items()}
         if list(each) == [ONE]:
             return each[ONE]
@@ -67,12 +72,13 @@ class Corpus:
 
 
 def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Path) -> Corpus:
-    """Tokenize what is text or rows into RUN/tokens, verify checksums, map everything.
+    """Tokenize text and rows into RUN/tokens on the first process, verify checksums, map everything on all.
 
     Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the
     model does not have.
     """
-    made = on_first(lambda: make_shards(run, config, folder, source, out / TOKENS))
+    made, sizes = on_first(partial(_made_and_sizes, run, config, folder, source, out / TOKENS))
+    wait_until_visible(sizes)
     corpus = open_shards(run, config, made)
     window = max(run.context, run.schedule.decay_context or 0)
     for shards in () if corpus.packed else corpus.train.values():
@@ -85,6 +91,26 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
     return corpus
 
 
+def wait_until_visible(sizes: Mapping[Path, int], seconds: float = VISIBLE_S) -> None:
+    """Wait until this process sees every file in the size that its writer saw. Raises `DataError` after `seconds`."""
+    ends = time.monotonic() + seconds
+    while missing := [path for path, size in sizes.items() if not _has_size(path, size)]:
+        if time.monotonic() > ends:
+            raise DataError(
+                f"process 0 wrote the token shard {missing[0]}, and process {dist.get_rank()} cannot see it",
+                found=f"{len(missing)} of {len(sizes)} files are missing or shorter after {seconds:g} s",
+                next="put the run folder and the data on a file system that all machines share",
+            )
+        time.sleep(0.1)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class MadeShards:
     """The files of a run's shards."""
@@ -92,6 +118,15 @@ class MadeShards:
     train: dict[str, list[Path]]
     validation: list[Path]
     reports: dict[str, Report]
+
+
+def _made_and_sizes(
+    run: Run, config: ModelConfig, folder: Path, source: Path, cache: Path
+) -> tuple[MadeShards, dict[Path, int]]:
+    """Make the shards; return them with the sizes of all their files."""
+    made = make_shards(run, config, folder, source, cache)
+    paths = [path for paths in made.train.values() for path in paths] + made.validation
+    return made, {path: path.stat().st_size for path in paths}
 
 
 def make_shards(run: Run, config: ModelConfig, folder: Path, source: Path, cache: Path) -> MadeShards:
@@ -172,7 +207,7 @@ def check_form(run: Run, file: Path, form: Form | None) -> None:
 
 
 def _packed(run: Run, opened: Sequence[Shards]) -> bool:
-    """Whether windows hold whole documents: as the run says, else where a part of the tokens is not trained on."""
+    """Check whether windows hold whole documents: as the run says, else if some tokens are not trained on."""
     if run.needs is not None:
         return True
     partly = any(shards.answers(shard) for shards in opened for shard in range(len(shards.paths)))
@@ -191,7 +226,7 @@ def _packed(run: Run, opened: Sequence[Shards]) -> bool:
 
 
 def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: int) -> Walk:
-    """The walk of a phase of the run over its training data."""
+    """Return the walk of a phase of the run over its training data."""
     walks: dict[str, Walk] = {
         name: Packed(
             shards,
@@ -246,7 +281,7 @@ def left_out(walk: Walk, *, strict: bool) -> dict[str, Packed]:
 
 
 def held_out(run: Run, corpus: Corpus, begin: int | None) -> HeldOut | PackedHeldOut | None:
-    """The windows that every evaluation reads, where there are any."""
+    """Return the windows that every evaluation reads; None without held-out data."""
     if corpus.validation is None:
         return None
     if not corpus.packed:
@@ -264,7 +299,7 @@ def held_out(run: Run, corpus: Corpus, begin: int | None) -> HeldOut | PackedHel
 
 
 def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:
-    """The walk of a phase of the run over one source's stream."""
+    """Return the walk of a phase of the run over the stream of one source."""
     return Windows(shards, context, _seed(run, phase), begin=begin, begin_every=run.data.begin_every)
 
 

@@ -83,6 +83,17 @@ def hold(out: Path, held: contextlib.ExitStack) -> None:
         )
 
 
+def at_work(out: Path) -> bool:
+    """Check whether a run holds the folder now; False where the system cannot say."""
+    with contextlib.suppress(OSError):
+        lock = os.open(out / LOCK, os.O_RDWR)
+        try:
+            return try_lock(lock) is False
+        finally:
+            os.close(lock)
+    return False
+
+
 def write_run_file(out: Path, text: str) -> None:
     """RUN/run.toml, by which the run goes on without the words that made it."""
     with replacing(out / RUN_FILE) as new:

@@ -1,4 +1,4 @@
-"""What a run has told so far, read from its metrics.jsonl while it may still be writing (no torch)."""
+"""The history of a run: figures and events of its metrics.jsonl, read while it may still be written (no torch)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torchwright.train.run.data_section import RunError
 from torchwright.train.run.metrics import FILE
 
 COUNTED = ("tokens", "samples")
-"""What runs count: language models the one, recommenders the other."""
+"""The units that runs count in: language models the first, all other kinds the second."""
 ENDS = ("end", "left", "stopped")
-"""Of all its steps; as it was asked to; with a fault that is told."""
+"""Events of an attempt's end: all steps are made; a signal asked it to leave; a reported fault."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take one line of the file; what is no number is no figure."""
+        """Take one line of the file; values that are not numbers are no figures."""
         event = line.get("event")
         if event is not None:
             self.events.append(line)
@@ -38,32 +38,53 @@ class History:
 
     @property
     def step(self) -> int:
-        """The last with figures, or the one at which the run last began."""
+        """Return the last step with figures, or the one at which the run last began."""
         begun = (event["at"] for event in self.of("start") if isinstance(event.get("at"), int))
         return max([0, *self.figures, *begun])
 
     @property
     def steps(self) -> int | None:
-        """How many the run has in all; None where it does not say."""
+        """Return how many steps the run has in all; None if it does not say."""
         told = [event["steps"] for event in self.of("start") if isinstance(event.get("steps"), int)]
         return told[-1] if told else None
 
     @property
+    def start(self) -> dict[str, Any]:
+        """Return the facts with which the last attempt began."""
+        return self.of("start")[-1] if self.of("start") else {}
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """Return the run file's values; empty if the last attempt does not say."""
+        run = self.start.get("run")
+        return run if isinstance(run, dict) else {}
+
+    @property
+    def remaining(self) -> float | None:
+        """Return seconds until the last step at the last speed; evaluations and checkpoints come on top."""
+        latest = self.latest()
+        for unit in COUNTED:
+            speed, seen = latest.get(f"{unit}_per_s"), latest.get(unit)
+            if self.steps and speed and seen and self.step and self.end is None:
+                return (self.steps - self.step) * seen / self.step / speed
+        return None
+
+    @property
     def end(self) -> dict[str, Any] | None:
-        """The event with which the last attempt ended; None while it is at work, or killed."""
+        """Return the event with which the last attempt ended; None while it is at work, or if it was killed."""
         last = [event for event in self.events if event.get("event") in ("start", *ENDS)]
         return last[-1] if last and last[-1]["event"] != "start" else None
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """The events of a name."""
+        """Return the events of a name."""
         return [event for event in self.events if event.get("event") == name]
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """(step, figure) of all steps that have it."""
+        """Return (step, figure) of all steps that have the figure."""
         return [(step, found[name]) for step, found in sorted(self.figures.items()) if name in found]
 
     def latest(self) -> dict[str, float]:
-        """Each figure's last value."""
+        """Return the last value of each figure."""
         found: dict[str, float] = {}
         for _, figures in sorted(self.figures.items()):
             found |= figures
@@ -71,7 +92,7 @@ class History:
 
 
 class Tail:
-    """Reads a run folder's figures as they come."""
+    """A reader of a run folder's figures, as they are written."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `RunError` where no run has written any."""
@@ -85,7 +106,7 @@ class Tail:
         self.history = History()
 
     def read(self) -> bool:
-        """Take what is new; whether there was anything. A restart writes the file anew, without what comes again."""
+        """Take new lines; return True if there were any. A restart writes the file anew, without repeated steps."""
         with self._path.open("rb") as file:
             identity = _identity(file.fileno())
             if identity != self._file:
@@ -104,12 +125,12 @@ class Tail:
 
 
 def read_history(folder: Path) -> History:
-    """All that a run has told; raises `RunError` where it is none."""
+    """Read the whole history of a run. Raises `RunError` if the folder holds none."""
     tail = Tail(folder)
     tail.read()
     return tail.history
 
 
 def _identity(handle: int) -> int:
-    """Of an open file, however it is called."""
+    """Return the inode of an open file: a renamed file keeps it."""
     return os.fstat(handle).st_ino

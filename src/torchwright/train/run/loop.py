@@ -21,6 +21,7 @@ from torchwright.train.run.config import AnyRun, Run
 from torchwright.train.run.corpus import TOKENS
 from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, undo, write_run_file
+from torchwright.train.run.page import write_last
 from torchwright.train.run.patience import patient
 from torchwright.train.run.processes import Place, check_alike, on_first, processes
 from torchwright.train.run.read import read_run, with_merge
@@ -43,7 +44,7 @@ def train(
     profile: range = range(0),
     trust: bool = False,
 ) -> TrainingOutcome:
-    """Train what a run file describes, from its last checkpoint on where there is one, bit for bit.
+    """Train what a run file describes, from its last checkpoint on if there is one, bit for bit.
 
     `settings` are fields by their dotted names, which win over those of the file. `fresh` moves an earlier run aside
     and begins anew; `resume` insists on a checkpoint; `merge` writes the model with
@@ -128,6 +129,9 @@ def in_session(
             launcher=torchrun(),
         )
         started = threading.Event()
+        if place.first:
+            # Called once the ledger is closed, so that the page has the whole account.
+            held.callback(lambda: write_last(out) if started.is_set() else None)
 
         def whole_run(beat: Beat) -> Outcome:
             with ledger.phase("start"), patient(run.timeout_s):

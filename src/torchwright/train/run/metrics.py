@@ -72,6 +72,8 @@ class RunMetrics:
         self._console = console or SafeConsole(stderr=True, highlight=False)
         self._live, self._steps = live and folder is not None, steps
         self._since: tuple[float, int] | None = None
+        self._first = True
+        self._validation = ""
         self._at = 0
         self._progress: Progress | None = None
         if self._live and moves(self._console):
@@ -120,7 +122,7 @@ class RunMetrics:
             self._board = _tensorboard(self._folder, at)
             if self._wandb is not None:
                 self._wandb_run = wandb_run(self._folder, self._wandb, facts)
-        self._at = at
+        self._at, self._since = at, (time.monotonic(), at)
         self.event("start", at=at, **facts)
 
     def event(self, name: str, **facts: Any) -> None:
@@ -150,6 +152,10 @@ class RunMetrics:
         if not self._live:
             return
         text = told(known)
+        if event is None:
+            text += self._validation
+        elif f"{HELD_OUT}loss" in known:
+            self._validation = f"  validation loss {known[f'{HELD_OUT}loss']:.4f} at step {step}"
         if self._progress is not None:
             self._progress.update(self._task, completed=step, figures=text)
         else:
@@ -157,11 +163,14 @@ class RunMetrics:
             self._console.print(f"step {step} of {self._steps}  {text}{left}", markup=False, soft_wrap=True)
 
     def _left(self, step: int) -> str:
-        """Return the time that is left by the pace since the first figures, evaluations and checkpoints included."""
+        """Return the time that is left, by the pace since the first figures: evaluations and checkpoints included.
+
+        The first figures go by the pace since the start, which holds what only the first step does.
+        """
         now = time.monotonic()
-        if self._since is None:
-            self._since = now, step
-        since, first = self._since
+        since, first = self._since or (now, step)
+        if self._first:
+            self._since, self._first = (now, step), False
         if step <= first or step >= self._steps:
             return ""
         return f"  {written((now - since) / (step - first) * (self._steps - step))} left"

@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet, whether they are alike, what one does for all."""
+"""The processes of a run: joining them, checking that they are alike, work that one does for all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether it speaks for all."""
+        """Check whether this process reports for all."""
         return self.rank == 0
 
 
@@ -78,7 +78,7 @@ def _join(device: str, timeout_s: float) -> None:
 
 @contextmanager
 def _infrastructure() -> Generator[None]:
-    """Raise `RunError` for what the network or another process did, which is no fault of the program."""
+    """Raise `RunError` for faults of the network or of another process."""
     try:
         yield
     except RuntimeError as error:
@@ -107,7 +107,7 @@ def check_alike(run: RunFile) -> None:
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """What `function` gives on the first process, on every process; what a user can mend is raised on all."""
+    """Call `function` on the first process; return its result or raise its fault on every process."""
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchwright.hub.folder import read_config, resolve
 from torchwright.train.data.rows import is_dataset
+from torchwright.train.run import torchrun
 from torchwright.train.run.amount import Amount, measure
 from torchwright.train.run.config import Lora
 from torchwright.train.run.data_section import RunError, Section
@@ -115,8 +116,11 @@ def quick_run(
     }
     reasons = dict(sizes.reasons)
     reasons["optimizer.lr"] = f"{'under' if small else 'over'} a billion parameters"
+    reasons["schedule.warmup_tokens"] = "a thirtieth of the run"
+    reasons["checkpoint.every_steps"] = "ten times a run, but every 10 to 200 steps"
     if amount.held is not None:
         values["evaluation"] = {"every_steps": every}
+        reasons["evaluation.every_steps"] = "with each checkpoint, so that the best one is kept"
         reasons["data.hold_out"] = f"{amount.held}; --no-validation holds nothing out"
     elif values["data"].pop("hold_out", None):
         reasons["data.train"] = "too few to hold some out for validation"
@@ -158,23 +162,41 @@ def _sizes(
     if epochs is None:
         epochs, times = (1, "once") if amount.tokens >= MANY_TOKENS else (EPOCHS, f"{EPOCHS} times")
     else:
-        times = f"{epochs:g} times, as asked for"
+        times = ("once" if epochs == 1 else f"{epochs:g} times") + ", as asked for"
     steps = max(1, round(windows * epochs / rows))
-    at_once = max(1, min(MICRO_ROWS, rows // world, _windows_in_memory(config, context)))
+    fitting = _windows_in_memory(config, context)
+    at_once = power_of_two(max(1, min(MICRO_ROWS, rows // world, fitting)))
     return _Sizes(
         fields={
             "tokens": steps * rows * context,
             "batch_tokens": rows * context,
             "context": context,
-            "micro_batches": max(1, rows // world // power_of_two(at_once)),
+            "micro_batches": max(1, rows // world // at_once),
         },
         reasons={
             "tokens": f"{steps:,} steps; {amount.tokens:,} tokens in {windows:,} windows are read {times}",
-            "batch_tokens": f"{rows} windows a step" + (f" for {world} processes" if world > 1 else ""),
+            "batch_tokens": _why_rows(rows, amount, windows, world, asked),
             "context": why,
+            "micro_batches": f"{_windows(at_once)} at once; memory has room for about {fitting:,}",
         },
         steps=steps,
     )
+
+
+def _why_rows(rows: int, amount: Amount, windows: int, world: int, asked: Mapping[str, Any]) -> str:
+    """Return the reason for a step's number of windows."""
+    words = f"{_windows(rows)} a step" + (f" for {world} processes" if world > 1 else "")
+    if amount.packed:
+        words += f", about {max(1, round(rows * amount.documents / windows)):,} documents"
+    if "batch_tokens" in asked:
+        return f"{words}, as asked for"
+    if rows >= ROWS:
+        return f"{words}, the most without --set batch_tokens"
+    return f"{words}: the most with {FEW_STEPS if amount.packed else STEPS} steps an epoch"
+
+
+def _windows(count: int) -> str:
+    return f"{count:,} window{'s' if count != 1 else ''}"
 
 
 def _window(amount: Amount, longest: int) -> tuple[int, str]:
@@ -192,13 +214,15 @@ def _window(amount: Amount, longest: int) -> tuple[int, str]:
 def _windows_in_memory(config: Mapping[str, Any], context: int) -> int:
     """Return about how many windows' activations fit into a quarter of the memory that is left.
 
-    A token has its logits and their gradient in float32, and in each layer some 30 values of the model's size.
+    A token has its logits and their gradient in float32, and in each layer some 30 values of the model's size. The
+    processes that torchrun started on this machine share its memory; each of them has a card of its own.
     """
     import torch
 
     from torchwright.devices.cpu import available_memory_bytes
 
-    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else available_memory_bytes()
+    card = torch.cuda.is_available()
+    free = torch.cuda.mem_get_info()[0] if card else available_memory_bytes() // torchrun.on_this_machine()
     vocabulary, model = int(config.get("vocab_size") or 32_000), int(config.get("hidden_size") or 1024)
     token = 12 * vocabulary + 60 * model * int(config.get("num_hidden_layers") or 24)
     return max(1, free // 4 // (context * token))

@@ -29,6 +29,7 @@ from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import AnyRun
 from torchwright.train.run.metrics import RunMetrics
+from torchwright.train.run.page import LivePage
 from torchwright.train.run.patience import patient
 from torchwright.train.run.processes import Place, on_first
 from torchwright.train.run.profiling import StepProfiler
@@ -70,6 +71,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.metrics = RunMetrics(out if place.first else None, steps=steps, live=live, wandb=run.wandb)
+        self.page = LivePage(out if place.first else None)
         self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.signals, self.device = Signals(), get_device(place.device)
         self.threads = RunThreads(fixed=user_chose(run, place))
@@ -166,6 +168,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
                 while self.done < self.last and not (figures and figures.leave):
                     with self.profiler.step(self.done + 1):
                         figures = self.advance()
+                    self.page.refresh()
                     beat()
                     if self.profiler.ready():
                         beat(math.inf)

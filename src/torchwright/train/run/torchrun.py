@@ -1,4 +1,4 @@
-"""What torchrun and its like tell the processes that they start."""
+"""The environment that torchrun and similar launchers give to processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import os
 
 
 def started() -> int | None:
-    """How many processes were started together; None where this one was started by itself."""
+    """Return how many processes were started together; None if this one was started alone."""
     world = os.environ.get("WORLD_SIZE")
     return None if world is None else int(world)
 
 
 def restarts() -> int:
-    """How often all of them were started again after a failure."""
+    """Return how often all processes were started again after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def on_this_machine() -> int:
+    """Return how many of the processes run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

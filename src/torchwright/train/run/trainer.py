@@ -220,8 +220,9 @@ class Trainer(Session[Run, TrainingOutcome]):
                 if warning is not None:
                     self.metrics.event("memorizes", at=self.done, best=self.best.step, loss=self.best.loss)
                     self.metrics.warn(warning)
-            for text in self.evaluator.samples(self.learner.model):
-                self.metrics.event("sample", at=self.done, text=text)
+            samples = self.evaluator.samples(self.learner.model)
+            for prompt, text in zip(self.run.evaluation.prompts, samples, strict=True):
+                self.metrics.event("sample", at=self.done, prompt=prompt, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
 
     def _recall_best(self) -> None:

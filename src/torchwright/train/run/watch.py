@@ -1,7 +1,7 @@
-"""`torchwright train --watch OUT`: a run's figures in a second terminal, while it works (no torch).
+"""`torchwright train --watch OUT`: a run's figures in a second terminal, while it trains (no torch).
 
-It reads what the run writes for everybody, so that it follows one under torchrun, Slurm or on another machine with the
-same disk, across its restarts, and can be begun and left at any time.
+It reads the run's metrics.jsonl, so that it follows a run under torchrun, Slurm or on another machine with the same
+disk, across restarts, and can be started and left at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 from torchwright.ledger.show import duration
 from torchwright.report import wording
 from torchwright.report.console import moves
-from torchwright.train.run.history import COUNTED, History, Tail
+from torchwright.train.run.history import History, Tail
 from torchwright.train.run.metrics import told
 
 ENDED = {"end": "finished", "left": "left as it was asked to", "stopped": "stopped"}
@@ -28,11 +28,11 @@ PAUSE = 0.5
 CURVE = 10
 """Lines of the loss curve."""
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bits of a braille letter by row and column of its dots."""
+"""Bits of a braille letter, by row and column of its dots."""
 
 
 def watch(folder: Path, console: Console) -> None:
-    """Show the run's state until it has ended; where the output is no terminal, once."""
+    """Show the run's state until it has ended; if the output is not a terminal, show it once."""
     tail = Tail(folder)
     tail.read()
     if not moves(console):
@@ -51,7 +51,7 @@ def watch(folder: Path, console: Console) -> None:
 
 
 def screen(folder: Path, history: History, quiet: float, *, width: int) -> RenderableType:
-    """Progress, the last figures, the loss curve and the last event; `quiet` seconds ago something came last."""
+    """Lay out progress, last figures, loss curve and last event; `quiet` are seconds since the last new line."""
     parts: list[RenderableType] = [Text(wording.clean(str(folder)), style="bold"), _progress(history, quiet)]
     if history.figures:
         parts += [Text(told(history.latest())), *curve(history.series("loss"), width=min(width, 100) - 12)]
@@ -64,18 +64,8 @@ def screen(folder: Path, history: History, quiet: float, *, width: int) -> Rende
     return Group(*parts)
 
 
-def remaining(history: History) -> float | None:
-    """Seconds until the last step, at the speed of the last figures; evaluations and checkpoints come on top."""
-    latest = history.latest()
-    for unit in COUNTED:
-        speed, seen = latest.get(f"{unit}_per_s"), latest.get(unit)
-        if history.steps and speed and seen and history.end is None:
-            return (history.steps - history.step) * seen / history.step / speed
-    return None
-
-
 def _progress(history: History, quiet: float) -> RenderableType:
-    left = remaining(history)
+    left = history.remaining
     words = f"step {history.step:,}" + (f" of {history.steps:,}" if history.steps else "")
     words += f", {duration(left)} left" if left is not None else ""
     words += f"; nothing new for {duration(quiet)}" if quiet >= 60 else ""
@@ -86,7 +76,7 @@ def _progress(history: History, quiet: float) -> RenderableType:
 
 
 def curve(points: Sequence[tuple[int, float]], *, width: int) -> list[Text]:
-    """A figure over the steps, in braille: `CURVE` lines of `width` letters, straight between steps that have it."""
+    """Draw a figure over the steps in braille: `CURVE` lines of `width` letters, interpolated between steps."""
     if len(points) < 2:
         return []
     columns = 2 * width
@@ -102,7 +92,7 @@ def curve(points: Sequence[tuple[int, float]], *, width: int) -> list[Text]:
 
 
 def _resampled(points: Sequence[tuple[int, float]], columns: int) -> list[float]:
-    """The figure at `columns` places spread evenly over the steps."""
+    """Return the figure at `columns` places spread evenly over the steps."""
     first, last = points[0][0], points[-1][0]
     values, after = [], 1
     for column in range(columns):

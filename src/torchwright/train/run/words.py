@@ -10,30 +10,43 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.train.run.check import check_run
+from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import TOKENS
 from torchwright.train.run.loop import train_run
+from torchwright.train.run.patience import patient
+from torchwright.train.run.processes import on_first, processes
 from torchwright.train.run.quick import quick_run
 from torchwright.train.run.read import parse_run
+
+WAIT_S: float = Run.model_fields["timeout_s"].default
+"""Seconds that processes wait for each other before there is a run file to say how long."""
 
 
 @contextlib.contextmanager
 def from_words(
     model: str, data: Sequence[str], *, world: int, out: Path, fresh: bool = False, **options: Any
 ) -> Generator[tuple[str, Callable[..., Any]]]:
-    """The run file that `quick_run` makes, and what trains by it into `out`. Raises as `read_run`.
+    """Make the run file of a model and its data, and what trains by it into `out`. Raises as `read_run`.
 
-    The data are tokenized to be counted: into the run's own folder where there is one that goes on, else beside it,
-    from where the run takes them once it has begun. Nothing is left there afterwards.
+    The first process tokenizes and counts the data for all; the others wait for it. Tokens go into the run's own
+    folder if it is there and goes on, else beside it: the run takes them once it has begun. Nothing stays there.
     """
     kept = out / TOKENS
     whole = out.resolve()
     beside = None if kept.is_dir() and not fresh else whole.with_name(f".{whole.name}.{TOKENS}")
-    try:
-        made = quick_run(model, data, world=world, cache=beside or kept, **options)
+    make = partial(quick_run, model, data, world=world, cache=beside or kept, **options)
+    with contextlib.ExitStack() as held:
+        first = True
+        if world > 1:
+            first = held.enter_context(processes(WAIT_S)).first
+        if beside is not None and first:
+            held.callback(shutil.rmtree, beside, ignore_errors=True)
+        if world > 1:
+            with patient(WAIT_S):
+                made = on_first(make)
+        else:
+            made = make()
         run = parse_run(made.values, "the run that these words make")
         check_run(run)
         text = made.written()
         yield text, partial(train_run, run, out, text=text, fresh=fresh, tokens=beside)
-    finally:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
