@@ -1,8 +1,8 @@
-"""Training beside busy neighbours: the README's `torchwright train` against the same command on one thread.
+"""Training on a busy machine: the README's `torchwright train` against the same command on one thread.
 
     python benchmarks/busy_train.py [--rounds 3] [--tokens 10240] [--processes 12] [--threads 2] [--json FILE]
 
-Both run in turn, each in a fresh process, beside processes that multiply matrices. A run's speed is its tokens over
+Both run in turn, each in a fresh process, while other processes multiply matrices. A run's speed is its tokens over
 the seconds of its steps, without the first line of figures. Exit status 1 where a command fails, or where the median of
 the rounds' ratios is below 0.8.
 """

@@ -26,7 +26,7 @@ TICKS, MOST_MARKS = 5, 8
 
 @dataclass(frozen=True)
 class Tick:
-    """A label beside an axis."""
+    """A label of an axis or of an upright mark."""
 
     percent: float
     """Distance from the left or from the top."""

@@ -41,7 +41,7 @@ DATA_SETS: dict[Form, tuple[str, ...]] = {
 """Form → public data sets whose rows have the form's own columns."""
 COLUMNS = {name: name for name in ("text", "messages", "prompt", "completion", "chosen", "rejected")}
 SYSTEM = ("system", "system_prompt")
-"""Columns that hold a system message beside the rest."""
+"""Columns that hold a system message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +104,9 @@ def _clearest(found: Sequence[Layout]) -> list[Layout]:
     if len(most) > 1:  # a column `content` means text where nothing else is known
         most = [one for one in most if one.ours or one.form != "text"]
     if any(not one.ours for one in most):
-        # Many published tables keep the rendered prompt as `text` beside the columns that it was made of.
+        # Many published tables keep the rendered prompt as `text` and the columns that it was made of.
         most = [one for one in most if not one.ours or one.form != "text"]
-    # ultrafeedback_binarized has `messages` for fine-tuning beside its pairs.
+    # ultrafeedback_binarized has pairs, and `messages` for fine-tuning.
     if {one.form for one in most} == {"chat", "preference"}:
         most = [one for one in most if one.form == "chat"]
     return most

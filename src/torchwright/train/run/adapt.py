@@ -36,7 +36,7 @@ def adapt(model: Transformer | Foreign, lora: Lora, precision: Precision) -> Non
 
 
 def linear_targets(model: Transformer | Foreign) -> list[Target]:
-    """What may have adapters, under the names of the model's files."""
+    """Return the layers that may have adapters, by their names in the model's files."""
     if isinstance(model, Transformer):
         return decoder_targets(model.config)
     return [Target(name=name.removeprefix("network."), modules=(name,)) for name in linear_names(model)]

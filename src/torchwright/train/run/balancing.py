@@ -59,7 +59,7 @@ class Balancing:
         self.load_LX = torch.zeros(
             len(self._layers), model.config.experts.count, dtype=torch.int64, device=device
         )
-        """Of the last step that was measured, over all processes; a row for each layer with experts."""
+        """Loads of the last measured step, over all processes; a row for each layer with experts."""
 
     def measure(self) -> dict[str, float]:
         """Add up the choices since the last time, over all processes; the fullest layer's figure and each layer's."""

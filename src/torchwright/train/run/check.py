@@ -1,4 +1,4 @@
-"""What does not go together in a language model's run (no torch)."""
+"""Checks of a language model's run file: fields that do not go together (no torch)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CheckpointError(TorchwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What checkpoint.json says."""
+    """The content of checkpoint.json."""
 
     step: int
     """Steps that the state contains."""
@@ -59,13 +59,13 @@ class Described:
     run: dict[str, Any]
     """The run file's values."""
     facts: dict[str, Any]
-    """What else the run needs to continue, and versions."""
+    """Versions, and facts that a run needs to continue."""
     files: dict[str, str] = field(default_factory=dict)
     """File → SHA-256."""
 
 
 class DigestWriter(HuggingFaceStorageWriter):
-    """Leaves a digest beside each file, and makes the folder a checkpoint once every process has written."""
+    """A writer that leaves a digest for each file, and makes the folder a checkpoint once every process has written."""
 
     def __init__(self, folder: Path, described: Described, committed: Callable[[int], None]) -> None:
         super().__init__(str(folder.with_name(f"{folder.name}.new")), save_distributed=True)
@@ -110,7 +110,7 @@ class Checkpoints:
         self._group: Any = unlimited_group()
         self._writing: tuple[int, Future[Any]] | None = None
         self.best: int | None = None
-        """The step whose checkpoint stays beside the newest ones."""
+        """The step whose checkpoint is kept in addition to the newest ones."""
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -132,7 +132,7 @@ class Checkpoints:
 
     @property
     def failed(self) -> bool:
-        """Whether the checkpoint that was being written has failed; never waits."""
+        """Check whether the checkpoint being written has failed; never waits."""
         return (
             self._writing is not None and self._writing[1].done() and self._writing[1].exception() is not None
         )
@@ -151,7 +151,7 @@ class Checkpoints:
             for old in whole(self.folder)[: -self.keep]:
                 if self.best is not None and old == _folder(self.folder, self.best):
                     continue
-                # Renamed first: a kill while its files go leaves no half of it behind.
+                # Renamed first: a kill while its files go leaves no half checkpoint behind.
                 going = old.with_name(f"{old.name}.old")
                 old.rename(going)
                 shutil.rmtree(going)
@@ -195,7 +195,7 @@ def whole(folder: Path) -> list[Path]:
 
 
 def describe(folder: Path) -> Described:
-    """What a checkpoint says that it is; raises `CheckpointError` where it cannot be read."""
+    """Read a checkpoint's description. Raises `CheckpointError` if it cannot be read."""
     path = folder / DESCRIPTION
     try:
         data = decode_json(read_regular(path, LARGEST))
@@ -227,8 +227,8 @@ def _malformed(described: Described) -> str | None:
 def load(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Fill `tensors` in place from a checkpoint, by name, whatever the layout that wrote it.
 
-    Every process calls this; each checks its share of the files first. Raises `CheckpointError`, on all processes alike
-    and before anything is changed, for a file that is missing or damaged, and for tensors that are not there.
+    Every process calls this; each checks its share of the files first. Raises `CheckpointError` for missing or damaged
+    files and missing tensors: on all processes, and before anything is changed.
     """
     described = describe(folder)
     mine = sorted(described.files)[dist.get_rank() :: dist.get_world_size()]

@@ -1,4 +1,4 @@
-"""What torch.compile made of a run's steps, beside its checkpoints: who goes on elsewhere compiles nothing.
+"""Compiled code of a run's steps, kept with its checkpoints: a run that goes on elsewhere compiles nothing.
 
     RUN/compiled/rank-00000/      a bundle (caches/bundle.py) of each process, whose parts of a model may differ
 
@@ -23,7 +23,7 @@ class CompiledCode:
     def __init__(self, out: Path, place: Place, *, trust: bool) -> None:
         self._folder, self._trust = out / FOLDER / f"rank-{place.rank:05}", trust
         self._calls: list[str] = []
-        """What was compiled and is not packed yet."""
+        """Names of what was compiled and is not packed yet."""
 
     def restore(self) -> str | None:
         """Put what earlier attempts compiled where torch.compile looks for it; why that is not done, or None."""
@@ -42,7 +42,7 @@ class CompiledCode:
     def keep(self) -> str | None:
         """Pack what this process has compiled, where there is anything new; why that failed, or None.
 
-        A run loses nothing by it but time: a full disk is no reason to end one here.
+        A full disk does not end a run here: it costs a later run nothing but time.
         """
         if not self._calls:
             return None

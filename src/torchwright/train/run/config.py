@@ -49,7 +49,7 @@ FREE = (
     "lora.merge",
     "experts.dispatch",
 )
-"""What may change when a run is continued; anything else would make it another run."""
+"""Fields that may change when a run is continued; any other field would make it another run."""
 DECAY_FRACTION, MOMENTUM, BIAS_RATE = 0.2, 0.95, 1e-3
 FEW_BITS = ("adamw8bit", "adamw4bit")
 """Optimizers whose moments are kept in blocks of codes, which cannot be cut anew for another layout."""
@@ -63,7 +63,7 @@ class Model(Section):
     config: dict[str, Any] | None = None
     """The shape in the words of a config.json, for a model that starts from random weights."""
     tokenizer: str | None = None
-    """A folder with tokenizer.json, copied beside the trained weights; by default `folder`."""
+    """A folder with tokenizer.json, copied into the folder of the trained weights; by default `folder`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -73,7 +73,7 @@ class Model(Section):
 
 
 class Optimizer(Section):
-    """How parameters move."""
+    """The optimizer."""
 
     name: Literal["adamw", "adamw8bit", "adamw4bit", "adafactor", "muon"] = "adamw"
     """`adamw8bit` and `adamw4bit` keep both moments in few bits (torchao); `adafactor` keeps a matrix's second moment
@@ -86,7 +86,7 @@ class Optimizer(Section):
     betas: tuple[Share, Share] = (0.9, 0.95)
     eps: Rate = 1e-8
     weight_decay: float = Field(default=0.1, ge=0)
-    """Of matrices; norms, biases and, under `muon`, the embedding and the output layer have none."""
+    """Decay of matrices; norms, biases and, under `muon`, the embedding and the output layer have none."""
     momentum: Share | None = None
     """`muon`: by default `MOMENTUM`."""
 
@@ -115,22 +115,22 @@ class Qat(Section):
 
 
 class Lora(Section):
-    """Train low-rank adapters beside frozen weights."""
+    """Train low-rank adapters on frozen weights."""
 
     r: Positive = 16
     """Rank: rows of A and columns of B."""
     alpha: Rate | None = None
-    """What an adapter adds is multiplied by alpha / r; by default twice r."""
+    """An adapter's sum is multiplied by alpha / r; by default twice r."""
     dropout: Share = 0.0
-    """Of an adapter's inputs."""
+    """Dropout of an adapter's inputs."""
     targets: list[str] = Field(default_factory=list)
     """Linear layers by the last part of their names in the model's files, as in "q_proj"; none given: all of them."""
     dora: bool = False
     """Train each row's length apart from its direction."""
     base: Literal["fp32", "bf16", "nf4", "int4"] | None = None
-    """What the frozen weights are kept in; by default what `precision` says. With four bits the layers' matrices."""
+    """Type of the frozen weights; by default that of `precision`. Four bits are for the layers' matrices."""
     merge: bool = False
-    """Whether RUN/model is written at the end as well: the weights with the adapters in them."""
+    """Write RUN/model at the end as well: the weights with the adapters in them."""
 
     @property
     def strength(self) -> float:
@@ -139,7 +139,7 @@ class Lora(Section):
 
 
 class Experts(Section):
-    """How a mixture of experts is kept in balance, and how tokens travel to experts in other processes."""
+    """Balance of a mixture of experts, and the way of tokens to experts in other processes."""
 
     balance: Literal["bias"] | Rate | None = None
     """The coefficient of a loss (`BalancingLoss`), or a bias that only chooses (`Balancing`)."""
@@ -156,7 +156,7 @@ class Experts(Section):
 
 
 class Evaluation(Section):
-    """What is measured and shown on the way; 0 steps means only at the end."""
+    """Measurements and samples during the run; 0 steps means only at the end."""
 
     every_steps: int = Field(default=0, ge=0)
     tokens: Positive = 65_536
@@ -182,18 +182,18 @@ class Checkpoint(Section):
 
 
 class RunFile(Section):
-    """What a run file of any kind says."""
+    """The fields that run files of all kinds have."""
 
     out: str
     """The run's folder: checkpoints, metrics, ledger and the trained model."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial weights."""
+    """Seed of the initial weights."""
     deterministic: bool = False
-    """Whether two such runs are equal to the bit; slower where torch has quicker operators that are not."""
+    """Make two such runs bitwise equal; slower if torch has quicker operators that are not deterministic."""
     threads: Positive | None = None
-    """Of each process; by default torch's own choice."""
+    """Threads of each process; by default torch's own choice."""
     timeout_s: Rate = 600.0
-    """How long a collective of a step may take before the run stops and says why."""
+    """Seconds that a collective of a step may take before the run stops and reports why."""
     log_every: Positive = 10
     """Steps between two lines of metrics."""
     checkpoint: Checkpoint = Checkpoint()
@@ -214,7 +214,7 @@ class Run(RunFile):
     """A language model's run file."""
 
     kind: Literal["language-model"] | None = None
-    """What is trained; None is a language model too."""
+    """Kind of the run; None is a language model too."""
     tokens: Positive
     """Tokens to train on, all together."""
     batch_tokens: Positive
@@ -233,7 +233,7 @@ class Run(RunFile):
     compile: bool = False
     """Compile each decoder layer and the loss with torch.compile."""
     peak_tflops: Rate | None = None
-    """What MFU is a share of, for each process; by default the rate that `doctor` measures."""
+    """The peak that MFU is a share of, for each process; by default the rate that `doctor` measures."""
     model: Model
     data: Data
     optimizer: Optimizer = Optimizer()
@@ -255,12 +255,12 @@ class Run(RunFile):
 
     @property
     def keeps_model(self) -> bool:
-        """Whether RUN/model is written at the end; a run of adapters writes it where they are merged."""
+        """Check whether RUN/model is written at the end; a run of adapters writes it if they are merged."""
         return self.lora is None or self.lora.merge
 
     @property
     def rows_as(self) -> RowsAs:
-        """How rows are read: as the data says, and as what is minimized needs them."""
+        """Return how rows are read: as [data] says, and as the objective needs them."""
         how = self.data.rows_as
         if self.needs is None:
             return how
@@ -272,7 +272,7 @@ class Run(RunFile):
 
     @property
     def needs(self) -> Form | None:
-        """What rows have to hold for what is minimized; None: any text."""
+        """Return the form of rows that the objective needs; None for any text."""
         if self.preference is not None:
             return "preference"
         return None if self.head is None else self.head.kind
@@ -285,5 +285,5 @@ class Run(RunFile):
         self.parallel.check_processes(world)
 
     def digest(self) -> str:
-        """Of every value, to compare processes by."""
+        """Return a digest of every value, to compare processes by."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()

@@ -285,7 +285,7 @@ def held_out(run: Run, corpus: Corpus, begin: int | None) -> HeldOut | PackedHel
     if corpus.validation is None:
         return None
     if not corpus.packed:
-        # A held-out window begins as a text does, if the model was told where texts begin.
+        # A held-out window begins as a text does, if training marks where texts begin.
         lead = begin if run.data.begin_every else None
         return HeldOut(corpus.validation, run.context, run.evaluation.tokens, begin=lead)
     return PackedHeldOut(

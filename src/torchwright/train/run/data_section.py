@@ -28,7 +28,7 @@ class Mixed(Section):
 
 
 class Data(Section):
-    """What is read. What is None by default was not there in the first version, whose checkpoints stay valid."""
+    """The data. Fields with the default None were not in the first version, whose checkpoints stay valid."""
 
     train: list[str] = []
     """Files of text or rows, folders that `datasets` saved, token shards, and globs of them."""
@@ -40,16 +40,16 @@ class Data(Section):
     text: list[str] = ["*.txt", "*.text", "*.md"]
     """Names of files that are plain text, all of which is trained on; what is neither text nor shard is refused."""
     begin_every: int = Field(default=0, ge=0)
-    """Every window whose place in the stream is a multiple of it is led by the begin token; 0 leads none."""
+    """The begin token leads every window whose place in the stream is a multiple of this number; 0 leads none."""
     seed: int = Field(default=0, ge=0)
-    """Of the order of files and windows."""
+    """Seed of the order of files and windows."""
     verify: bool = True
-    """Whether shards are held against the `checksums.json` beside them when the run starts."""
+    """Check shards against the `checksums.json` of their folder when the run starts."""
     packing: Literal["stream", "documents"] | None = None
     """`stream`: all documents one after the other, cut into windows; `documents`: whole ones packed into windows, each
     attending to itself alone. By default `documents` where a part of the tokens is not trained on, else `stream`."""
     form: Form | None = None
-    """What rows hold; by default as their columns say."""
+    """Form of the rows; by default by their columns."""
     text_column: str | None = None
     messages_column: str | None = None
     prompt_column: str | None = None
@@ -57,7 +57,7 @@ class Data(Section):
     chosen_column: str | None = None
     rejected_column: str | None = None
     strict: bool | None = None
-    """Whether a broken row stops the run before it begins; by default it is counted, told and left out."""
+    """Stop before the run begins at a broken row; by default it is counted, reported and left out."""
     ids: Literal["uint16", "uint32"] | None = None
     """The type of bare token ids (*.bin)."""
 
@@ -76,7 +76,7 @@ class Data(Section):
 
     @property
     def rows_as(self) -> RowsAs:
-        """How rows are read."""
+        """Return how rows are read."""
         given = {name: getattr(self, f"{name}_column") for name in COLUMNS}
         columns = {name: column or name for name, column in given.items()}
         draw = None if self.hold_out is None else self.seed

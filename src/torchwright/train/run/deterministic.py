@@ -1,4 +1,4 @@
-"""`deterministic = true`: two runs on the same machines, of the same versions, are equal to the bit."""
+"""`deterministic = true`: two runs on the same machines, of the same versions, are bitwise equal."""
 
 from __future__ import annotations
 

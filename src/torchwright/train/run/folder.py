@@ -25,7 +25,7 @@ class Begun:
     there: bool
     """True if there is a checkpoint to go on from."""
     before: frozenset[str] | None
-    """The names of what lay in it; None where there was no folder."""
+    """The names of what lay in it; None if the folder was new."""
     aside: Path | None
     """Folder to which an earlier run was moved."""
 

@@ -1,4 +1,4 @@
-"""Classes and vectors of whole texts: what [head] minimizes, of which model, and what is written beside the weights.
+"""Heads for classes and vectors of whole texts: their objective, their model, and the files written with the weights.
 
 A text is a document whose only label stands behind its last token: its class, or that it ends there.
 """

@@ -26,7 +26,7 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take one line of the file; values that are not numbers are no figures."""
+        """Take one line of the file; only numbers become figures."""
         event = line.get("event")
         if event is not None:
             self.events.append(line)

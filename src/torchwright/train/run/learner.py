@@ -1,4 +1,4 @@
-"""What of a run computes: the model in its layout, its loss and its optimizers, and one step of them.
+"""The computing part of a run: the model in its layout, its loss and its optimizers, and one step.
 
 The trainer and `torchwright prove` take this very class, so that what is proved is what trains.
 """
@@ -48,7 +48,7 @@ class Learner:
             self.balancing = Balancing(self.model, run.experts, run.micro_batches, self.mesh, device)
         self.batches = Batches(run, self.mesh, device)
         self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
-        """Whether a step draws anything at random."""
+        """Check whether a step draws random numbers."""
 
     def _objective(self) -> Objective[MicroBatch]:
         run, model = self.run, self.model
@@ -61,13 +61,13 @@ class Learner:
         return Classes(model) if run.head.labels is not None else Vectors(model, run.head)
 
     def begin(self, step: ScheduledStep) -> None:
-        """What a step draws at random depends on the run's seed, the step and the process alone."""
+        """Seed a step: its random numbers depend on the run's seed, the step and the process alone."""
         if self.random:
             torch.manual_seed(hash((self.run.seed, step.number, self.batches.part)))
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
-        """Nothing is dropped in the block."""
+        """Switch dropout off in the block."""
         if self.random:
             self.model.eval()
         yield

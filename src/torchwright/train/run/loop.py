@@ -78,7 +78,7 @@ def train_run(
 ) -> TrainingOutcome:
     """Train as `train` does, with paths relative to `folder`; write `text` to RUN/run.toml once the run has begun.
 
-    `tokens` is a folder of its shards, which becomes RUN/tokens where there is none.
+    `tokens` is a folder of its shards, which becomes RUN/tokens if that is missing.
     """
     return in_session(
         Trainer,
@@ -107,7 +107,7 @@ def in_session(
     trust: bool = False,
     tokens: Path | None = None,
 ) -> Outcome:
-    """As `train_run`, a run of any kind: `kind(run, folder, out, place, ledger, live=…)` is its session."""
+    """Train a run of any kind as `train_run`; `kind(run, folder, out, place, ledger, live=…)` is its session."""
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     check_wandb(run.wandb)

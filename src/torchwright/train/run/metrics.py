@@ -1,6 +1,6 @@
-"""What a run tells while it runs: a line of JSON, a live line in the terminal, TensorBoard where it is installed.
+"""The reports of a run while it runs: lines of JSON, a live line in the terminal, TensorBoard if it is installed.
 
-Weights & Biases are told where the run asks for it.
+Weights & Biases gets the figures if the run asks for it.
 
 RUN/metrics.jsonl   {"step": 40, "tokens": 327680, "loss": 5.1, …}, each step once: what a restart does again goes first
                     {"event": "evaluation", "at": 40, "validation_loss": 5.2, …}
@@ -95,7 +95,7 @@ class RunMetrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, TorchwrightError):
-            with contextlib.suppress(OSError):  # a disk that is full is told by the fault itself
+            with contextlib.suppress(OSError):  # the fault itself reports a full disk
                 self.event("stopped", at=self._at, reason=str(error))
         if self._progress is not None:
             self._progress.stop()
@@ -108,7 +108,7 @@ class RunMetrics:
                 self._file.close()
 
     def begin(self, at: int, **facts: Any) -> None:
-        """Go on after step `at`; lines beyond it, whose steps come again, go; why an attempt stopped stays."""
+        """Go on after step `at`; remove lines of later steps, which come again, but keep why an attempt stopped."""
         if self._folder is not None:
             path = self._folder / FILE
             kept = [
@@ -126,21 +126,21 @@ class RunMetrics:
         self.event("start", at=at, **facts)
 
     def event(self, name: str, **facts: Any) -> None:
-        """Something that happened once."""
+        """Record an event."""
         self._write({"event": name, **facts})
 
     def show(self, text: str) -> None:
-        """A line for whoever watches; never read as markup."""
+        """Print a line, unless the run is quiet; it is never read as markup."""
         if self._live:
             self._console.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that is shown in a quiet run as well: something of the run is not as its user thinks."""
+        """Print a line in a quiet run as well: the run differs from what its user may think."""
         if self._folder is not None:
             self._console.print(text, markup=False, soft_wrap=True, style="yellow")
 
     def figures(self, step: int, values: Mapping[str, float | None], *, event: str | None = None) -> None:
-        """Figures after `step` steps, its own or those of an event; what is None is not known and left out."""
+        """Record figures after `step` steps, its own or those of an event; unknown ones (None) are left out."""
         self._at = step
         known = {name: value for name, value in values.items() if value is not None}
         self._write({**({"event": event, "at": step} if event else {"step": step}), **known})
@@ -181,7 +181,7 @@ class RunMetrics:
 
 
 def read_figures(folder: Path) -> dict[int, dict[str, Any]]:
-    """Step → its figures of a run folder, those of an evaluation after it among them."""
+    """Return the figures of each step of a run folder, those of an evaluation after it included."""
     found: dict[int, dict[str, Any]] = {}
     for _, line in _lines(folder / FILE):
         if line.get("event") == "evaluation":
@@ -192,14 +192,14 @@ def read_figures(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each whole line of the figures, as it stands and what it says; none where there is no file yet."""
+    """Yield each whole line of the figures, as text and as values; nothing before the file exists."""
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, RecursionError):  # the last line of a process that was killed
             yield text, json.loads(text)
 
 
 def told(values: Mapping[str, float]) -> str:
-    """The figures for people."""
+    """Return the figures in words."""
     words: list[str] = []
     for name, value in values.items():
         if unit := UNITS.get(name.removeprefix(HELD_OUT)):
@@ -217,7 +217,7 @@ def told(values: Mapping[str, float]) -> str:
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll), infinite where that has no float."""
+    """Return exp(nll), infinite beyond the largest float."""
     return math.exp(nll) if nll < 700 else math.inf
 
 

@@ -1,8 +1,8 @@
-"""Where a step that gave no number first went wrong: the step is done again and every layer is watched.
+"""The first layer of a step that is not finite: the step is computed again with every layer watched.
 
-A layer's input and output are looked at in the forward pass, the gradients of its output and of its parameters in the
-backward pass, in the order in which they come; the first that holds infinity or nan is named, with the rows of the
-batch that it lies in.
+Each layer's input and output are checked in the forward pass, in their order. The gradients of its output and of its
+parameters are checked in the backward pass. The first that holds infinity or nan is named, with its rows of the
+batch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Sighting:
     """The first tensor of a step that is not finite."""
 
     where: str
-    """As in "the output of layers.3.mlp.down"."""
+    """The tensor's name, such as "the output of layers.3.mlp.down"."""
     rows: list[int]
-    """Of the step's rows, those that it lies in; none where the tensor has no rows."""
+    """The step's rows that are not finite; empty if the tensor has no rows."""
     looked: int
     """At how many tensors before it; what is broken in one process breaks the gradients of all later on."""
 

@@ -1,4 +1,4 @@
-"""What a step minimizes: what a process computes at once, the loss of it, and what else is told."""
+"""The objective of a step: micro-batches, their loss, and figures that are reported with it."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel.stages import Staged
 
 Batch = TypeVar("Batch", contravariant=True)
-"""What one process computes at once."""
+"""A micro-batch: what one process computes at once."""
 LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What one process computes at once: its part of rows and of sequences."""
+    """A micro-batch of windows: the process's part of rows and of sequences."""
 
     ids_BT: torch.Tensor
     labels_BT: torch.Tensor
     positions_BT: torch.Tensor | None = None
     documents_BS: torch.Tensor | None = None
-    """Where the document of each token of the whole rows begins, as `WindowBatch.documents_BT`."""
+    """Begin of each token's document, for the whole rows, as `WindowBatch.documents_BT`."""
     reference_BT: torch.Tensor | None = None
-    """As `WindowBatch.reference_BT`."""
+    """Log-probabilities of the reference, as `WindowBatch.reference_BT`."""
 
 
 class Objective(Protocol[Batch]):
     """A loss that is a mean over what counts in a step, wherever it is computed."""
 
     figures: tuple[str, ...]
-    """What is told beside the loss: means over the same."""
+    """Names of the figures that are reported with the loss: means over the same items."""
 
     def count(self, batch: Batch) -> torch.Tensor:
-        """How much of what counts a micro-batch holds: labels, pairs."""
+        """Return the number of items that a micro-batch's loss is a sum over: labels or pairs."""
         ...
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a run minimizes where it is not the loss of the next token: [preference] and [head] of run files (no torch)."""
+"""[preference] and [head] of run files: objectives other than the loss of the next token (no torch)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Preference(Section):
     loss: LossName = "dpo"
     """`orpo` and `simpo` need no reference."""
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """How much a log-probability counts; of `orpo` the weight of the odds. By default `BETA`."""
+    """Weight of a log-probability; of `orpo` the weight of the odds. By default `BETA`."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """`dpo`: the share of pairs that are taken to be the wrong way round."""
     margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -44,7 +44,7 @@ class Preference(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss compares with the model that the run starts from."""
+        """Check whether the loss compares with the model that the run starts from."""
         return self.loss in ("dpo", "ipo", "hinge")
 
 
@@ -64,13 +64,13 @@ class Head(Section):
 
     @property
     def columns(self) -> dict[str, str]:
-        """What is read beside the columns of [data] → the column that holds it."""
+        """Return the columns that are read in addition to those of [data], by what they hold."""
         names = ("label", "anchor", "positive")
         return {name: getattr(self, f"{name}_column") or name for name in names}
 
     @property
     def faults(self) -> list[str]:
-        """What does not fit together."""
+        """Return faults: fields that do not fit together."""
         found = [
             f"head.{field} is for the kind '{kind}'"
             for field, kind in OF_ONE_KIND

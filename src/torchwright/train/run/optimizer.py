@@ -21,8 +21,8 @@ PEAK = "peak_lr"
 class Optimizers:
     """One or two `torch.optim` optimizers over a model's parameters.
 
-    AdamW (Loshchilov and Hutter, 2019), its forms with moments in 8 bits (Dettmers et al., 2022) and 4 bits (Li et al.,
-    2023), by torchao, Adafactor (Shazeer and Stern, 2018), or Muon (Jordan et al., 2024). Muon is for the matrices of
+    AdamW (Loshchilov and Hutter, 2019), Adafactor (Shazeer and Stern, 2018), or Muon (Jordan et al., 2024). AdamW by
+    torchao has moments in 8 bits (Dettmers et al., 2022) or 4 bits (Li et al., 2023). Muon is for the matrices of
     the layers, each expert's among them; AdamW takes routers and the rest.
     """
 
@@ -67,7 +67,7 @@ class Optimizers:
         self.step(0.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The state as plain (or sharded) tensors under the parameters' names; they are the state, not copies of it."""
+        """Return the state itself, not copies, as plain (or sharded) tensors under the parameters' names."""
         found: dict[str, torch.Tensor] = {}
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
@@ -118,7 +118,7 @@ def _build(
 
 
 def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> dict[nn.Parameter, list[torch.Tensor]]:
-    """What Adafactor and Muon take, as whole tensors that share the parameters' memory, each expert's by itself.
+    """Return the tensors that Adafactor and Muon take: whole ones that share the parameters' memory, one per expert.
 
     Adafactor takes all of them, Muon each matrix of the layers but the routers', others none. Raises `RunError` where a
     process does not hold them whole.

@@ -58,7 +58,7 @@ class LivePage:
 
 
 def write(folder: Path, *, live: bool = False) -> Path:
-    """Write OUT/report.html of what the run has reported so far. Raises `RunError` if there is no run."""
+    """Write OUT/report.html of what the run has reported so far. Raises `RunError` if the folder holds no run."""
     history = read_history(folder)
     return _write(folder, render(folder, history, live=live and history.end is None))
 

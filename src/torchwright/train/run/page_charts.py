@@ -12,7 +12,7 @@ from torchwright.train.run.history import COUNTED, History
 from torchwright.train.run.metrics import HELD_OUT, UNITS
 
 QUALITY = ("accuracy", "recall_at_1", "word_error_rate", "reward_accuracy", "auc", "normalized_entropy")
-"""Figures that a run is judged by beside its loss, if its kind has them."""
+"""Figures that a run is judged by in addition to its loss, if its kind has them."""
 
 
 def charts(history: History) -> Iterator[Chart]:

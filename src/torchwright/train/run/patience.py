@@ -1,4 +1,4 @@
-"""How long processes wait for each other: in a step as long as the run file says, and for long work without end.
+"""Time-outs of processes that wait for each other: the run file's in a step, and none for long work.
 
 What one process does for all (tokenizing, checksums, the trained model's files) takes as long as it takes. One that
 dies meanwhile does not leave the others waiting, since its connections close.

@@ -18,18 +18,18 @@ SPLIT = ("zero_bubble", "zbv")
 
 
 class Pipeline(Section):
-    """How the stages of `layout.pp` take turns; the micro-batches are the run's."""
+    """The pipeline schedule of `layout.pp`; the micro-batches are the run's."""
 
     schedule: Schedule = "1f1b"
     """`gpipe`: all forward, then all backward (Huang et al., 2019). `1f1b` keeps fewer micro-batches (Narayanan et
-    al., 2019), `interleaved` has several stages a process (Narayanan et al., 2021), `zero_bubble` (ZB1P) and `zbv`
+    al., 2019). `interleaved` has several stages a process (Narayanan et al., 2021). `zero_bubble` (ZB1P) and `zbv`
     fill the bubble with the gradients of weights (Qi et al., 2023)."""
     pieces: Annotated[int, Field(gt=0)] | None = None
     """Stages of each process; by default 2 with `interleaved` and `zbv`, else 1."""
 
     @property
     def stages(self) -> int:
-        """Of each process."""
+        """Stages of each process."""
         return PIECES[self.schedule] if self.pieces is None else self.pieces
 
 

@@ -23,11 +23,11 @@ from torchwright.train.run.data_section import RunError
 
 MX_BLOCK = 32
 MULTIPLE = {"float8": 16, "mx": MX_BLOCK}
-"""What both sides of a matrix must be a multiple of."""
+"""Both sides of a matrix must be a multiple of this number."""
 
 
 def autocast(precision: Precision, device: str) -> contextlib.AbstractContextManager[Any]:
-    """The context of a forward pass: products in bfloat16, except for `fp32`; weights stay float32."""
+    """Return the context of a forward pass: products in bfloat16, except for `fp32`; weights stay float32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device, torch.bfloat16)
@@ -42,8 +42,8 @@ def convert(
     they are, and under float8 experts. With `gather` float8 layers' matrices are such as FSDP gathers in 8 bits.
     Under tensor parallelism float8's scales are the largest values of whole matrices and rows all the same: DTensor
     takes a maximum over the processes that hold parts.
-    Raises `RunError` where nothing has sides that the format takes, and where tensor parallelism over `tp` processes
-    leaves a process such as it does not take.
+    Raises `RunError` if no layer has sides that the format takes, as a whole or as a process's part under tensor
+    parallelism over `tp` processes.
     """
     family = "float8" if precision.startswith("float8") else "mx" if precision.startswith("mx") else None
     if family is None:

@@ -1,8 +1,8 @@
 """Training on pairs of answers: DPO (Rafailov et al., 2023) and its kin, one function a loss.
 
-A row of a batch holds whole pairs, the chosen answer behind its prompt and then the rejected one behind the same, each
-a document of its own. Of each answer the log-probabilities of its tokens are added up; a loss is a function of the two
-sums, of what the model that the run starts from gave them (the reference), and of the answers' lengths.
+A row of a batch holds whole pairs: the prompt with the chosen answer, then the prompt with the rejected answer. Each
+is a document of its own. The log-probabilities of each answer's tokens are added up. A loss is a function of these
+sums, the sums of the reference (the model that the run starts from), and the answers' lengths.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Answers:
     logp_P2: torch.Tensor
     """Log-probability of all of an answer's tokens."""
     tokens_P2: torch.Tensor
-    """How many those are."""
+    """Number of tokens of each answer."""
     reference_P2: torch.Tensor
     """`logp_P2` of the reference; zero where a loss needs none."""
 
     @property
     def ratio_P2(self) -> torch.Tensor:
-        """How much likelier an answer has become, as a logarithm."""
+        """Return how much likelier an answer has become, as a logarithm."""
         return self.logp_P2 - self.reference_P2
 
     @property

@@ -38,19 +38,19 @@ SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StepsProfile:
-    """What the profiled steps of one process spent their time on; the quicker half of them, for one step."""
+    """The time of the profiled steps of one process: the mean of their quicker half, per step."""
 
     first: int
     last: int
     seconds: float
-    """Of a step, under the profiler."""
+    """Seconds of a step under the profiler."""
     idle_share: float
-    """Of a step in which its device did nothing; on a CPU, in which no operator ran on any thread."""
+    """Share of a step in which its device was idle; on a CPU, in which no operator ran on any thread."""
     kinds: tuple[KindTime, ...]
     operators: tuple[OperatorTime, ...]
     """The longest."""
     waits: tuple[Wait, ...]
-    """Of all profiled steps."""
+    """Waits of all profiled steps."""
     trace: str
 
 
@@ -99,7 +99,7 @@ class StepProfiler:
         self._recorded.append(number)
 
     def ready(self) -> bool:
-        """Whether the last step that was asked for is recorded, and nothing is written yet."""
+        """Check whether the last requested step is recorded, and nothing is written yet."""
         return self._profiler is not None and self._recorded[-1:] == [self.asked[-1]]
 
     def finish(self) -> StepsProfile | None:
@@ -140,7 +140,7 @@ class StepProfiler:
 
 
 def _idle_share(profiler: profile) -> float:
-    """Of the time between a card's first and last kernel in which none ran."""
+    """Return the share of the time between a card's first and last kernel in which no kernel ran."""
     events = profiler.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())

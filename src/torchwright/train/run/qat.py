@@ -119,10 +119,10 @@ def _rounded_experts(
 
 @dataclass(frozen=True, kw_only=True)
 class LogitDifference:
-    """How far the logits of one form of the model lie from another's."""
+    """The distance between the logits of two forms of the model."""
 
     largest: float
-    """Of the absolute differences."""
+    """The largest absolute difference."""
     relative: float
     """Root mean square over that of the logits."""
     kl_divergence: float
@@ -132,7 +132,7 @@ class LogitDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What quantization-aware training ends with, on held-out tokens in float32."""
+    """The receipt of quantization-aware training, on held-out tokens in float32."""
 
     scheme: str
     group_size: int
@@ -187,7 +187,7 @@ def convert(model: Transformer) -> None:
 
 
 def difference(logits_BTV: torch.Tensor, other_BTV: torch.Tensor) -> LogitDifference:
-    """How far `other_BTV` lies from `logits_BTV`."""
+    """Return the distance of `other_BTV` from `logits_BTV`."""
     one, two = logits_BTV.double(), other_BTV.double()
     kl = F.kl_div(two.log_softmax(-1), one.log_softmax(-1), log_target=True, reduction="none").sum(-1)
     return LogitDifference(

@@ -29,7 +29,7 @@ CONTEXT, LONGEST, ROWS = 1024, 2048, 16
 SHORTEST = 256
 """The least window of documents where the model has room: short ones are packed more tightly into it."""
 BESIDE = ("", ".json")
-"""Files beside data: notes, checksums."""
+"""Suffixes of files next to data: notes, checksums."""
 STEPS = 50
 """Steps of an epoch at least, while a step has more than one window."""
 EXAMPLES, FEW_STEPS = 8, 10
@@ -44,7 +44,7 @@ DPO_RATES = {"full": 1e-6, "lora": 1e-5}
 """The same for preferences, of which a step says more about a whole answer."""
 LARGE, SMALLER = 1_000_000_000, 5.0
 MICRO_ROWS = 4
-"""Windows that are computed at once, where memory allows: more of them are no quicker."""
+"""Windows that are computed at once, where memory allows: more windows at once save no time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +229,9 @@ def _windows_in_memory(config: Mapping[str, Any], context: int) -> int:
 
 
 def read_fields(option: str, text: str, section: type[Section]) -> dict[str, Any]:
-    """`r=16,alpha=32,targets=q_proj+v_proj,dora=true` as the fields of a section; empty text is none.
+    """`r=16,alpha=32,targets=q_proj+v_proj,dora=true` as the fields of a section; empty text has no fields.
 
-    Names and values are checked with the rest of the run. Raises `RunError` for a word that is no `name=value`.
+    Names and values are checked with the rest of the run. Raises `RunError` for a word that is not `name=value`.
     """
     found: dict[str, Any] = {}
     for word in filter(None, text.split(",")):

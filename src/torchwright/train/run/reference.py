@@ -1,4 +1,4 @@
-"""What the model that a run starts from thinks of its pairs: log-probabilities computed once, kept beside the tokens.
+"""The reference of preferences: log-probabilities by the starting model, computed once and kept with the tokens.
 
 With adapters that is the model without them, since they are empty until the first step.
 
@@ -70,7 +70,7 @@ def _key(run: Run, weights: dict[str, str], shards: Shards) -> str:
 
 
 def _read(path: Path, key: str) -> np.ndarray | None:
-    """None where there is none, a damaged one, or one of something else."""
+    """Return the kept values; None if they are missing, damaged, or of other data."""
     try:
         with safe_open(path, "np") as file:
             return file.get_tensor(TENSOR) if (file.metadata() or {}).get(KEY) == key else None

@@ -16,7 +16,7 @@ from torchwright.train.run.data_section import RunError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a run file of any kind says; raises `RunError` where there is none."""
+    """Read the values of a run file of any kind. Raises `RunError` if it is missing."""
     try:
         return load_toml(path)
     except FileNotFoundError as error:

@@ -25,7 +25,7 @@ class Segment:
     document: int
     """From 0 in the window."""
     position: int
-    """Of its first token, counted from where its document begins."""
+    """Position of its first token in its document."""
     trained: bool
     ids: list[int]
     text: str
@@ -71,14 +71,14 @@ def sample(run: Run, folder: Path, number: int) -> Sample:
 
 
 def _told(run: Run, tokenizer: Tokenizer | None, ids: list[int], trained: bool) -> str:
-    """What tokens say; a head's label is none."""
+    """Return the text of tokens; a head's label has no text."""
     if run.head is not None and trained:
         return run.head.labels[ids[0]] if run.head.labels else ""
     return "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def split(batch: WindowBatch) -> list[tuple[int, int, bool, list[int]]]:
-    """(document, position, trained, ids) of the segments of a batch's first row; what is left over is none."""
+    """Return (document, position, trained, ids) of the segments of a batch's first row, without padding."""
     ids, labels = batch.ids_BT[0].tolist(), batch.labels_BT[0].tolist()
     begins = [0] * len(ids) if batch.documents_BT is None else batch.documents_BT[0].tolist()
     found: list[tuple[int, int, bool, list[int]]] = []

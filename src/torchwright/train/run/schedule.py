@@ -10,7 +10,7 @@ from torchwright.train.run.config import DECAY_FRACTION, Run
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledStep:
-    """What step number `number` (from 0) reads and how far it goes."""
+    """A step: its number from 0, the tokens and rows that it reads, and its factor on the rate."""
 
     number: int
     tokens: int
@@ -67,7 +67,7 @@ def rate(run: Run, number: int) -> float:
 
 
 def factor(name: str, *, warm: float, left: int, decay: int, final: float) -> float:
-    """As `rate`: `warm` is the share of the warm-up that is done at a step's end, `left` the steps behind it."""
+    """Return the factor on the rate: `warm` is the share of the warm-up at a step's end, `left` the steps after it."""
     fallen = max(0.0, (decay - left) / decay) if decay else 0.0
     down = 0.5 * (1 + math.cos(math.pi * fallen)) if name == "cosine" else 1 - fallen
     return min(1.0, warm) * (final + (1 - final) * down)

@@ -1,6 +1,6 @@
-"""What runs of every kind share in one process: steps until the end or a signal, what comes between, how they go on.
+"""The session of a run of any kind in one process: steps until the end or a signal, evaluations, checkpoints.
 
-A kind of run is a `Session` of its own, which knows its data, its model, what a step is and what is left at the end.
+Each kind of run is a subclass of `Session`: it knows its data, its model, its step and its outcome.
 `loop.in_session` gives it a folder, a lock, the other processes, a ledger and a watch.
 """
 
@@ -43,14 +43,14 @@ Outcome = TypeVar("Outcome", covariant=True)
 
 
 class TrainingStopped(TorchwrightError):
-    """A run that cannot go on: a loss or gradient that is no number, or a process that is gone."""
+    """A run that cannot go on: a loss or gradient that is not finite, or a lost process."""
 
 
 class Session(ABC, Generic[AnyRun, Outcome]):
     """One process's part of a run."""
 
     unit: ClassVar[str]
-    """What the run counts, and the field of its file that says how many."""
+    """The unit that the run counts in, and the field of its file that says how many."""
     free: ClassVar[tuple[str, ...]]
     """Fields that may change when a run is continued."""
 
@@ -81,42 +81,42 @@ class Session(ABC, Generic[AnyRun, Outcome]):
 
     @abstractmethod
     def data_facts(self) -> dict[str, Any]:
-        """What was read of the run's data, for its report."""
+        """Return facts about the run's data, for its page."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Tell what is known before the first step."""
+        """Report what is known before the first step."""
 
     @abstractmethod
     def advance(self) -> StepFigures:
-        """One step, and its figures where they are due."""
+        """Make one step; return its figures."""
 
     @abstractmethod
     def evaluate(self) -> None:
-        """Measure on what is held out, and tell."""
+        """Measure the held-out data, and report it."""
 
     @abstractmethod
     def finish(self, figures: StepFigures | None) -> Outcome:
-        """A checkpoint, and at the run's end what it was for; `figures` are the last step's."""
+        """Write a checkpoint, and at the run's end the model; `figures` are the last step's."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make the optimizers' state exist, for a checkpoint to fill."""
+        """Create the optimizers' state, for a checkpoint to fill."""
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that a step changes, by name."""
+        """Return everything that a step changes, by name."""
 
     @abstractmethod
     def described(self) -> Described:
-        """What a checkpoint says of itself."""
+        """Return the description of a checkpoint."""
 
     @abstractmethod
     def unlike(self, told: Described, now: Described) -> list[str]:
-        """What else of a checkpoint's run is not as now; raises `CheckpointError` where it cannot be compared."""
+        """Return further differences to a checkpoint's run. Raises `CheckpointError` if they cannot be compared."""
 
     def resume(self) -> None:
-        """Take the state of the last checkpoint. Raises `CheckpointError` where it is damaged or of another run."""
+        """Take the state of the last checkpoint. Raises `CheckpointError` if it is damaged or of another run."""
         folder = checkpoint.whole(self.checkpoints.folder)[-1]
         told, now = checkpoint.describe(folder), self.described()
         unlike = self.unlike(told, now)
@@ -143,7 +143,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         self.ledger.resumed(step=self.done)
 
     def go(self, beat: Beat) -> Outcome:
-        """Steps until the end, or until a signal asks to leave; both end in a checkpoint.
+        """Make steps until the end, or until a signal asks to leave; both end in a checkpoint.
 
         `beat` is called after each step, and with the patience for it before what may take long.
         """
@@ -206,7 +206,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
             self.metrics.show(text)
 
     def _write_profile(self) -> None:
-        """What the profiled steps spent their time on, where there are some; it takes longer than a step."""
+        """Write the profile of the profiled steps, if there are any; it takes longer than a step."""
         found = self.profiler.finish()
         if found is not None:
             self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
@@ -233,7 +233,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
                 )
 
     def not_finite(self, figures: StepFigures, *, found: str, rates: str) -> TrainingStopped:
-        """Of the step that would come next; `found` says of what it was made, `rates` what may be lowered."""
+        """Return the fault of the next step; `found` names its data, `rates` the fields that may be lowered."""
         self.checkpoints.wait()
         good = checkpoint.whole(self.checkpoints.folder)
         return TrainingStopped(
@@ -244,11 +244,11 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         )
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the state as it is."""
+        """Begin to write a checkpoint of the present state."""
         self.checkpoints.save(self.tensors(), self.described())
 
     def write(self, name: str, save: Callable[[Path], None]) -> None:
-        """RUN/`name`; that of a shorter run goes when the new one is whole."""
+        """Write RUN/`name`; an older one is replaced when the new one is whole."""
         folder, new = self.out / name, self.out / f"{name}.new"
         on_first(lambda: shutil.rmtree(new, ignore_errors=True))
         try:
@@ -270,13 +270,13 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         on_first(swap)
 
     def steps_per_s(self) -> float:
-        """Since this was asked last, or since what came between steps."""
+        """Return steps per second since the last call, or since the last evaluation or checkpoint."""
         (since, counted), now = self._since, time.perf_counter()
         self._since = now, self.done
         return (self.done - counted) / (now - since)
 
     def _between(self) -> None:
-        """Evaluation and checkpoint, where their intervals say so; their time is not the steps'."""
+        """Evaluate and save a checkpoint at their intervals; their time does not count as steps."""
         evaluate, save = (
             bool(every) and self.done % every == 0
             for every in (self.run.evaluate_every, self.run.checkpoint.every_steps)

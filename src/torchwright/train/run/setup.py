@@ -1,4 +1,4 @@
-"""What a step works on: the model on its devices, its micro-batches."""
+"""The model on its devices, and the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ class Batches:
         self.part = own_part_of_rows(layout, mesh)
 
     def rows(self, rows: int) -> int:
-        """How many of the step's rows are this process's."""
+        """Return how many of the step's rows are this process's."""
         return rows // self._layout.batch_ways
 
     def of_step(self, step: ScheduledStep, windows: Source) -> list[MicroBatch]:
-        """What this process reads in a step: its part of the rows, in order."""
+        """Return the part of a step's rows that this process reads, in order."""
         rows = self.rows(step.rows)
         first, micro = step.first + self.part * rows, rows // self._micro_batches
         return [

@@ -27,16 +27,16 @@ COPIED = (
 
 
 def write_source(run: Run, folder: Path, out: Path) -> Path:
-    """RUN/source: config.json and the tokenizer's files, by which the trained weights can be loaded.
+    """Write RUN/source: config.json and the tokenizer's files, by which the trained weights can be loaded.
 
-    Raises `RunError` where the folder has those of another model than the run file's, and `RunError` or `ModelError`
+    Raises `RunError` if the folder has those of another model than the run file's. Raises `RunError` or `ModelError`
     for a configuration that is missing or that no family describes.
     """
     return write_files(out, _source_files(run, folder))
 
 
 def write_files(out: Path, files: dict[str, bytes]) -> Path:
-    """RUN/source of these files. Raises `RunError` where it holds others."""
+    """Write RUN/source of these files. Raises `RunError` if it holds others."""
     source = out / SOURCE
     if source.is_dir():
         _check_source(source, files)

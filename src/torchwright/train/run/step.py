@@ -36,7 +36,7 @@ _SAVED = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.torchwright_train.ring_attention.default,
 )
-"""What selective recomputation keeps: what takes long to compute again."""
+"""Operators whose results selective recomputation keeps, because they are slow to compute again."""
 _MARKS = (
     torch.ops.profiler._record_function_enter.default,
     torch.ops.profiler._record_function_enter_new.default,
@@ -84,18 +84,18 @@ def compile_blocks(model: Transformer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
-    """What a step says, the same on every process."""
+    """The figures of a step, equal on every process."""
 
     loss: float
     """Its mean over the batch, before the update: nats per token where tokens are what counts."""
     grad_norm: float
     """Before clipping."""
     leave: bool
-    """Whether any process was asked to leave."""
+    """True if any process was asked to leave."""
     failed: bool
-    """Whether any process has something in the background that failed."""
+    """True if background work of any process has failed."""
     more: Mapping[str, float] = field(default_factory=dict)
-    """What the objective tells beside its loss."""
+    """Figures that the objective reports with its loss."""
 
     @property
     def finite(self) -> bool:
@@ -114,10 +114,10 @@ def gradients(
     leave: bool = False,
     failed: bool = False,
 ) -> StepFigures:
-    """Gradients of one step, clipped to the norm `clip`; the optimizers have not moved yet.
+    """Compute the gradients of one step, clipped to the norm `clip`; the optimizers have not moved yet.
 
-    Every sum is divided by what counts (labels, pairs) over all micro-batches of all processes, so that a token weighs
-    the same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
+    Every sum is divided by the number of items (labels, pairs) over all micro-batches of all processes. So a token
+    weighs the same wherever it is computed. `copies` processes see the same tokens (tensor
     parallelism and pipeline stages). A `pipeline` takes the micro-batches in the order of its schedule.
     """
     count, stages = counted_everywhere(objective, batches, copies), 1
@@ -148,7 +148,7 @@ def gradients(
 def counted_everywhere(
     objective: Objective[AnyBatch], batches: Sequence[AnyBatch], copies: int
 ) -> torch.Tensor:
-    """How much counts in a step, over all processes of which `copies` see the same."""
+    """Return the number of items in a step over all processes, of which `copies` see the same."""
     count = torch.stack([objective.count(batch) for batch in batches]).sum().double()
     if dist.get_world_size() > 1:
         dist.all_reduce(count)

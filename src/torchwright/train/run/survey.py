@@ -26,7 +26,7 @@ READ_AT_ONCE = 1 << 22
 
 @dataclass(kw_only=True)
 class FileSurvey:
-    """What a file holds."""
+    """The content of a file of data."""
 
     file: Path
     source: str
@@ -41,7 +41,7 @@ class FileSurvey:
     lost: int = 0
     """Those of them whose labels all lie behind it: training leaves them out."""
     lengths: dict[int, int] = field(default_factory=dict)
-    """Powers of two → documents of at most so many tokens, and more than half of it."""
+    """Powers of two → documents of at most so many tokens, and more than half as many."""
 
     def add(self, tokens: int, context: int) -> None:
         """Count a document."""

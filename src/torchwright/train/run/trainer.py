@@ -48,17 +48,17 @@ from torchwright.train.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
-    """How a call of `train` ended."""
+    """The outcome of a call of `train`."""
 
     out: Path
     steps: int
     tokens: int
     loss: float | None
-    """Of the last step; None where there was none left to do."""
+    """Loss of the last step; None if no step was left to do."""
     validation_loss: float | None
     best_validation_loss: float | None
     best_step: int | None
-    """After which the validation loss was the best."""
+    """The step with the best validation loss."""
     effective_time: float
     """Share of this process's time that went into steps."""
     model: Path | None
@@ -149,7 +149,7 @@ class Trainer(Session[Run, TrainingOutcome]):
             windows = self._windows(step)
             batches = self.learner.batches.of_step(step, windows)
         with self.ledger.phase("step", step=self.done + 1):
-            # The compiler runs when it first meets a shape; what is left of that step is not worth telling apart.
+            # The compiler runs when it first meets a shape; the rest of that step counts as compiling.
             new = self.run.compile and step.context not in self._compiled
             with self._compiling(step.context) if new else contextlib.nullcontext(), self.dropping():
                 figures = self.learner.gradients(
@@ -178,7 +178,7 @@ class Trainer(Session[Run, TrainingOutcome]):
 
     @contextlib.contextmanager
     def _compiling(self, context: int) -> Iterator[None]:
-        """Within it the compiler runs; the ledger is told what it made."""
+        """Count what the compiler makes in the block, for the ledger."""
         assert self._code is not None
         with self.ledger.phase("compile"), counting() as so_far:
             yield
@@ -256,7 +256,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         )
 
     def _flops(self, context: int) -> float:
-        """Operations per token; of a frozen matrix no gradient is taken, which is a third of its own."""
+        """Return operations per token; a frozen matrix needs no gradient of its own, a third of its operations."""
         if isinstance(self.config, ForeignConfig):
             count = sum(parameter.numel() for parameter in self.learner.model.parameters())
             return (4 if self.run.lora else 6) * count
@@ -316,13 +316,13 @@ class Trainer(Session[Run, TrainingOutcome]):
         write_adapters(self.learner.model, lora, path, folder if self.place.first else None)
 
     def _base(self) -> dict[str, str]:
-        """Digests of what a checkpoint does not hold: none but the frozen weights under adapters."""
+        """Return digests of what a checkpoint does not hold: the frozen weights under adapters."""
         if self.run.lora is None or self.run.model.folder is None:
             return {}
         return base_digests(self.folder / self.run.model.folder)
 
     def _write_receipt(self) -> None:
-        """That what is served is what was trained; on the first process, which loads the written model afresh."""
+        """Write the QAT receipt: the served model is the trained one. The first process loads the model again."""
         from torchwright.train.run.qat import write_receipt
 
         assert self.run.qat is not None
@@ -358,7 +358,7 @@ class Trainer(Session[Run, TrainingOutcome]):
 
 
 def _measured_peak(run: Run, device: str) -> float | None:
-    """TFLOP/s of this process's device at most, in the type of the run's products; None where it is not known."""
+    """Return the peak TFLOP/s of this process's device in the type of the run's products; None if unknown."""
     ceilings = get_device(device).ceilings()
     rates = {} if ceilings.disturbed else ceilings.tflops
     return rates.get("float32" if run.precision == "fp32" else "bfloat16")

@@ -1,9 +1,9 @@
 # pyright: basic
-"""Where a program waits for its device or for other processes, from the profiler's tree of Python and torch calls.
+"""Waits of a program for its device or other processes, from the profiler's tree of Python and torch calls.
 
 Counted are values fetched into Python (`item()`, `tolist()`, `float(tensor)`, `if tensor`), copies to the host
-(`cpu()`, `numpy()`), `synchronize`, and collectives that are waited for. Each is told by the last line that is not
-torch's.
+(`cpu()`, `numpy()`), `synchronize`, and collectives that are waited for. Each is reported by the last line that is
+not torch's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAITED = re.compile(
 )
 COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py\(\d+\): ([a-z]\w+)$")
 PYTHON = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
-"""How the profiler names a call of a Python function; the line is the function's first."""
+"""The profiler's name of a Python call; the line is the first of the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def waits(profiler: Any) -> list[Wait]:
         what = _wait(event)
         if what is None:
             waiting.extend((child, line) for child in event.children)
-        else:  # what it calls itself is part of it
+        else:  # inner calls are part of the wait
             found.setdefault((what, line), []).append(event.duration_time_ns)
     told = [
         Wait(what=what, line=line, count=len(times), seconds=sum(times) / 1e9)
@@ -58,9 +58,9 @@ def waits(profiler: Any) -> list[Wait]:
 
 
 def _line(event: Any) -> str | None:
-    """The line outside of torch that an event is, or is called from; None where there is none.
+    """Return the line outside of torch that an event is, or is called from; None without such a line.
 
-    The profiler knows the line of each call, and of what is no call (`float(tensor)`, `if tensor`) the function.
+    The profiler knows the line of each call; of expressions without a call (`float(tensor)`, `if tensor`) the function.
     """
     call = PYTHON.match(event.name)
     if call and _own(call["file"]):
@@ -72,13 +72,13 @@ def _line(event: Any) -> str | None:
 
 
 def _own(file: str) -> bool:
-    """Whether a file is neither torch's nor Python's."""
+    """Check whether a file is neither torch's nor Python's."""
     first = file.removeprefix("<frozen ").partition("/")[0].removesuffix(".py").rstrip(">")
     return first != "torch" and first not in sys.stdlib_module_names
 
 
 def _wait(event: Any) -> str | None:
-    """What an event waits for, or None; a collective without a wait within its call goes on beside the program."""
+    """Return what an event waits for, or None; a collective without a wait in its call does not stop the program."""
     if event.name == FETCHED:
         return "item"
     if copied := COPIED.match(event.name):

@@ -1,7 +1,7 @@
 """`torchwright train --watch OUT`: a run's figures in a second terminal, while it trains (no torch).
 
-It reads the run's metrics.jsonl, so that it follows a run under torchrun, Slurm or on another machine with the same
-disk, across restarts, and can be started and left at any time.
+It reads the run's metrics.jsonl and can be started and left at any time. So it follows a run under torchrun or Slurm,
+on another machine with the same disk, and across restarts.
 """
 
 from __future__ import annotations

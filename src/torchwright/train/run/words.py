@@ -29,7 +29,7 @@ def from_words(
     """Make the run file of a model and its data, and what trains by it into `out`. Raises as `read_run`.
 
     The first process tokenizes and counts the data for all; the others wait for it. Tokens go into the run's own
-    folder if it is there and goes on, else beside it: the run takes them once it has begun. Nothing stays there.
+    folder if a run goes on there, else into one next to it. The run takes them once it has begun; nothing stays there.
     """
     kept = out / TOKENS
     whole = out.resolve()
