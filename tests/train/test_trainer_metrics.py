@@ -120,6 +120,13 @@ def test_lines_carry_the_time_left_from_the_first_on_and_the_validation_loss(tmp
     assert re.fullmatch(r"step 4 of 9  loss 1\.0000  validation loss 1\.5000 at step 3  \S+ left", lines[2])
 
 
+def test_kinds_that_count_samples_have_epochs(tmp_path: Path) -> None:
+    with RunMetrics(tmp_path, steps=9, live=False) as metrics:
+        metrics.begin(0, data={"train": {"files": 1, "samples": 32}})
+        metrics.figures(3, {"samples": 48, "loss": 1.0})
+    assert read_figures(tmp_path)[3]["epoch"] == 1.5
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

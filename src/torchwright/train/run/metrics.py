@@ -74,6 +74,7 @@ class RunMetrics:
         self._since: tuple[float, int] | None = None
         self._first = True
         self._validation = ""
+        self._samples = 0
         self._at = 0
         self._progress: Progress | None = None
         if self._live and moves(self._console):
@@ -123,6 +124,7 @@ class RunMetrics:
             if self._wandb is not None:
                 self._wandb_run = wandb_run(self._folder, self._wandb, facts)
         self._at, self._since = at, (time.monotonic(), at)
+        self._samples = facts.get("data", {}).get("train", {}).get("samples", 0)
         self.event("start", at=at, **facts)
 
     def event(self, name: str, **facts: Any) -> None:
@@ -143,6 +145,8 @@ class RunMetrics:
         """Record figures after `step` steps, its own or those of an event; unknown ones (None) are left out."""
         self._at = step
         known = {name: value for name, value in values.items() if value is not None}
+        if self._samples and "samples" in known:
+            known = {"epoch": known["samples"] / self._samples} | known
         self._write({**({"event": event, "at": step} if event else {"step": step}), **known})
         if self._board is not None:
             for name, value in known.items():

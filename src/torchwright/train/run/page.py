@@ -18,7 +18,7 @@ from torchwright.report.html import environment
 from torchwright.train.run.history import COUNTED, History, Tail, read_history
 from torchwright.train.run.metrics import HELD_OUT, UNITS
 from torchwright.train.run.next_commands import next_commands
-from torchwright.train.run.page_charts import QUALITY, charts, epochs, title
+from torchwright.train.run.page_charts import QUALITY, charts, title
 
 PAGE = "report.html"
 LISTED = 20
@@ -114,8 +114,7 @@ def render(folder: Path, history: History, *, live: bool = False) -> str:
 def _headline(history: History, *, live: bool) -> str:
     """Return progress and the versions that the run was made by, in one line."""
     words = [f"Step {history.step:,}" + (f" of {history.steps:,}" if history.steps else "")]
-    read = epochs(history)
-    if read:
+    if read := history.series("epoch"):
         last, number = read[-1]
         of_all = f" of {number / last * history.steps:.3g}" if history.steps and last else ""
         words.append(f"epoch {number:.2f}{of_all}")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
 
 from torchwright.report.curves import Chart, Points, chart
 from torchwright.train.run.history import COUNTED, History
@@ -60,22 +59,10 @@ def formatted(unit: str) -> Callable[[float], str]:
     return lambda value: format(value, unit)
 
 
-def epochs(history: History) -> list[tuple[int, float]]:
-    """Return (step, epochs read until then): as the run reports them, else from its number of samples."""
-    if reported := history.series("epoch"):
-        return reported
-    data: Any = history.start.get("data")
-    facts = data.get("train") if isinstance(data, Mapping) else None
-    samples = facts.get("samples") if isinstance(facts, Mapping) else None
-    if not isinstance(samples, int) or samples <= 0:
-        return []
-    return [(step, seen / samples) for step, seen in history.series("samples")]
-
-
 def epoch_marks(history: History) -> list[tuple[int, float]]:
     """Return (step, number) of each epoch's end, interpolated between steps with figures."""
     marks = list[tuple[int, float]]()
-    for (before, low), (after, high) in pairwise([(0, 0.0), *epochs(history)]):
+    for (before, low), (after, high) in pairwise([(0, 0.0), *history.series("epoch")]):
         if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
             continue
         for number in range(math.floor(low) + 1, math.floor(high) + 1):
