@@ -1,4 +1,4 @@
-"""What every source of training data gives: rows of tokens, their labels, and where documents begin in them."""
+"""Batches of windows: rows of tokens, their labels, and where documents begin in them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class WindowBatch:
 
 
 def of_windows(windows_BT: torch.Tensor) -> WindowBatch:
-    """Rows (B, T + 1) of one text each, as inputs and, one further, their labels.
+    """Return rows (B, T + 1) of one text each as inputs and, one place further, their labels.
 
-    What is `IGNORE` there is no token: no label either, and read as any.
+    `IGNORE` stands for padding: it is not predicted, and read as any token.
     """
     return WindowBatch(ids_BT=windows_BT[:, :-1].clamp_min(0), labels_BT=windows_BT[:, 1:])

@@ -31,14 +31,14 @@ VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RowsAs:
-    """How rows are read."""
+    """The way in which rows are read."""
 
     form: Form | None = None
     """None: as the columns say."""
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
-    """What is read → the column that holds it."""
+    """Column of each part of a row, by our name of the part."""
     strict: bool = False
-    """Whether a broken row ends it all."""
+    """Stop at a broken row."""
     longest: int | None = None
     """Places that the documents of a row may take together; a row with more is broken."""
     labels: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class RowsAs:
     """The seed by which rows are drawn that may be held out; None draws none."""
 
     def digest(self) -> str:
-        """Of what decides the tokens."""
+        """Return a digest of the fields that decide the tokens."""
         decides = [VERSION, self.form, dict(self.columns)]
         if self.longest is not None:
             decides += [self.longest, *self.labels]
@@ -68,7 +68,7 @@ class Document:
 
 @dataclass
 class Report:
-    """What became of a file's rows."""
+    """The report on a file's rows."""
 
     form: Form | None = None
     layout: str | None = None
@@ -113,7 +113,7 @@ class Encoder:
         """The tokens that inference puts before a text which no template wrote."""
 
     def digest(self) -> str:
-        """Digest what decides the tokens of rows, beside the tokenizer."""
+        """Return a digest of what decides the tokens of rows, without the tokenizer."""
         return f"{self.chat.digest()} {self.lead} {self.ends}"
 
     def encode(self, texts: list[Marked]) -> list[Document]:
@@ -153,7 +153,7 @@ def _parts(encoding: Any) -> tuple[np.ndarray, np.ndarray]:
 def read_documents(
     path: Path, encoder: Encoder, how: RowsAs, report: Report, *, at_once: int = 64
 ) -> Iterator[tuple[int, list[Document]]]:
-    """(row, its documents: one, or a preference's two) of a file of rows; what becomes of each is kept in `report`.
+    """Yield (row, its documents: one, or a preference's two) of a file of rows; `report` counts what becomes of each.
 
     Raises `DataError` for a file that cannot be read, that holds nothing to train on, or, where `how` is strict, for
     its first broken row.
@@ -183,7 +183,7 @@ def read_documents(
 
 
 def _fault(found: list[Document], longest: int | None) -> str | None:
-    """What is wrong with the documents of a row."""
+    """Return the fault of a row's documents; None without a fault."""
     if not all(document.trained.any() for document in found):
         return "nothing of the row is trained on: it has no token to predict"
     places = sum(len(document.ids) - 1 for document in found)  # the last token is a label alone
@@ -195,7 +195,7 @@ def _fault(found: list[Document], longest: int | None) -> str | None:
 def _rendered(
     path: Path, encoder: Encoder, how: RowsAs, report: Report
 ) -> Iterator[tuple[int, list[Marked]]]:
-    """(row, its texts) of the rows that have any."""
+    """Yield (row, its texts) of the rows that have texts."""
     layout: Layout | None = None
     for row in read_rows(path):
         report.rows += 1
@@ -234,8 +234,9 @@ def check_broken(path: Path, report: Report, how: RowsAs) -> None:
 def write_documents(path: Path, kind: np.dtype, fill: Callable[[Report], Iterable[Document]]) -> Report:
     """Write a shard of documents: tokens, whether each is trained on, and where documents begin.
 
-    `fill` gives the documents, and keeps the report that is written with them. A safetensors file, whose header comes
-    first and says the lengths: what it holds is gathered beside it and copied behind. `path` is written to directly.
+    `fill` gives the documents, and keeps the report that is written with them. The header of a safetensors file comes
+    first and says the lengths: the tensors are written to files of their own and copied behind it. `path` is written
+    to directly.
     """
     report, begins, count = Report(), [], 0
     parts = [path.with_name(f"{path.name}.{name}") for name in ("tokens", "trained")]

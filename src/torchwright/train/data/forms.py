@@ -115,7 +115,7 @@ def _transcript(answer: Any) -> Any:
 
 
 def _holds_prompt(prompt: Any, answers: Sequence[list[Any]]) -> bool:
-    """Check whether conversations hold their prompt: there is no other, or they begin with it."""
+    """Check whether conversations hold their prompt: no prompt is given, or they begin with it."""
     if prompt is None:
         return True
     if isinstance(prompt, list):

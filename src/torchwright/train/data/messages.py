@@ -27,7 +27,7 @@ SHAREGPT = {
     "function_response": "tool",
     "function_call": "assistant",
 }
-"""Names in ShareGPT's `from` beside the roles themselves."""
+"""Names in ShareGPT's `from`, in addition to the roles themselves."""
 NO_TOOL_LIST = "'tools' is no list of functions, nor JSON text of one"
 TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -127,7 +127,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 def plain_tools(tools: Any) -> list[dict[str, Any]] | None:
     """Return tools in OpenAI's shape, or None without any. Raises `RowFault`.
 
-    Public data sets keep the list, or each tool of it, as JSON text, because their tables need one type per column.
+    Public data sets keep the list, or each tool, as JSON text, because their tables need one type per column.
     """
     tools = from_json(tools)
     if not tools:

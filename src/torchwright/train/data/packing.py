@@ -1,8 +1,8 @@
 """Whole documents packed into windows, each of which attends to itself alone.
 
-Who shares a window with whom changes nothing that is computed, so documents are packed once, as tightly as best-fit
-decreasing does (Ding et al., Fewer Truncations Improve Language Modeling, 2024), and windows are visited in another
-shuffle each epoch. Window number i of a run is a function of the seed and i alone, as in `streams.py`.
+The documents of a window do not see each other, so documents are packed once. Packing is as tight as best-fit
+decreasing (Ding et al., Fewer Truncations Improve Language Modeling, 2024). Each epoch visits the windows in another
+shuffle. Window number i of a run is a function of the seed and i alone, as in `streams.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCANNED = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What is put into windows as a whole: documents, or parts of those that are longer than a window."""
+    """The pieces that windows are packed with: documents, or parts of documents longer than a window."""
 
     shard_P: np.ndarray
     start_P: np.ndarray
@@ -37,7 +37,7 @@ class Pieces:
     dropped: int = 0
     """Documents that are left out, since all that is trained on of them lies behind the window."""
     second_P: np.ndarray | None = None
-    """Of pairs: where the second of a piece's two documents starts."""
+    """Start of the second of a piece's two documents, for pairs."""
 
     def documents(self, piece: int) -> Iterator[tuple[int, int]]:
         """(start, places) of each document of a piece."""
@@ -156,7 +156,7 @@ class PackedHeldOut:
         self.count = min(tokens // context, self._packed.count)
 
     def batch(self, first: int, rows: int) -> WindowBatch:
-        """Windows `first` … `first + rows`; without labels where there is no window."""
+        """Return windows `first` … `first + rows`; those beyond the last are rows without labels."""
         numbers = range(first, first + rows)
         return self._packed.rows(
             [self._packed.window(number) if number < self.count else None for number in numbers]
@@ -217,7 +217,7 @@ def cut_pairs(shards: Shards, context: int) -> Pieces:
 
 
 def document_starts(shards: Shards, shard: int, end: int | None) -> np.ndarray:
-    """Where the documents of a shard begin; in one that does not say, each ends with a token `end`."""
+    """Return where the documents of a shard begin; in a shard that does not say, each ends with a token `end`."""
     told = shards.starts(shard)
     if told is not None:
         return told

@@ -22,7 +22,7 @@ LONGEST_LINE = 1 << 26
 """Bytes of one JSON line; the rest of a longer one is passed over unread."""
 ROWS_AT_ONCE = 256
 STATE, SPLITS = "state.json", "dataset_dict.json"
-"""What `datasets` writes into the folder of a data set, and of several splits of one."""
+"""Files that `datasets` writes into the folder of a data set, and of a data set of several splits."""
 INSTALL = "pip install 'torchwright[data]'"
 COMPRESSED = ".gz"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def is_rows(path: Path) -> bool:
-    """Whether a file or folder holds rows, by its name or by what lies in it."""
+    """Check whether a file or folder holds rows, by its name or its content."""
     return rows_suffix(path) in READERS or is_dataset(path)
 
 
@@ -65,7 +65,7 @@ def rows_suffix(path: Path) -> str:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a folder is one that `datasets` saved."""
+    """Check whether `datasets` saved a folder."""
     return path.is_dir() and ((path / STATE).is_file() or (path / SPLITS).is_file())
 
 
@@ -287,7 +287,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _arrow(part: str, path: Path) -> Any:
-    """pyarrow, or a part of it."""
+    """Import pyarrow, or one of its modules."""
     try:
         import importlib
 

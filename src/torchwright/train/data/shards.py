@@ -1,9 +1,9 @@
 """Token shards: one-dimensional files of token ids, memory-mapped as they are read.
 
 A shard is a NumPy file (`*.npy`) or a safetensors file with one tensor, of unsigned 16 or signed or unsigned 32 or 64
-bits, or bare ids (`*.bin`) of a type that is said; or a safetensors file of documents: their `tokens`, whether each is
-`trained` on (8 bits), and where documents begin (`starts`). `checksums.json` beside shards, if there is one, maps file
-names to SHA-256 digests and is held against them.
+bits. `*.bin` files hold bare ids of a type that the run names. A safetensors file of documents has their `tokens`,
+whether each is `trained` on (8 bits), and where documents begin (`starts`). `checksums.json` in the folder of shards
+maps file names to SHA-256 digests, which are checked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Shards:
         self.tokens = sum(self.sizes)
 
     def part(self, places: Sequence[range]) -> Shards:
-        """Return these places of each shard, without the shards of which there are none.
+        """Return these places of each shard, without the shards that have no such places.
 
         They begin and end where documents do, in shards that say where.
         """
@@ -104,7 +104,7 @@ class Shards:
         return np.ones(len(held), bool) if mask is None else mask[held.start : held.stop] != 0
 
     def starts(self, shard: int) -> np.ndarray | None:
-        """Where the documents of a shard begin; None where it does not say."""
+        """Return where the documents of a shard begin; None if it does not say."""
         starts, trained = (open_part(self.paths[shard], name) for name in ("starts", "trained"))
         if starts is None or trained is None:
             return None
@@ -120,7 +120,7 @@ class Shards:
         return inside - held.start
 
     def digest(self) -> str:
-        """Of the files' names and lengths in their order and where their documents begin: what a window holds."""
+        """Return a digest of the files' names and lengths in their order, and of where their documents begin."""
         listed = json.dumps([[path.name, size] for path, size in zip(self.paths, self.sizes, strict=True)])
         told = hashlib.sha256(listed.encode())
         for shard in range(len(self.paths)):
@@ -165,14 +165,14 @@ def open_shard(path: Path, bare: str | None = None) -> np.ndarray:
 
 
 def open_part(path: Path, name: str) -> np.ndarray | None:
-    """A tensor of a shard of documents, mapped; None for a shard of another kind."""
+    """Map a tensor of a shard of documents; return None for a shard of another kind."""
     if path.suffix != ".safetensors" or {*read_header(path, LONGEST_HEADER)} != {*DOCUMENTS}:
         return None
     return _map_tensor(path, read_header(path, LONGEST_HEADER)[name], TYPE_OF_PART[name])
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return what the header of a shard in safetensors says beside its tensors; nothing for other files."""
+    """Return the metadata in the header of a shard in safetensors; empty for other files."""
     if path.suffix != ".safetensors":
         return {}
     from safetensors import safe_open
@@ -182,7 +182,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def verify_shards(paths: Sequence[Path]) -> int:
-    """Hold the shards against the `checksums.json` beside them; the number of shards that one names.
+    """Compare the shards with the `checksums.json` of their folders; return how many it names.
 
     Raises `DataError` for the first shard whose bytes are not those that were written.
     """
@@ -199,7 +199,7 @@ def verify_shards(paths: Sequence[Path]) -> int:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """File name → SHA-256 of the folder's `checksums.json`; empty where there is none."""
+    """Return file name → SHA-256 of the folder's `checksums.json`; empty if it is missing."""
     path = folder / CHECKSUMS
     if not path.is_file():
         return {}

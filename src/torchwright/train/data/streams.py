@@ -1,7 +1,7 @@
-"""What a step reads: windows of an endless stream of tokens, in an order that a seed and a number decide.
+"""Windows of an endless stream of tokens, in an order that a seed and a number decide.
 
-The stream is all files one after the other, epoch after epoch, each epoch with the files in an order of its own and
-begun at a place of its own. Cut into windows without a gap, it holds every token of every file once an epoch; a window
+The stream is all files one after the other, epoch after epoch. Each epoch has an order of files and a first place of
+its own. Cut into windows without a gap, it holds every token of every file once an epoch; a window
 may run from one file into the next, and one into the next epoch. The windows of an epoch are visited in a shuffle.
 
 Nothing is drawn or kept between steps: window number i of a run is a function of the seed and i alone. So a position is
@@ -22,7 +22,7 @@ from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.model.vocabulary import IGNORE
 
 ORDER = "packed"
-"""How windows are cut and ordered; kept with a checkpoint, whose position means nothing in another order."""
+"""Version of the order of windows; kept with a checkpoint, whose position means nothing in another order."""
 ROUNDS = 4
 WORD = (1 << 64) - 1
 
@@ -49,7 +49,7 @@ class Stream:
         return np.concatenate([self.shards.read(piece.shard, piece.start, piece.length) for piece in pieces])
 
     def pieces(self, start: int, length: int) -> Iterator[ShardPiece]:
-        """Where `length` tokens from place `start` on lie, in their order."""
+        """Yield where `length` tokens from place `start` on lie, in their order."""
         while length:
             epoch, within = divmod(start, self.shards.tokens)
             files, ends, turn = self._arranged(epoch)
@@ -75,8 +75,8 @@ class Stream:
 class Windows:
     """An endless walk over all windows of `context` tokens of a stream; those of an epoch are visited in a shuffle.
 
-    With `begin`, every window whose place in the stream is a multiple of `begin_every` is led by it, and holds one
-    token of the stream less: the model learns that it may stand before any piece of text, and that it may be missing.
+    `begin` is the first token of every window whose place in the stream is a multiple of `begin_every`. Such a window
+    holds one token of the stream less. The model learns that the token may precede any text, and may be missing.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class HeldOut:
     """
 
     def __init__(self, shards: Shards, context: int, tokens: int, *, begin: int | None = None) -> None:
-        """Raises `DataError` where there is no token to predict."""
+        """Raises `DataError` if the shards have no token to predict."""
         self._stream, self.context, self._lead = Stream(shards, 0), context, [] if begin is None else [begin]
         self._all = -(-(shards.tokens - 1 + len(self._lead)) // context)
         if not self._all:
@@ -145,7 +145,7 @@ class HeldOut:
         self.count = min(tokens // context, self._all)
 
     def batch(self, first: int, rows: int) -> WindowBatch:
-        """Windows `first` … `first + rows`; a label is `IGNORE` where there is no token, or no window."""
+        """Return windows `first` … `first + rows`; labels beyond the last token or window are `IGNORE`."""
         return _batch([self._row(number) for number in range(first, first + rows)])
 
     def _row(self, number: int) -> np.ndarray:
@@ -163,7 +163,7 @@ def _batch(rows: list[np.ndarray]) -> WindowBatch:
 
 
 def permuted(place: int, count: int, key: int) -> int:
-    """Where a shuffle of `count` numbers, chosen by `key`, puts `place`.
+    """Return the place of `place` in a shuffle of `count` numbers, chosen by `key`.
 
     A Feistel network over the next power of four, walked until it falls inside (Black and Rogaway, 2002): a permutation
     that takes no memory, however many windows there are.

@@ -45,7 +45,7 @@ RECORD_BYTES = 1 << 28
 
 
 def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
-    """The files that paths and globs name, relative to `folder`, sorted within each; `checksums.json` is none of them.
+    """Return the files that paths and globs name, relative to `folder`, sorted within each, without `checksums.json`.
 
     Raises `DataError` for a pattern without a file, for a file that is named twice, and for a FIFO or a device.
     """
@@ -53,7 +53,7 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
     for pattern in patterns:
         base = Path(pattern) if Path(pattern).is_absolute() else folder / pattern
         root = Path(base.anchor) if base.is_absolute() else Path()
-        # Browsers name files `part [1].jsonl`: what is there under this very name is no pattern.
+        # Browsers name files `part [1].jsonl`: the name of an existing file is not a pattern.
         glob = _is_glob(pattern) and not base.exists()
         matches = sorted(root.glob(str(base.relative_to(root)))) if glob else [base]
         matches = [
@@ -95,11 +95,11 @@ def token_shards(
     cache: Path,
     how: RowsAs | None = None,
 ) -> list[Path]:
-    """`files` with every file of text or rows replaced by its shard in `cache`; `end` follows each text.
+    """Replace every file of text or rows by its shard in `cache`, and return all; `end` follows each text.
 
     `text` are patterns of the names of files that hold plain text, `how` says how rows are read. A shard's name is a
     digest of the file, the tokenizer, `end` and `how`, so that a change of one makes another shard. Raises `DataError`
-    for a file that is no text, no rows and no shard, and for what `read_documents` refuses.
+    for a file that is neither text nor rows nor a shard, and for what `read_documents` refuses.
     """
     kinds = {path: kind_of(path, text) for path in files}
     made = [path for path, kind in kinds.items() if kind != "ids"]
@@ -126,7 +126,7 @@ def token_shards(
 
 
 def kind_of(path: Path, text: Sequence[str]) -> Literal["text", "rows", "ids"]:
-    """What a file holds by its name; raises `DataError` for one that is none of them."""
+    """Return what a file holds, by its name. Raises `DataError` for any other name."""
     if any(fnmatchcase(path.name, pattern) for pattern in text):
         return "text"
     if is_rows(path):
@@ -157,7 +157,7 @@ def _rows_name(path: Path, key: hashlib._Hash) -> str:
 
 
 class Maker:
-    """Shards of files, by one tokenizer."""
+    """A maker of files' shards, by one tokenizer."""
 
     def __init__(self, folder: Path, end: int | None, how: RowsAs) -> None:
         self.tokenizer, self.end, self.how = open_tokenizer(folder), end, how
@@ -165,11 +165,11 @@ class Maker:
         self.kind = np.dtype(np.uint16 if self.tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
 
     def digest(self) -> str:
-        """Of what rows become tokens by, beside the tokenizer."""
+        """Return a digest of what decides the tokens of rows, without the tokenizer."""
         return f"{self.how.digest()} {self.encoder.digest()}"
 
     def make(self, path: Path, shard: Path) -> str:
-        """Write a file's shard beside its place, and rename it; its SHA-256."""
+        """Write a file's shard under a temporary name, and rename it; return its SHA-256."""
         if shard.suffix == ".npy":
             return write_shard(shard, tokenize(path, self.tokenizer, self.end), self.kind)
 
@@ -220,7 +220,7 @@ def _tokenize_all(shards: dict[Path, Path], maker: Maker, cache: Path) -> None:
 
 
 def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.ndarray]:
-    """The ids of a text file, some blocks at a time, without special tokens, followed by `end`.
+    """Yield the ids of a text file, some blocks at a time, without special tokens, followed by `end`.
 
     Raises `DataError` unless it is UTF-8.
     """
@@ -240,7 +240,7 @@ def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.n
 
 
 def write_shard(path: Path, pieces: Iterable[np.ndarray], kind: np.dtype) -> str:
-    """Write a token shard piece by piece, beside its place, and rename it; its SHA-256."""
+    """Write a token shard piece by piece under a temporary name, and rename it; return its SHA-256."""
     with replacing(path) as new:
         with new.open("wb") as file:
             count = 0
@@ -254,13 +254,13 @@ def write_shard(path: Path, pieces: Iterable[np.ndarray], kind: np.dtype) -> str
 
 
 def write_checksums(folder: Path, known: dict[str, str]) -> None:
-    """Write the folder's `checksums.json`, beside its place, and rename it."""
+    """Write the folder's `checksums.json` under a temporary name, and rename it."""
     with replacing(folder / CHECKSUMS) as beside:
         beside.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def _write_header(file: BinaryIO, kind: np.dtype, count: int) -> None:
-    """That of a NumPy file; it is as long for any `count`, since NumPy leaves room for a longer first axis."""
+    """Write the header of a NumPy file: as long for any `count`, since NumPy leaves room for a longer first axis."""
     described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, described)
 

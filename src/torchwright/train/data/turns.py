@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """A text, and the spans of it (from, to: characters) that are trained on; None is all of it."""
+    """A text, and its spans (from, to: characters) that are trained on; None means the whole text."""
 
     text: str
     spans: tuple[Span, ...] | None = None
@@ -225,7 +225,7 @@ class _Renderer:
         except RowFault:
             if place:
                 raise
-            prompt = ""  # many templates look at the first message, and here is none before the answer
+            prompt = ""  # many templates look at the first message, and the answer is the first here
         if until.startswith(prompt):
             return len(prompt), ()
         shared = shared_length(prompt, until)
