@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +245,23 @@ def test_a_process_waits_for_shards_that_another_wrote(
         wait_until_visible({shard: 3, tmp_path / "b.npy": 4}, 0)
     monkeypatch.setattr(corpus_file.time, "sleep", lambda _: shard.write_bytes(b"12345"))
     wait_until_visible({shard: 5}, 60)
+
+
+@pytest.mark.slow
+def test_two_processes_train_from_words(tmp_path: Path) -> None:
+    data, out = chats(tmp_path / "a.jsonl", 60), tmp_path / "out"
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    words = ["--model", str(BUNDLED), "--data", str(data), "--set", "tokens=2048", "-o", str(out), "--quiet"]
+    done = subprocess.run(
+        [sys.executable, *several, sys.executable, "-m", "torchwright", "train", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"next: torchwright serve {out}" in done.stdout
+    assert "2 processes" in (out / "report.html").read_text()
+    assert read_run(out / "run.toml").parallel.dp_shard == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out"]
+    assert len(list((out / "tokens").glob("*.safetensors"))) == 1
