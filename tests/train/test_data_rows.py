@@ -29,7 +29,7 @@ from torchwright.train.data.documents import (
 from torchwright.train.data.forms import covered
 from torchwright.train.data.rows import read_rows
 from torchwright.train.data.shards import DataError, Shards
-from torchwright.train.data.text import expand, token_shards
+from torchwright.train.data.text import expand, only_writer, token_shards
 from torchwright.workloads.texts import BUNDLED
 
 END = 1
@@ -313,6 +313,22 @@ def test_shards_of_rows_are_made_once_and_again_when_the_template_changes(tmp_pa
         shard(strict=True)
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert shard() != first
+
+
+def test_a_process_that_was_killed_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((BUNDLED / "tokenizer.json").read_bytes())
+    path, cache = lines(tmp_path, {"text": "A bird."}), tmp_path / "tokens"
+    cache.mkdir()
+    for name in (".a-1.safetensors.123.456", ".a-1.safetensors.123.456.tokens"):
+        (cache / name).write_bytes(b"half")
+
+    def names() -> list[str]:
+        token_shards([path], ["*.txt"], tmp_path, END, cache)
+        return sorted(found.name for found in cache.iterdir())
+
+    with only_writer(cache), pytest.raises(DataError, match="another process tokenizes"):
+        names()
+    assert sorted(Path(name).suffix for name in names()) == [".json", ".safetensors"]
 
 
 def test_a_shard_of_documents_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -20,6 +21,7 @@ from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
 from torchwright.paths import file_digest
 from torchwright.process.files import replacing
 from torchwright.regular_file import check_regular
+from torchwright.system import try_lock
 from torchwright.train.data.documents import (
     Document,
     Encoder,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 SHARD_SUFFIXES = (".npy", ".safetensors", BARE)
 BLOCK_CHARACTERS = 1 << 18
 """Text that is tokenized by one thread at a time; a file is read so many at once as there are processors."""
+LOCK = ".lock"
 RECORD_BYTES = 1 << 28
 """Text after which the checksums of its shards are written down: after a kill so much is tokenized again."""
 
@@ -209,14 +212,41 @@ def _tokenize_all(shards: dict[Path, Path], maker: Maker, cache: Path) -> None:
     }
     if not missing:
         return
-    since = 0
-    for path, shard in missing.items():
-        known[shard.name] = maker.make(path, shard)
-        since += path.stat().st_size
-        if since >= RECORD_BYTES:
-            write_checksums(cache, known)
-            since = 0
-    write_checksums(cache, known)
+    with only_writer(cache):
+        since = 0
+        for path, shard in missing.items():
+            known[shard.name] = maker.make(path, shard)
+            since += path.stat().st_size
+            if since >= RECORD_BYTES:
+                write_checksums(cache, known)
+                since = 0
+        write_checksums(cache, known)
+
+
+@contextlib.contextmanager
+def only_writer(cache: Path) -> Generator[None]:
+    """Hold a folder of shards alone, and remove half-written files of processes that were killed in it.
+
+    Raises `DataError` while another process writes there.
+    """
+    lock = cache / LOCK
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if try_lock(handle) is False:
+            raise DataError(
+                f"another process tokenizes data into {cache}",
+                next="wait for it or stop it, or choose another folder for the run",
+            )
+        for left in cache.glob(".*"):
+            if left != lock and left.is_file():
+                left.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows removes no open file
+                lock.unlink()
+    finally:
+        os.close(handle)
 
 
 def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.ndarray]:
