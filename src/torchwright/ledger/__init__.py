@@ -1,4 +1,4 @@
-"""Where a training job's time goes: written by each process, merged across ranks and restarts (no torch import)."""
+"""The ledger of a training job's time: written by each process, merged across ranks and restarts (no torch import)."""
 
 from torchwright.ledger.account import Account, read_account
 from torchwright.ledger.buckets import BUCKETS, LedgerError

@@ -35,7 +35,7 @@ class Attempt:
     """Rank → what it did from `start` to `end`, without holes."""
     finished: bool
     failed: bool
-    """Whether an exception ended it, of which a process that was killed tells nothing."""
+    """True if an exception ended it; a killed process cannot record that."""
     resumed: int | None
     """The step whose state it began from, where that was a checkpoint."""
     reached: int

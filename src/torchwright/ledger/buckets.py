@@ -18,7 +18,7 @@ BUCKETS: dict[str, str] = {
 """Bucket → what its seconds were spent on; in the order in which they are shown."""
 
 FOLDER = "ledger"
-"""Where a run folder keeps its ledgers."""
+"""The folder of ledgers in a run folder."""
 
 FORMAT = 1
 """The first field of a ledger's first line; greater when an older reader would misread it."""

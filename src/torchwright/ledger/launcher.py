@@ -15,7 +15,7 @@ class Launcher:
     wall: int
     """Nanoseconds since 1970 at which it began."""
     restarts: int
-    """How often it had started its processes again."""
+    """Number of restarts of its processes."""
 
 
 def torchrun() -> Launcher | None:

@@ -18,7 +18,7 @@ MOST_FILES = 100_000
 
 @dataclass(frozen=True)
 class Span:
-    """What one line says. Times are nanoseconds since 1970 by the clock that the process began with."""
+    """The content of one line. Times are nanoseconds since 1970 by the clock that the process began with."""
 
     start: int
     end: int
@@ -50,9 +50,9 @@ class ProcessLife:
     end: int
     spans: list[Span] = field(default_factory=list)
     finished: bool = False
-    """Whether it closed its ledger without an exception."""
+    """True if it closed its ledger without an exception."""
     failed: bool = False
-    """Whether it closed its ledger because of one."""
+    """True if it closed its ledger because of an exception."""
     notes: list[str] = field(default_factory=list)
 
 

@@ -49,12 +49,12 @@ def table(account: Account) -> RenderableType:
 
 
 def headline(account: Account) -> str:
-    """The one figure."""
+    """Return the effective training time in words."""
     return f"Effective training time: {100 * account.effective:.1f}% of {duration(account.wall)}"
 
 
 def plain(account: Account) -> dict[str, Any]:
-    """The account as JSON, in seconds."""
+    """Return the account as plain data, in seconds."""
     return {
         "effective_training_time": account.effective,
         "wall_seconds": account.wall,
@@ -93,12 +93,12 @@ def plain(account: Account) -> dict[str, Any]:
 
 
 def steps_of(attempt: Attempt) -> str:
-    """`120 → 480`: from which step's state to which step."""
+    """Return the steps of an attempt as `120 → 480`: the step that it resumed, and the last one."""
     return f"{attempt.resumed or 0} → {attempt.reached}"
 
 
 def how_ended(attempt: Attempt, last: bool) -> str:
-    """Whether it finished, failed, died, or is perhaps still running."""
+    """Return how an attempt ended: finished, failed, died, or perhaps still running."""
     if attempt.finished:
         return "finished"
     if attempt.failed:
@@ -107,7 +107,7 @@ def how_ended(attempt: Attempt, last: bool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """12.3 ms, 45.6 s, 12 min 5 s, 31 h 12 min."""
+    """Return seconds in words: 12.3 ms, 45.6 s, 12 min 5 s, 31 h 12 min."""
     if seconds < 120:
         return wording.seconds(seconds)
     whole = round(seconds)
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(nanoseconds: int) -> str:
-    """Local date and time."""
+    """Return local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(nanoseconds / NANO))
 
 

@@ -85,7 +85,7 @@ def render(account: Account) -> str:
 
 
 def write(account: Account, path: str | Path) -> None:
-    """Write the page beside `path` and rename it there; make missing folders above it."""
+    """Write the page under a temporary name, and rename it to `path`; make missing folders above it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:

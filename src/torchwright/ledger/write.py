@@ -158,7 +158,7 @@ class Ledger:
             self._write(checkpoint=step)
 
     def compiled(self, *, found: int, made: int) -> None:
-        """What the compiler was asked for since this was said last: what it found, and what it made."""
+        """Record the graphs that the compiler found and made since the last call."""
         with self._lock:
             self._write(found=found, made=made)
 
@@ -254,7 +254,7 @@ def _after_the_last(folder: Path, clock: int) -> int:
 
 
 def _launch() -> str:
-    """What tells one start of the job from another where torchrun was given an id for it; empty elsewhere."""
+    """Return the name of this start of the job, if torchrun was given an id for the job; else an empty text."""
     if os.environ.get("TORCHELASTIC_RUN_ID", "none") == "none":  # its default, the same for every start
         return ""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")

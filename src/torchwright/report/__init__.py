@@ -1,4 +1,4 @@
-"""How a result is shown: the live table, the waterfall in a terminal, and one self-contained HTML page.
+"""Reports: the live table, the waterfall in a terminal, and self-contained HTML pages.
 
     wording.py    numbers and untrusted text as words
     view.py       what a page shows but a recipe does not store: rows, ratios, tokens per second

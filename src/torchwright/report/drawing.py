@@ -171,7 +171,7 @@ class Plate:
         self._axes.annotate(words, (x, y), ha=align, color=colour, fontsize=SMALL, zorder=6, **offset)
 
     def lifts(self, places: Sequence[tuple[float, float]], *, width: float) -> list[float]:
-        """How far up each label of `width` pixels must move so that none stands on another."""
+        """Return how far up each label of `width` pixels must move so that no two overlap."""
         spots: list[tuple[float, float]] = [tuple(self._axes.transData.transform(place)) for place in places]
         result, taken = [0.0] * len(spots), list[tuple[float, float]]()
         for index in sorted(range(len(spots)), key=lambda index: spots[index][1]):

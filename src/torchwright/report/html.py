@@ -99,7 +99,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _own_coverage(rung: Rung) -> list[Coverage]:
-    """What the row's own step changed: those of the recipe that it was tried on have rows of their own."""
+    """Return what the row's own step changed: the steps before it have rows of their own."""
     own = [cover for cover in rung.coverage if cover.technique == rung.step.name]
     return own[-1:] or [*rung.coverage]
 
