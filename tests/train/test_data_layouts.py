@@ -171,9 +171,12 @@ CASES: list[Case] = [
     ("prompts with responses", {"prompt": "2+2?", "response": "4"}, "prompts with responses", [FOUR]),
     (
         "LLaMA-Factory alpaca pairs",
-        {"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"},
+        {"instruction": "Add.", "input": "2+2?", "chosen": "4", "rejected": "5"},
         "Alpaca preferences",
-        [FOUR, FIVE],
+        [
+            ("<|user|>Add.\n\n2+2?<|end|>\n<|assistant|>4<|end|>", "4<|end|>"),
+            ("<|user|>Add.\n\n2+2?<|end|>\n<|assistant|>5<|end|>", "5<|end|>"),
+        ],
     ),
     (
         "distilabel capybara-dpo",

@@ -100,7 +100,7 @@ def find_layout(
 
 def _clearest(found: Sequence[Layout]) -> list[Layout]:
     """Return the layouts that say the most of the same row."""
-    most = [one for one in found if not any({*one.needs} < {*other.needs} for other in found)]
+    most = [one for one in found if not any(_says_more(other, one) for other in found if other is not one)]
     if len(most) > 1:  # a column `content` means text where nothing else is known
         most = [one for one in most if one.ours or one.form != "text"]
     if any(not one.ours for one in most):
@@ -110,6 +110,11 @@ def _clearest(found: Sequence[Layout]) -> list[Layout]:
     if {one.form for one in most} == {"chat", "preference"}:
         most = [one for one in most if one.form == "chat"]
     return most
+
+
+def _says_more(one: Layout, other: Layout) -> bool:
+    """Check whether a layout reads all columns that another one needs, and more."""
+    return {*other.needs} < {*one.needs, *one.also}
 
 
 def _joined(values: Mapping[str, Any], *names: str) -> str:
@@ -300,22 +305,28 @@ PUBLISHED: tuple[Layout, ...] = (
         Layout(
             name=name,
             form="preference",
-            needs=(asked, chosen, rejected),
-            convert=_preference(asked, chosen=chosen, rejected=rejected),
-            also=SYSTEM,
-            data_sets=tuple(data_sets),
+            needs=(asked[0], chosen, rejected),
+            convert=_preference(*asked, chosen=chosen, rejected=rejected),
+            also=(*asked[1:], *SYSTEM),
+            data_sets=(data_set,),
         )
-        for name, asked, chosen, rejected, *data_sets in (
-            ("Orca DPO pairs", "question", "chosen", "rejected", "orca_dpo_pairs"),
-            ("Alpaca preferences", "instruction", "chosen", "rejected", "LLaMA-Factory alpaca pairs"),
+        for name, data_set, asked, chosen, rejected in (
+            ("Orca DPO pairs", "orca_dpo_pairs", ("question",), "chosen", "rejected"),
+            (
+                "Alpaca preferences",
+                "LLaMA-Factory alpaca pairs",
+                ("instruction", "input"),
+                "chosen",
+                "rejected",
+            ),
             (
                 "distilabel pairs",
-                "instruction",
+                "distilabel capybara-dpo",
+                ("instruction",),
                 "chosen_response",
                 "rejected_response",
-                "distilabel capybara-dpo",
             ),
-            ("distilabel pairs", "input", "chosen", "rejected", "distilabel orca pairs"),
+            ("distilabel pairs", "distilabel orca pairs", ("input",), "chosen", "rejected"),
         )
     ),
     Layout(
