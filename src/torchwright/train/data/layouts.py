@@ -349,7 +349,9 @@ PUBLISHED: tuple[Layout, ...] = (
 
 def public_data_sets() -> list[tuple[str, tuple[str, ...], tuple[str, ...], Form]]:
     """Return (data set, columns that its rows have, columns that they may have, form), for the docs and their test."""
-    own = [(name, NEEDS[form], (), form) for form, names in DATA_SETS.items() for name in names]
-    return own + [
-        (name, layout.needs, layout.also, layout.form) for layout in PUBLISHED for name in layout.data_sets
-    ]
+    rows = list[tuple[str, tuple[str, ...], tuple[str, ...], Form]]()
+    for form, names in DATA_SETS.items():
+        rows += [(name, NEEDS[form], (), form) for name in names]
+    for layout in PUBLISHED:
+        rows += [(name, layout.needs, layout.also, layout.form) for name in layout.data_sets]
+    return rows
