@@ -39,7 +39,7 @@ def next_commands(out: Path, history: History, *, live: bool = False) -> list[Ne
 
 def _of_model(out: Path, run: Mapping[str, Any]) -> Iterator[Next]:
     model, adapter = out / MODEL, out / ADAPTER
-    kind, head = run.get("kind", "language-model"), run.get("head")
+    kind, head = run.get("kind") or "language-model", run.get("head")
     if isinstance(head, dict) and head.get("kind") in HEADS and model.is_dir():
         code, does = HEADS[head["kind"]]
         yield Next(code.format(json.dumps(str(model))), does)
