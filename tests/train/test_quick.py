@@ -201,6 +201,8 @@ def test_the_plan_says_why(tmp_path: Path) -> None:
     assert "read once, as asked for" in made.reasons["tokens"]
     assert "documents: the most with 10 steps an epoch" in made.reasons["batch_tokens"]
     assert "memory has room for about" in made.reasons["micro_batches"]
+    few = quick_run(str(BUNDLED), [str(chats(tmp_path / "few.jsonl", 30))])
+    assert "documents: the least" in few.reasons["batch_tokens"]
     for name in ("batch_tokens", "context", "tokens", "micro_batches", "optimizer.lr"):
         assert f"# {made.reasons[name]}" in made.written()
 

@@ -351,7 +351,9 @@ def public_data_sets() -> list[tuple[str, tuple[str, ...], tuple[str, ...], Form
     """Return (data set, columns that its rows have, columns that they may have, form), for the docs and their test."""
     rows = list[tuple[str, tuple[str, ...], tuple[str, ...], Form]]()
     for form, names in DATA_SETS.items():
-        rows += [(name, NEEDS[form], (), form) for name in names]
+        for name in names:
+            rows.append((name, NEEDS[form], (), form))
     for layout in PUBLISHED:
-        rows += [(name, layout.needs, layout.also, layout.form) for name in layout.data_sets]
+        for name in layout.data_sets:
+            rows.append((name, layout.needs, layout.also, layout.form))
     return rows

@@ -192,7 +192,10 @@ def _why_rows(rows: int, amount: Amount, windows: int, world: int, asked: Mappin
         return f"{words}, as asked for"
     if rows >= ROWS:
         return f"{words}, the most without --set batch_tokens"
-    return f"{words}: the most with {FEW_STEPS if amount.packed else STEPS} steps an epoch"
+    steps = FEW_STEPS if amount.packed else STEPS
+    return f"{words}: " + (
+        "the least" if windows // rows < steps else f"the most with {steps} steps an epoch"
+    )
 
 
 def _windows(count: int) -> str:
