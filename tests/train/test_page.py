@@ -64,7 +64,7 @@ def test_a_run_has_a_page(tmp_path: Path) -> None:
     # Half of 2,048 tokens come from each source, of 3,000 and of 2,000.
     assert found.words["Data"][7:] == ["a", "1", "3,000", "0.34", "times", "b", "1", "2,000", "0.51", "times"]
     loss = read_history(out).latest()["loss"]
-    assert f"{loss:.4f}" in found.words[""]
+    assert f"{loss:.4f}" in found.words["Next"], "the tiles follow the box of the next command"
 
 
 def test_what_is_held_out_has_its_figures_and_curves(tmp_path: Path) -> None:
