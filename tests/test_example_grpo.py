@@ -90,7 +90,7 @@ def test_a_few_steps_from_end_to_end(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (out / "rewards.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["under_way"] > 0 for row in rows), "weights changed with nothing under way"
-    assert (out / "rewards.svg").read_text().startswith("<svg")
+    assert "<svg" in (out / "rewards.svg").read_text()
     assert find(str(out / "model")).folder == out / "model"
 
 

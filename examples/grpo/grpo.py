@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from torch.nn.utils.rnn import pad_sequence
 
 from rollouts import Answer, Rollouts, exact_match
 from sums import CONFIG, CONTEXT, END, Sum, encode, question, sums, write_examples, write_tokenizer
 from torchwright.decoder import load_decoder, read_decoder_config
-from torchwright.report.curves import curve
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.train.model import Transformer, load_weights, save_folder
@@ -193,18 +194,19 @@ def learn(
 
 
 def draw(rewards: list[dict[str, float]], before: float, after: float, file: Path) -> None:
-    """Mean reward of each step, and as dots the share of held-out sums that were right before and after."""
-    lines = {
-        "reward of a step": [(int(row["step"]), row["reward"]) for row in rewards],
-        "held-out sums right": [(0, before), (len(rewards), after)],
-    }
-    title = f"Mean reward, {len(rewards)} steps in {rewards[-1]['seconds']:.0f} s"
-    figure = curve("rewards", title, lines, lambda share: f"{share:.0%}")
-    # By itself, not in a page, a picture says its own namespace and ground.
-    head = '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" '
-    file.write_text(
-        str(figure).replace("<svg ", head, 1).replace("max-width", "background: white; max-width", 1)
+    """Draw the mean reward of each step, and as dots the share of held-out sums that were right before and after."""
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([row["step"] for row in rewards], [row["reward"] for row in rewards], label="reward of a step")
+    axes.plot([0, len(rewards)], [before, after], "o", label="held-out sums right")
+    axes.set(
+        xlabel="step",
+        title=f"Mean reward, {len(rewards)} steps in {rewards[-1]['seconds']:.0f} s",
+        ylim=(0, None),
     )
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(frameon=False)
+    figure.savefig(file)
 
 
 def main() -> None:
