@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchwright.errors import ArtifactError
+from torchwright.process import folders, replacing_folders
 from torchwright.process.replacing_folders import steady, writing
 
 PARTS = ("first", "second", "third")
@@ -120,3 +121,38 @@ def test_a_link_in_the_place_of_a_folder_above_is_told_and_changes_nothing(tmp_p
     assert not (elsewhere / "out").exists()
     [left] = (tmp_path / "moved").iterdir()  # for the next writer to sweep
     assert left.name.startswith(".out.unfinished-")
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_in_its_own_scratch_folder_does_not_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacing_folders, "TURN_SECONDS", 3600.0)
+    scratch = folders.make(tmp_path, "scratch-")  # which holds its lock
+    try:
+        write(scratch.path / "out", "old")
+        write(scratch.path / "out", "new")
+        assert read(scratch.path / "out") == "new"
+    finally:
+        scratch.remove()
+
+
+def test_a_writer_that_comes_between_the_two_renames_keeps_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    write(out, "old")
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        real(source, target)
+        if source == out:
+            monkeypatch.undo()
+            out.mkdir()
+            fill(out, "quick")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(ArtifactError, match=r"another process wrote to it.*saved as .*out-2"):
+        write(out, "new")
+    assert (read(out), read(tmp_path / "out-2")) == ("quick", "new")
+    assert sorted(os.listdir(tmp_path)) == ["out", "out-2"]

@@ -25,6 +25,8 @@ NotOurs = Callable[[Path], str | None]
 MARK = ".unfinished"
 TURN_SECONDS = 10.0
 """Seconds that a writer waits for another that is just taking its place."""
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+"""Errors of a rename to a name that is taken."""
 TRIES, PAUSE_SECONDS = 20, 0.02
 """Retries of a reader whose folder is replaced again and again."""
 
@@ -41,6 +43,18 @@ class Seen:
     def is_at(self, path: Path) -> bool:
         """Check whether the same folder still lies there, or still none."""
         return _number(path) == self._number
+
+    @contextlib.contextmanager
+    def turn(self) -> Generator[None, None, None]:
+        """Hold the folder's lock while it is replaced; go on without a lock that another process does not release.
+
+        The folder above is not locked: a scratch folder is, by the process that writes into it.
+        """
+        if self._file >= 0 and system.folders_lock():
+            until = time.monotonic() + TURN_SECONDS
+            while system.try_lock(self._file) is False and time.monotonic() < until:
+                time.sleep(PAUSE_SECONDS)
+        yield
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +101,7 @@ def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
             _check_still_there(temporary)
             (temporary.path / MARK).unlink()
             _open_to_readers(temporary)
-            with _turn(path.parent):
+            with seen.turn():
                 _take_place(temporary.path, path, seen, not_ours)
     finally:
         temporary.remove()
@@ -157,17 +171,22 @@ def _take_place(made: Path, path: Path, seen: Seen, not_ours: NotOurs) -> None:
             os.replace(made, path)
             return
     fault = "another process wrote to it" if not seen.is_at(path) else not_ours(path)
+    if fault is None:
+        old = folders.make(path.parent, _aside(path), scratch=False)
+        os.replace(path, old.path / path.name)
+        try:
+            os.replace(made, path)
+        except OSError as error:  # a writer that saw no folder there came between the two
+            if error.errno not in TAKEN:
+                raise
+            fault = "another process wrote to it"
+        old.remove()
     if fault is not None:
-        beside = _save_beside(made, path)
         raise ArtifactError(
             f"{path} has changed since this began, and is left as it is",
             found=fault,
-            next=f"the result is whole, and saved as {beside}",
+            next=f"the result is whole, and saved as {_save_beside(made, path)}",
         )
-    old = folders.make(path.parent, _aside(path), scratch=False)
-    os.replace(path, old.path / path.name)
-    os.replace(made, path)
-    old.remove()
 
 
 def _save_beside(made: Path, path: Path) -> Path:
@@ -180,25 +199,9 @@ def _save_beside(made: Path, path: Path) -> Path:
                 os.replace(made, beside)
                 return beside
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                if error.errno not in TAKEN:
                     raise
         number += 1
-
-
-@contextlib.contextmanager
-def _turn(parent: Path) -> Generator[None, None, None]:
-    """Hold the lock of a folder in which another is replaced; go on without where nobody lets go of it."""
-    if not system.folders_lock():
-        yield
-        return
-    lock = os.open(parent, os.O_RDONLY)
-    try:
-        until = time.monotonic() + TURN_SECONDS
-        while system.try_lock(lock) is False and time.monotonic() < until:
-            time.sleep(PAUSE_SECONDS)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _aside(path: Path) -> str:
