@@ -334,7 +334,17 @@ def test_a_model_around_one_with_instances_compiles_with_a_break_and_says_why():
 
     class Around(nn.Module):
         def forward(self, batch: Batch, pair: Pair) -> Any:
-            answer = inner(Batch(batch.x_BE + 0, batch.scale, batch.mask_BF, batch.extras), pair=pair)
+            moved = Batch(
+                batch.x_BE + 0,
+                batch.scale,
+                batch.mask_BF,
+                batch.extras,
+                batch.sign,
+                batch.level,
+                batch.note,
+                batch.options,
+            )
+            answer = inner(moved, pair=pair)
             return answer.output.logits + answer.many[0], answer
 
     given = call(seed=2)

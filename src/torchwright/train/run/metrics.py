@@ -119,7 +119,7 @@ class RunMetrics:
             ]
             with replacing(path) as new:
                 new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
-            self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "a", 1, "utf-8")
+            self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "a", 1, encoding="utf-8")
             self._board = _tensorboard(self._folder, at)
             if self._wandb is not None:
                 self._wandb_run = wandb_run(self._folder, self._wandb, facts)
