@@ -41,6 +41,7 @@ ALLOWED = {
     "techniques.shared.wrapping": "switches off a fast path that subclasses have, too",
     "testing.models": "fills statistics of its own models",
     "testing.subclasses": "fills statistics of its own models",
+    "train.media.adapt": "asks layer_types.overridden; an adapter replaces nothing",
     "train.media.model": "averages statistics that subclasses keep, too",
     "train.model.foreign": "tells which way round a weight lies, and whether convolutions stand beside",
     "train.model.lora": "tells which way round a weight lies, which a subclass does not change",

@@ -224,6 +224,7 @@ def test_a_module_level_generator_is_never_drawn_from_twice():
     assert "np.random" in compiled.report.reason
 
 
+@pytest.mark.slow
 def test_a_varying_python_integer_out_of_a_narrow_dtypes_range_is_numpys_error():
     compiled = compile_numpy(lambda n, k: n + k, measure=False)
     small = np.arange(6, dtype=np.int8)

@@ -144,6 +144,7 @@ def test_the_command_lines_artifact_answers(tmp_path: Path, monkeypatch: pytest.
     assert main(["verify", "out", "--quiet", "--tolerance", "0.2"]) == 0  # 0.9x is decreed
 
 
+@pytest.mark.slow
 def test_graphs_that_do_not_compile_here_run_uncompiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

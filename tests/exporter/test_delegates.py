@@ -34,6 +34,7 @@ def _two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pt2, "delegates", delegates)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_two")
 def test_what_does_not_run_here_is_written_and_not_proved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def test_a_package_takes_the_models_own_classes(tmp_path: Path, to: str) -> None
             torch.testing.assert_close(torch.as_tensor(other), one, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_pt2_archive_needs_neither_torchwright_nor_the_classes(tmp_path: Path) -> None:
     tw.export(build(), call(), to="pt2", out=tmp_path / "pt2")
     code = f"""if True:

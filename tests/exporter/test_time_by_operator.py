@@ -29,6 +29,7 @@ LARGEST = {
 """What a linear layer is in each runtime."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", sorted(LARGEST))
 def test_what_takes_the_time_is_named(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := exports.get(to).unavailable():

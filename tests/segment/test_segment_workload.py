@@ -165,6 +165,7 @@ def _pixels(workload: Any, run: Any, asked: list[Case]) -> list[torch.Tensor]:
     return [case.kwargs["pixels"] for case in asked if case.name == "encode"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_sam, pytest.param(tiny_sam2, marks=pytest.mark.slow)])
 def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, make: Any) -> None:
     """With the encoder on our kernel, masks by products, and 8-bit layers, as an artifact keeps them."""
