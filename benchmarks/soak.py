@@ -61,7 +61,7 @@ class Kind:
     right: Check = lambda answer: True
     status: int = 200
     leaves: bool = False
-    """Whether the client leaves the stream after its first event."""
+    """True if the client leaves the stream after its first event."""
 
 
 def _tool_is_right(answer: dict[str, Any]) -> bool:
