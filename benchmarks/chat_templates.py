@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.content_form import fitted_message
 from torchwright.serve.api_error import ApiError

@@ -19,7 +19,7 @@ from typing import Any
 
 import train_cpu
 import turns
-from torchwright.paths import file_digest
+from torchwright.core.paths import file_digest
 from torchwright.train.run.metrics import read_figures
 
 NAMES = ("torchwright", "torchwright, deterministic")

@@ -28,8 +28,8 @@ import hundred_models
 import modules
 import outside_modules
 import turns
-from torchwright.facts import Budget, Recipe
-from torchwright.json_file import read_json, typed
+from torchwright.core.json_file import read_json, typed
+from torchwright.core.records import Budget, Recipe
 from torchwright.report.terminal import LiveProgress
 from torchwright.search import experience
 from torchwright.search.experience import Record

@@ -24,8 +24,8 @@ from torch import nn
 
 import modules
 from mobilenet_v3 import MobileNetV3Small
+from torchwright.core.errors import TorchwrightError
 from torchwright.devices import get_device
-from torchwright.errors import TorchwrightError
 from torchwright.exporter.base import exports
 from torchwright.exporter.export import export
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.devices import get_device
-from torchwright.errors import TorchwrightError
 from torchwright.exporter.executorch import MODEL as PTE
 from torchwright.exporter.export import PACKAGE, export
 from torchwright.exporter.gguf import MODEL as GGUF

@@ -25,7 +25,7 @@ import torch
 import transformers
 
 import torchwright
-from torchwright.facts import Interval
+from torchwright.core.records import Interval
 from torchwright.measure.clock import paired_speedup
 from torchwright.workloads.encoding import TextModel
 from torchwright.workloads.forward import ForwardWorkload

@@ -39,8 +39,8 @@ import hundred_models
 import torchwright as tw
 import turns
 from hundred_page import BY_HAND, OPENVINO, ORIGINAL, OURS, Row, as_line, faults, page, read_rows
+from torchwright.core.records import Interval, Recipe
 from torchwright.devices import default_name
-from torchwright.facts import Interval, Recipe
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from convolutions import least
+from torchwright.core.scheme import scheme_of
 from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import scheme_of
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
 LAYERS = 6

@@ -19,7 +19,7 @@ import modules
 import torchwright as tw
 import turns
 from torchwright.api import optimize_cli
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.workloads.base import Workload
 from torchwright.workloads.language import LanguageWorkload
 from torchwright.workloads.module import ModuleWorkload

@@ -391,7 +391,7 @@ class Served:
 def load(name: str, artifact: str) -> tuple[Any, bool]:
     """(what was loaded, whether it asked for the caller's own module)"""
     import torchwright as tw
-    from torchwright.errors import ArtifactError
+    from torchwright.core.errors import ArtifactError
 
     try:
         return tw.load(artifact), False

@@ -22,8 +22,8 @@ from torch import nn
 
 import turns
 from speech import make
-from torchwright.errors import TorchwrightError
-from torchwright.facts import Step
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Step
 from torchwright.measure.clock import paired_speedup
 from torchwright.speech.workload import SpeechWorkload
 from torchwright.techniques.base import in_order, parse_step

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import speech_corpus as corpus
 import torchwright as tw
 from speech_scores import FIRST_SEED, ORIGINAL, Sentences, growth, row, rungs, shown
-from torchwright.facts import Interval
+from torchwright.core.records import Interval
 from torchwright.speech.bundled import bundled
 from torchwright.speech.score import rate
 

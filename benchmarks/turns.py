@@ -25,8 +25,8 @@ from torch import nn
 
 import torchwright as tw
 from torchwright.artifact.folder import open_artifact
+from torchwright.core.records import Interval, Quality
 from torchwright.devices import default_name, get_device
-from torchwright.facts import Interval, Quality
 from torchwright.measure.clock import paired_speedup
 from torchwright.trial.client import Context, TrialProcess
 from torchwright.trial.travel import pack

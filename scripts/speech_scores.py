@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import speech_corpus as corpus
-from torchwright.facts import Interval
+from torchwright.core.records import Interval
 from torchwright.speech.base import Recognizer
 from torchwright.speech.load import family, load_speech
 from torchwright.speech.score import normalizer, rate, word_errors

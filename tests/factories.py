@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from torchwright.facts import (
+from torchwright.core.records import (
     Budget,
     CaseTime,
     Coverage,

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import pytest
 
-from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Interval
 from torchwright.techniques.base import techniques
 from torchwright.trial.client import Context, TrialFailed
 from torchwright.trial.session import Session

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from torchwright.facts import Quality
+from torchwright.core.records import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Optimized, Run, Workload, check_sizes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torchwright.facts import DeviceFacts, Step
+from torchwright.core.records import DeviceFacts, Step
 from torchwright.techniques.base import Phase, Technique
 from torchwright.techniques.shared.for_parts import ForParts
 

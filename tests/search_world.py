@@ -15,10 +15,10 @@ import pytest
 
 from factories import make_device, make_features, make_quality, make_recipe
 from search_techniques import FAKES
-from torchwright.cpu_load import Load
+from torchwright.core.cpu_load import Load
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Budget, Coverage, Event, Identity, Ranked, Recipe, Rung, Step
 from torchwright.engines.describe import Description
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, Coverage, Event, Identity, Ranked, Recipe, Rung, Step
 from torchwright.search.finish import Form, settle
 from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search

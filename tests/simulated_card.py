@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from torchwright.core.records import DeviceFacts
 from torchwright.devices.base import Ceilings
 from torchwright.devices.cuda import CUDA
 from torchwright.devices.simulated import Elsewhere, simulated
-from torchwright.facts import DeviceFacts
 from torchwright.kernels import ops, reference
 from torchwright.kernels.gpu import operators
 from torchwright.kernels.linear import PackedLinear

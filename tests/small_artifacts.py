@@ -16,7 +16,7 @@ from torch import nn
 import torchwright as tw
 from in_process import trials_in_process
 from torchwright.artifact import folder as artifact
-from torchwright.paths import file_digest
+from torchwright.core.paths import file_digest
 
 INPUT = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
 

@@ -20,8 +20,8 @@ from in_process import trials_in_process
 from torchwright import api
 from torchwright.artifact.folder import report_path
 from torchwright.cli import main
-from torchwright.cpu_load import Load
-from torchwright.errors import (
+from torchwright.core.cpu_load import Load
+from torchwright.core.errors import (
     ArtifactError,
     Inconclusive,
     ModelError,
@@ -31,7 +31,7 @@ from torchwright.errors import (
     UnknownName,
     WorkloadError,
 )
-from torchwright.facts import Interval
+from torchwright.core.records import Interval
 from torchwright.report import view
 from torchwright.trial.client import Context
 from torchwright.trial.session import Session

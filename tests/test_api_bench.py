@@ -14,10 +14,10 @@ from folders import VOCABULARY, causal, save
 from in_process import trials_in_process
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
 from torchwright import api, decode_bench
+from torchwright.core.errors import WorkloadError
+from torchwright.core.records import DeviceFacts
 from torchwright.decode_bench import Sizes, decode_work, point, prefill_work
 from torchwright.devices.base import Ceilings
-from torchwright.errors import WorkloadError
-from torchwright.facts import DeviceFacts
 
 ASKED = (
     "prefill_tokens_per_s",

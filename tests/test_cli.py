@@ -21,8 +21,8 @@ from torchwright.cli import main
 from torchwright.cli.group import VERBS, InOrder, cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import BUILTINS, LISTED, describe_registry, imported_rows, list_rows
-from torchwright.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
-from torchwright.facts import Budget, Event, Recipe, Step
+from torchwright.core.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
+from torchwright.core.records import Budget, Event, Recipe, Step
 
 HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
 
@@ -101,7 +101,7 @@ def test_the_table_of_the_registries_is_that_of_the_code():
 
 def test_what_another_package_adds_is_listed_too(monkeypatch):
     point = EntryPoint("mine", "mine:Mine", "torchwright.workloads")
-    monkeypatch.setattr("torchwright.registry._installed", lambda: EntryPoints([point]))
+    monkeypatch.setattr("torchwright.core.registry._installed", lambda: EntryPoints([point]))
     monkeypatch.setattr(
         "torchwright.cli.registries.imported_rows", lambda kind: [{"name": f"mine of {kind}"}]
     )

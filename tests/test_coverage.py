@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from search_world import World, fake_world, product, step
-from torchwright.facts import Budget, Interval
-from torchwright.intervals import share_bounds
+from torchwright.core.intervals import share_bounds
+from torchwright.core.records import Budget, Interval
 from torchwright.measure.clock import paired_speedup
 from torchwright.search.compare import compare
 from torchwright.search.state import Search

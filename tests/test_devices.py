@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torchwright.core.errors import TorchwrightError, UnknownName
+from torchwright.core.paths import cache_folder
+from torchwright.core.records import DeviceFacts
 from torchwright.devices import check_name, cpu, cuda, default_name, devices, get_device
 from torchwright.devices.base import DISTURBED_SECONDS, Ceilings, Device, fast_seconds
 from torchwright.devices.cpu import CPU
 from torchwright.devices.cuda import CUDA
-from torchwright.errors import TorchwrightError, UnknownName
-from torchwright.facts import DeviceFacts
-from torchwright.paths import cache_folder
 
 needs_no_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="says what happens without a CUDA device"

@@ -13,10 +13,10 @@ from rich.console import Console
 from factories import make_device
 from torchwright import doctor
 from torchwright.cli import main
+from torchwright.core.errors import TorchwrightError
 from torchwright.devices.base import Ceilings
 from torchwright.devices.cpu import CPU
 from torchwright.doctor import Available, Compiler, Diagnosis, diagnose, render
-from torchwright.errors import TorchwrightError
 from torchwright.kernels.cpu import build
 
 

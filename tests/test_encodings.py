@@ -74,7 +74,7 @@ tolerate_encodings()
 from rich.table import Table
 from factories import make_recipe
 from torchwright.cli.printing import console, print_result
-from torchwright.facts import Event
+from torchwright.core.records import Event
 from torchwright.report.terminal import LiveProgress, waterfall
 with LiveProgress() as progress:
     progress(Event(kind="stage", text="8 → 4 bits ≤ 1% … \\u4e2d", elapsed=1.0, time_budget=9.0))

@@ -24,10 +24,10 @@ from folders import causal, change_json, save
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
 from torchwright import answer
 from torchwright.cli import main
+from torchwright.core.errors import WorkloadError
+from torchwright.core.scheme import ASKED
 from torchwright.decoder.load import KV_DTYPES
-from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
-from torchwright.scheme import ASKED
 
 CONTEXT = 256
 HELLO = "Hello, world"

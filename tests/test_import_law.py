@@ -12,7 +12,8 @@ import torchwright
 
 
 @pytest.mark.parametrize(
-    "module", ["facts", "errors", "registry", "report.terminal", "report.html", "cli", "devices"]
+    "module",
+    ["core.records", "core.errors", "core.registry", "report.terminal", "report.html", "cli", "devices"],
 )
 def test_no_torch_comes_with(module):
     code = f"import sys, torchwright.{module}; sys.exit('torch' in sys.modules)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchwright.cpu_load import Load
+from torchwright.core.cpu_load import Load
 from torchwright.measure import threads
 from torchwright.measure.threads import (
     ThreadChoice,

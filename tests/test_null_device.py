@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from torchwright.cli import main
+from torchwright.core.records import DeviceFacts
 from torchwright.devices import base, check_name, default_name, devices
 from torchwright.devices.cpu import CPU
 from torchwright.devices.null import Null
 from torchwright.engines import graph_check
-from torchwright.facts import DeviceFacts
 from torchwright.kernels import ops
 from torchwright.measure.toolchain import compiler_fault
 from torchwright.trial.fork_server import can_fork

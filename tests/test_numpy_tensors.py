@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchwright as tw
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.numpy_compile.narrow import RTOL
 
 

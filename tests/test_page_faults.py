@@ -6,8 +6,8 @@ import mmap
 
 import pytest
 
+from torchwright.core.system import windows
 from torchwright.measure.page_faults import page_fault_seconds, page_faults
-from torchwright.system import windows
 
 pytestmark = pytest.mark.skipif(windows(), reason="Windows has no getrusage")
 

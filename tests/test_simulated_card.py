@@ -15,11 +15,11 @@ import torchwright as tw
 from in_process import trials_in_process
 from simulated_card import FACTS, OnCard, simulated_card
 from torchwright import answer, api
+from torchwright.core.errors import ArtifactError, TorchwrightError
+from torchwright.core.records import Budget
 from torchwright.decoder.native import NativeModel
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.errors import ArtifactError, TorchwrightError
-from torchwright.facts import Budget
 from torchwright.search.optimize import Request, optimize
 from torchwright.techniques.base import parse_step
 from torchwright.workloads.base import Workload

@@ -27,7 +27,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    "module", ["torchwright", "torchwright.cli", "torchwright.process.interrupts", "click"]
+    "module", ["torchwright", "torchwright.cli", "torchwright.core.process.interrupts", "click"]
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_first_imports_is_told_in_words(module: str, number: signal.Signals) -> None:

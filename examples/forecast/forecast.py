@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchwright.core.errors import RefusedTechnique, first_line
+from torchwright.core.records import Coverage
 from torchwright.engines.base import Engine
-from torchwright.errors import RefusedTechnique, first_line
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Case
 

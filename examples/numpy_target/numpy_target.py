@@ -13,8 +13,8 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from torchwright.core.errors import RefusedTechnique
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import RefusedTechnique
 from torchwright.exporter.base import GraphTarget, Run, Written
 
 GRAPH, WEIGHTS = "graph.json", "weights.safetensors"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from torchwright.facts import Coverage
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 
 

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchwright.process.forks import guard_forks
+from torchwright.core.process.forks import guard_forks
 
 if TYPE_CHECKING:
     from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
+    from torchwright.core.errors import TorchwrightError
     from torchwright.decoder.load import load_decoder
     from torchwright.decoder.load_seq2seq import load_seq2seq
     from torchwright.diffusion.load import load_diffuser
-    from torchwright.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
     from torchwright.segment.load import load_class_segmenter, load_segmenter
@@ -67,7 +67,7 @@ _HOMES = {
     "export": "torchwright.exporter.export",
     "compile_numpy": "torchwright.numpy_compile",
     "sequence_parallel": "torchwright.train.sequence",
-    "TorchwrightError": "torchwright.errors",
+    "TorchwrightError": "torchwright.core.errors",
 }
 
 

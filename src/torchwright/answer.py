@@ -19,6 +19,8 @@ import torch
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError, unknown
+from torchwright.core.records import Recipe
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.load_seq2seq import load_seq2seq
@@ -28,8 +30,6 @@ from torchwright.decoder.transformers_writer import load_transformers_writer
 from torchwright.devices import default_name, get_device
 from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.load import load_diffuser
-from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
-from torchwright.facts import Recipe
 from torchwright.hub.architectures import (
     UnsupportedArchitecture,
     folder_instead,

@@ -14,14 +14,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from torchwright import decode_bench, duration
+from torchwright import decode_bench
 from torchwright.answer import is_artifact, promise, refuse_for_artifact
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
-from torchwright.devices import default_name
-from torchwright.engines.base import engines
-from torchwright.engines.identity import identity
-from torchwright.errors import (
+from torchwright.core import duration
+from torchwright.core.errors import (
     Inconclusive,
     RegressionFound,
     TechniqueFailed,
@@ -29,7 +27,8 @@ from torchwright.errors import (
     WorkloadError,
     unknown,
 )
-from torchwright.facts import (
+from torchwright.core.process import folders, interrupts
+from torchwright.core.records import (
     VERIFY_RETRIES,
     VERIFY_TOLERANCE,
     Budget,
@@ -41,9 +40,12 @@ from torchwright.facts import (
     Rung,
     current_name,
 )
+from torchwright.core.share import share
+from torchwright.devices import default_name
+from torchwright.engines.base import engines
+from torchwright.engines.identity import identity
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.measure.roofline import Work, point
-from torchwright.process import folders, interrupts
 from torchwright.remade import MEASURE_SECONDS, from_factory, trials, workload_of
 from torchwright.report.terminal import LiveProgress
 from torchwright.search.claim import Beside, original_beside
@@ -51,7 +53,6 @@ from torchwright.search.experience import TABLE
 from torchwright.search.optimize import optimize as run_optimize
 from torchwright.search.result import Result
 from torchwright.search.state import Request
-from torchwright.share import share
 from torchwright.techniques.base import from_step, parse_step, techniques
 from torchwright.trial.client import TrialProcess
 from torchwright.workloads.base import Workload

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from torchwright.answer import DTYPES, is_artifact, open_model, promise
+from torchwright.core.errors import WorkloadError
+from torchwright.core.records import RooflinePoint
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES
 from torchwright.decoder.sampling import Sampling
 from torchwright.devices import get_device
-from torchwright.errors import WorkloadError
-from torchwright.facts import RooflinePoint
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.measure.roofline import Work, point

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchwright import system
+from torchwright.core import system
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.paths import cache_folder
+from torchwright.core.records import DeviceFacts
 from torchwright.devices import default_name, devices, get_device
 from torchwright.devices.base import Ceilings
-from torchwright.errors import TorchwrightError
-from torchwright.facts import DeviceFacts
 from torchwright.kernels.cpu import build
 from torchwright.measure.toolchain import compiler_fault
-from torchwright.paths import cache_folder
 from torchwright.techniques import techniques
 
 if TYPE_CHECKING:

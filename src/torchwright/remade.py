@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from torchwright.artifact import folder as artifact
+from torchwright.core.errors import ArtifactError, TorchwrightError
+from torchwright.core.process import folders, interrupts
+from torchwright.core.records import Recipe
 from torchwright.engines.program import GRAPHS, read_programs
-from torchwright.errors import ArtifactError, TorchwrightError
-from torchwright.facts import Recipe
 from torchwright.hub.folder import WEIGHTS
-from torchwright.process import folders, interrupts
 from torchwright.trial.client import Context, TrialFailed
 from torchwright.trial.travel import pack
 from torchwright.workloads.base import Workload, class_of

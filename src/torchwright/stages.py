@@ -15,10 +15,10 @@ import torch
 
 from torchwright.answer import is_artifact, refuse_for_artifact
 from torchwright.artifact import folder as artifact
+from torchwright.core.errors import ArtifactError, TorchwrightError, WorkloadError
+from torchwright.core.process import folders
+from torchwright.core.records import Event, Recipe, Step
 from torchwright.devices import get_device
-from torchwright.errors import ArtifactError, TorchwrightError, WorkloadError
-from torchwright.facts import Event, Recipe, Step
-from torchwright.process import folders
 from torchwright.profile.trace import write_trace
 from torchwright.profile.values import Breaks, Profile, ProfiledStage, Recording
 from torchwright.remade import trials, workload_of

@@ -17,7 +17,7 @@ from small_artifacts import INPUT, made, mlp, seal
 from torchwright import api
 from torchwright.artifact import folder as artifact
 from torchwright.cli import main
-from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.report import view
 from torchwright.workloads.module import from_factory
 
@@ -80,7 +80,7 @@ def test_the_original_answers_by_its_graph(path: Path) -> None:
     assert tw.load(path, model=mlp()).how == view.OWN_MODULE
 
 
-@pytest.mark.filterwarnings("ignore::torchwright.errors.SlowerCall")
+@pytest.mark.filterwarnings("ignore::torchwright.core.errors.SlowerCall")
 @pytest.mark.parametrize("rows", [0, 1, 3, 9])
 def test_another_batch_is_answered(path: Path, rows: int) -> None:
     x = torch.randn(rows, 16)

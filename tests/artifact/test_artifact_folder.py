@@ -24,8 +24,8 @@ from in_process import trials_in_process
 from small_artifacts import INPUT, copied, edit, made, mlp, seal
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.tree import read_tree, write_tree
+from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.engines.program import read_programs
-from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.trial.client import Context, TrialProcess
 from torchwright.trial.travel import pack
 from torchwright.workloads.module import ModuleWorkload

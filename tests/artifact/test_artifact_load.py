@@ -11,9 +11,9 @@ import torchwright as tw
 from folders import causal, save
 from language_artifacts import native_artifact
 from torchwright.artifact.load import quota_notice
+from torchwright.core.errors import ArtifactError
 from torchwright.decoder.native import NativeModel
 from torchwright.decoder.packed import FORMS, TENSORS
-from torchwright.errors import ArtifactError
 
 
 @pytest.fixture(scope="module")

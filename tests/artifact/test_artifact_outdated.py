@@ -13,8 +13,8 @@ import torchwright as tw
 from small_artifacts import INPUT, edit, made, mlp
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.outdated import outdated
+from torchwright.core.errors import OldArtifact
 from torchwright.engines.spec import CallSpec, Guard, NumberDomain
-from torchwright.errors import OldArtifact
 
 NARROW = NumberDomain(values="finite")
 CALL = CallSpec(name="forward", structure={"tuple": []}, tensors=())

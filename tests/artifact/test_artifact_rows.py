@@ -12,7 +12,7 @@ import in_process
 import torchwright as tw
 from small_artifacts import INPUT, made, mlp
 from torchwright.artifact import folder as artifact
-from torchwright.errors import SlowerCall
+from torchwright.core.errors import SlowerCall
 from torchwright.trial.forms import Forms
 from torchwright.trial.session import Session
 
@@ -50,7 +50,7 @@ def test_one_row_is_answered_where_packages_check_their_inputs(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::torchwright.errors.SlowerCall")
+@pytest.mark.filterwarnings("ignore::torchwright.core.errors.SlowerCall")
 def test_what_fails_with_other_rows_costs_the_recipe_these_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchwright.artifact.ways import Ways
-from torchwright.facts import Step
+from torchwright.core.records import Step
 
 
 def test_an_allocator_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

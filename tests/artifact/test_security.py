@@ -22,7 +22,7 @@ from mutations import mutate
 from small_artifacts import copied, edit, seal
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
-from torchwright.errors import ArtifactError, TorchwrightError
+from torchwright.core.errors import ArtifactError, TorchwrightError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -16,10 +16,10 @@ from torch import nn
 from forged_graphs import call_signature, graphs, nodes
 from small_artifacts import copied, edit
 from torchwright.artifact.load import load
+from torchwright.core.errors import ArtifactError
 from torchwright.engines.expressions import check_shape, guard
 from torchwright.engines.operators import is_allowed
 from torchwright.engines.program import read_programs, write_programs
-from torchwright.errors import ArtifactError
 
 OWNED = "__import__('pathlib').Path('owned').touch()"
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -17,8 +17,8 @@ from torchwright.caches.bundle import BUNDLE
 from torchwright.caches.place import Place, differences
 from torchwright.caches.why import Compiled, compile_calls, counting, explain
 from torchwright.cli import main
+from torchwright.core.errors import ArtifactError
 from torchwright.engines.jit import CODE, GRAPHS
-from torchwright.errors import ArtifactError
 from torchwright.workloads.module import ModuleWorkload
 
 PLACE = Place(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwright import registry
+from torchwright.core import registry
 from torchwright.exporter.base import exports
 from torchwright.testing.test_exports import (
     TestDeclaration,

@@ -12,8 +12,8 @@ import torch
 import transformers
 from tiny import COMMON, FAMILIES, LONGROPE, token_ids
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.decoder import load_decoder
-from torchwright.errors import TorchwrightError
 
 TOKENS = 24
 TOLERANCE = 1e-4

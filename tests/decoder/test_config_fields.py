@@ -18,9 +18,9 @@ from config_fields import FULL, SLIDING, built, fields, values
 from safetensors.torch import load_file, save_file
 from tiny import COMMON, token_ids
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder import load_decoder
 from torchwright.decoder.families import FAMILIES, decoder_config
-from torchwright.errors import ModelError
 from torchwright.hub.architectures import NATIVE, UnsupportedArchitecture
 
 FINE = ("equal", "refused", "alone", "transformers does not build it")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny import VOCABULARY, build, save, token_ids
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.decoder import LoadedDecoder, load_decoder
 from torchwright.decoder.text import FolderTokenizer, TextStream
-from torchwright.errors import TorchwrightError
 from torchwright.workloads.language import BUNDLED
 
 

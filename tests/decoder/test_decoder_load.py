@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny import LLAMA3, LONGROPE, build, save, token_ids
 from torch import nn
 
+from torchwright.core.errors import ModelError, TorchwrightError
 from torchwright.decoder import UnsupportedArchitecture, load_decoder, read_decoder_config
 from torchwright.decoder.weights import plain_linear
-from torchwright.errors import ModelError, TorchwrightError
 from torchwright.hub.files import INDEX
 
 Data = dict[str, Any]

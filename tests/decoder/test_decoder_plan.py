@@ -13,6 +13,7 @@ import torch
 from tiny import MODELS, build, save, token_ids
 from torch import nn
 
+from torchwright.core.scheme import BF16, KEPT, MADE, W8A8, Scheme
 from torchwright.decoder import LoadedDecoder, load_decoder, model, plan
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.plan import MOST_ROWS, DecodePlan
@@ -22,7 +23,6 @@ from torchwright.kernels.cpu import build as kernels
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.kernels.linear import PackedLinear
 from torchwright.kernels.pack import PANEL
-from torchwright.scheme import BF16, KEPT, MADE, W8A8, Scheme
 
 LENGTHS = (3, 25, 17, 1, 16)
 STEPS = 4

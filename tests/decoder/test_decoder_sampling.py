@@ -15,10 +15,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.decoder import Sampler, Sampling
 from torchwright.decoder.sampling import _kept
 from torchwright.decoder.scores import Logits, Scores
-from torchwright.errors import TorchwrightError
 from torchwright.kernels.pack import PANEL
 
 V = 50

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nested import can_interpret, run_file
+from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.decoder import load_decoder
-from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.workloads.language import BUNDLED
 
 needs_triton = pytest.mark.skipif(

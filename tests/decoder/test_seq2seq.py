@@ -14,11 +14,11 @@ import torch
 from seq2seqs import MODELS, VOCABULARY, tiny, tokenizer
 
 from folders import change_json
+from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.plan import plans
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.decoder.stack_weights import buckets_of
-from torchwright.errors import ModelError, UnknownName, WorkloadError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from seq2seqs import tiny, tokenizer
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.seq2seq_pairs import read_pairs
 from torchwright.decoder.seq2seq_workload import Seq2SeqWorkload
-from torchwright.errors import WorkloadError
 from torchwright.workloads.accuracy import reference_loss
 
 NEW = 24

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from seq2seqs import MODELS, VOCABULARY, tiny, tokenizer
 
 from folders import change_json
+from torchwright.core.errors import ArtifactError, UnknownName, WorkloadError
 from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.seq2seq_calls import NativeAnswers
 from torchwright.decoder.seq2seq_workload import Seq2SeqWorkload
-from torchwright.errors import ArtifactError, UnknownName, WorkloadError
 from torchwright.kernels.cpu import build
 
 NEW = 6

@@ -13,8 +13,8 @@ import transformers
 from folders import VOCABULARY, build, causal, save
 from torchwright.answer import ask, open_model
 from torchwright.artifact.folder import RECIPE
+from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.decoder.transformers_writer import TransformersWriter, load_transformers_writer
-from torchwright.errors import ModelError, WorkloadError
 from torchwright.hub.architectures import recognize, runs_on_transformers
 from torchwright.serve.folder import find
 

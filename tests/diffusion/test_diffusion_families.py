@@ -102,9 +102,9 @@ def test_guidance_of_a_second_call_is_left_out(tmp_path: Path) -> None:
 
 
 def test_lengths_of_films_are_held_to_the_vae(tmp_path: Path) -> None:
+    from torchwright.core.errors import ModelError
     from torchwright.diffusion.diffuser import ImagineError
     from torchwright.diffusion.load import load_diffuser
-    from torchwright.errors import ModelError
     from torchwright.serve.engine.paint import ServedDiffuser
 
     film = load_diffuser(tiny.write("cogvideox", tmp_path / "film"))

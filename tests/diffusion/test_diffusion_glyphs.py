@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from torchwright.core.errors import ModelError
 from torchwright.diffusion.beside import pictures_beside
 from torchwright.diffusion.diffuser import pixels
 from torchwright.diffusion.glyphs import READER, digit_of, load_reader, make_reader, prompts, read
 from torchwright.diffusion.score import losses_of
-from torchwright.errors import ModelError
 from torchwright.report.pictures import MOST_ROWS
 
 

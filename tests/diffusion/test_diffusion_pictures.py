@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from torchwright.errors import ModelError, TorchwrightError, WorkloadError
+from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError
 
 
 @pytest.fixture(scope="module")

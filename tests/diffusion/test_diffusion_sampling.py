@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.diffusion.folder import open_pipeline
 from torchwright.diffusion.parts import build_parts
 from torchwright.diffusion.sampling import Plan, Steps, steps_to_reuse
 from torchwright.diffusion.score import alike, ms_ssim
-from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 
 
 def predictions(plan: Plan, *, steps: int, rows: int = 2) -> tuple[list[torch.Tensor], list[tuple[int, int]]]:

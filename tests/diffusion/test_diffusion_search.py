@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from torchwright.facts import Budget, Event
+from torchwright.core.records import Budget, Event
 
 
 @pytest.mark.slow
 def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None:
     import torchwright as tw
+    from torchwright.core.records import Step
     from torchwright.diffusion.workload import DiffusionWorkload
-    from torchwright.facts import Step
     from torchwright.search.optimize import optimize
     from torchwright.search.state import Request
 
@@ -41,8 +41,8 @@ def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None
 def test_a_pipeline_that_was_compiled_ahead_of_time_draws(pixart: Path, tmp_path: Path) -> None:
     """Its package holds the weights, and the artifact's folder none: it could not be opened at all."""
     import torchwright as tw
+    from torchwright.core.records import Step
     from torchwright.diffusion.workload import DiffusionWorkload
-    from torchwright.facts import Step
     from torchwright.search.optimize import optimize
     from torchwright.search.state import Request
 
@@ -113,8 +113,8 @@ def test_what_a_user_should_know_is_told_first(
 def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
     pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torchwright.core.records import Step
     from torchwright.diffusion.workload import DiffusionWorkload
-    from torchwright.facts import Step
     from torchwright.trial.session import Session
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from torchwright.core.errors import UnknownName, WorkloadError
 from torchwright.diffusion.limits import Style
-from torchwright.errors import UnknownName, WorkloadError
 
 diffusers = pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
 import tiny_families as tiny  # noqa: E402

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torchwright.core.paths import UnsafeFolder
 from torchwright.engines.compiler_caches import use_private_caches
-from torchwright.paths import UnsafeFolder
 
 PROGRAM = """
 import os, sys

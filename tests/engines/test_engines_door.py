@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from engine_calls import Calls, Picture, call_of, door_of, mlp
+from torchwright.core.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.engines import door as door_module
 from torchwright.engines.call import parameters_of
 from torchwright.engines.door import Door
 from torchwright.engines.program import FreeSizes
 from torchwright.engines.spec import Takes
-from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 
 Pair = namedtuple("Pair", "first second")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

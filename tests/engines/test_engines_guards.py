@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine_calls import Calls, call_of
+from torchwright.core.errors import RefusedTechnique, SlowerCall
 from torchwright.engines.door import Door
 from torchwright.engines.guards import (
     Check,
@@ -28,7 +29,6 @@ from torchwright.engines.guards import (
 )
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec, Guard, NumberDomain, OutsideDomain, TensorSpec
-from torchwright.errors import RefusedTechnique, SlowerCall
 from torchwright.techniques.shared.int8 import Int8Layer
 from torchwright.workloads.base import Case
 

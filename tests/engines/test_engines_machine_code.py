@@ -11,9 +11,9 @@ from torch import nn
 from torch._inductor import config
 from torch._inductor.utils import clear_caches
 
+from torchwright.core.errors import ArtifactError
 from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.errors import ArtifactError
 
 INPUT = torch.linspace(-1, 1, 32 * 16).reshape(32, 16)
 

@@ -6,9 +6,9 @@ import warnings
 
 import torch
 
+from torchwright.core.errors import SlowerCall
 from torchwright.engines.messages import say_slower, signature, text_of
 from torchwright.engines.spec import CallSpec, TensorSpec
-from torchwright.errors import SlowerCall
 
 
 def test_a_call_and_what_is_compiled_are_written_alike() -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from engine_calls import Calls, call_of, door_of, mlp
+from torchwright.core.errors import TorchwrightError
 from torchwright.engines import opaque
 from torchwright.engines.call import parameters_of
 from torchwright.engines.door import Door
 from torchwright.engines.module import OptimizedModule
 from torchwright.engines.program import FreeSizes
 from torchwright.engines.spec import Takes
-from torchwright.errors import TorchwrightError
 from torchwright.testing.instances import Batch, Pair, build, call
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

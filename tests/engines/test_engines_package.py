@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from engine_calls import call_of
+from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.devices import get_device
 from torchwright.engines import conversion, packaging
 from torchwright.engines.aot import Aot
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.package import Package, _register_operators  # pyright: ignore[reportPrivateUsage]
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.techniques.base import conversion_of, parse_step
 from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import ConvNet

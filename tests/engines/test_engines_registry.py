@@ -17,11 +17,11 @@ import in_process
 import torchwright as tw
 from small_artifacts import INPUT, copied, edit, made
 from torchwright.artifact import folder as artifact
+from torchwright.core.errors import ArtifactError, UnknownName
+from torchwright.core.records import Coverage
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way, engines
 from torchwright.engines.jit import Jit
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import ArtifactError, UnknownName
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Settings, Target, Technique, techniques
 from torchwright.workloads.base import Case
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from engine_calls import Calls, door_of, mlp
+from torchwright.core.errors import SlowerCall, WorkloadError
 from torchwright.engines.door import Door
 from torchwright.engines.spec import Takes
 from torchwright.engines.takes import probe, with_rows
-from torchwright.errors import SlowerCall, WorkloadError
 from torchwright.workloads.base import Case
 
 torch.manual_seed(0)

@@ -12,8 +12,8 @@ import in_process
 import torchwright as tw
 from converted_models import needs
 from small_artifacts import INPUT, made, mlp
+from torchwright.core.errors import ArtifactError, SlowerCall
 from torchwright.engines.base import engines
-from torchwright.errors import ArtifactError, SlowerCall
 
 OTHERS = ("openvino", "onnxruntime")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torchwright.cli import main
-from torchwright.errors import RefusedTechnique
+from torchwright.core.errors import RefusedTechnique
 from torchwright.exporter.budget import Budget
 
 

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from torchwright.errors import RefusedTechnique
+from torchwright.core.errors import RefusedTechnique
 from torchwright.exporter.cached import Cached, narrowed
 from torchwright.exporter.executorch import TOGETHER
 from torchwright.exporter.executorch_language import through_cache

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from export_models import Drowned, small
 
 from torchwright.cli.export import command
-from torchwright.errors import RefusedTechnique, UnknownName, WorkloadError
+from torchwright.core.errors import RefusedTechnique, UnknownName, WorkloadError
 from torchwright.exporter.aoti import Aoti
 from torchwright.exporter.base import Delegate
 from torchwright.exporter.executorch import MODEL, ExecuTorch

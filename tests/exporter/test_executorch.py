@@ -10,8 +10,8 @@ import torch
 from export_models import Drowned, small
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import RefusedTechnique
 from torchwright.exporter.executorch import MODEL, ExecuTorch
 from torchwright.exporter.export import export
 from torchwright.exporter.process import COMPLAINT

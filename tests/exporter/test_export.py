@@ -32,8 +32,7 @@ from torch.export import ExportedProgram
 import torchwright as tw
 from masked_attention import Attention, causal
 from torchwright.cli import main
-from torchwright.engines.takes import tensors_of
-from torchwright.errors import (
+from torchwright.core.errors import (
     ArtifactError,
     ModelError,
     RefusedTechnique,
@@ -41,6 +40,7 @@ from torchwright.errors import (
     UnknownName,
     WorkloadError,
 )
+from torchwright.engines.takes import tensors_of
 from torchwright.exporter.base import ExportTarget, GraphTarget, exports
 from torchwright.exporter.export import check
 from torchwright.exporter.locate import first_parting, smallest

@@ -11,7 +11,7 @@ import pytest
 import torch
 from export_models import small
 
-from torchwright.errors import ModelError, RefusedTechnique
+from torchwright.core.errors import ModelError, RefusedTechnique
 from torchwright.exporter.gguf import MODEL, Gguf, _by_reader, _geometry, _turned
 from torchwright.exporter.gguf_file import stored
 from torchwright.exporter.reference import EXAMPLE, calls_of
@@ -28,7 +28,7 @@ BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.paths.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("torchwright.core.paths.cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchwright as tw
-from torchwright import nested
+from torchwright.core import nested
 from torchwright.exporter.base import exports
 from torchwright.exporter.package import PACKAGE
 from torchwright.testing.instances import build, call

@@ -14,8 +14,8 @@ import pytest
 import torch
 from export_models import small
 
+from torchwright.core.errors import ArtifactError, RefusedTechnique, WorkloadError
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import ArtifactError, RefusedTechnique, WorkloadError
 from torchwright.exporter import litert
 from torchwright.exporter.export import export
 from torchwright.exporter.litert import MODEL, OUTPUTS, LiteRt

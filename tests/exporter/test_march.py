@@ -15,8 +15,8 @@ import pytest
 from export_models import small
 
 from torchwright.cli import main
+from torchwright.core.errors import WorkloadError
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import WorkloadError
 from torchwright.exporter.aoti import MODEL, Aoti
 from torchwright.exporter.export import export
 from torchwright.exporter.subject import make_subject

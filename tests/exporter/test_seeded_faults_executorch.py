@@ -21,6 +21,7 @@ from export_faults import (
     weight,
 )
 
+from torchwright.core.json_file import read_json
 from torchwright.exporter.executorch import MODEL, ExecuTorch
 from torchwright.exporter.executorch_read import (  # pyright: ignore[reportPrivateUsage]
     LAYERS,
@@ -28,7 +29,6 @@ from torchwright.exporter.executorch_read import (  # pyright: ignore[reportPriv
     contents,
 )
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.json_file import read_json
 from torchwright.workloads.module import ModuleWorkload
 
 pytestmark = pytest.mark.slow

@@ -51,7 +51,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchwright.paths.cache_folder", lambda: folder)
+        patch.setattr("torchwright.core.paths.cache_folder", lambda: folder)
         yield
 
 

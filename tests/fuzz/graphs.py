@@ -41,7 +41,7 @@ def _is_onnx(path: Path) -> bool:
 
 def in_child(call: Callable[[], None], seconds: float) -> tuple[int, str]:
     """Run a call in a forked child; return its exit code, or minus the signal that ended it, and what it said."""
-    from torchwright.errors import TorchwrightError
+    from torchwright.core.errors import TorchwrightError
 
     hear, tell = os.pipe()
     child = os.fork()

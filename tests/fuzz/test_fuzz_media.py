@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 import media
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.segment.picture import read_picture
 
 pytest.importorskip("soundfile")

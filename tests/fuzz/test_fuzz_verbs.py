@@ -29,7 +29,7 @@ import folders
 from forged_graphs import free_artifact
 from language_artifacts import native_artifact
 from mutations import mutate
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.train.kinds import kind_of, verb
 
 SECONDS = 20

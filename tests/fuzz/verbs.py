@@ -15,11 +15,11 @@ from torchwright.answer import generate as answer_with
 from torchwright.answer import open_speech
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
+from torchwright.core.errors import ArtifactError
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.load import load_decoder
 from torchwright.diffusion.folder import open_pipeline
 from torchwright.engines.base import engines
-from torchwright.errors import ArtifactError
 from torchwright.exporter.base import exports
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.remade import workload_of

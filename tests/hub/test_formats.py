@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder import load_decoder
-from torchwright.errors import ModelError
 from torchwright.hub import weight
 from torchwright.hub.weight import Grouped
 from torchwright.kernels import ops

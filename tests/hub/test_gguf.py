@@ -13,8 +13,8 @@ import pytest
 import quantized as made
 import torch
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder import load_decoder
-from torchwright.errors import ModelError
 from torchwright.hub.gguf.folder import opened
 from torchwright.hub.gguf.header import read_gguf
 from torchwright.hub.gguf.tokenizer import SPLITS

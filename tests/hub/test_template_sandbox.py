@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.chat_template import ChatTemplate, TemplateRefused
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder.text import FolderTokenizer
-from torchwright.errors import ModelError
 from torchwright.hub.folder import download, find_object, resolve
 from torchwright.hub.tokenizer import TokenizerFault, find_tokenizer, open_tokenizer, tokenizer_settings
 from torchwright.serve.api_error import ApiError

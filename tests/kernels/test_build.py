@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchwright.core.scheme import MADE
 from torchwright.kernels import ops, reference
 from torchwright.kernels.cpu import build
 from torchwright.kernels.cpu.build import BuildError
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import MADE
 
 Compiler = Callable[..., Path]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from torchwright.core.scheme import W8A8
 from torchwright.kernels import pack
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import W8A8
 
 LAYER_ERROR = {torch.float32: 1e-3, torch.bfloat16: 5e-3}
 """Relative (Frobenius): an input that falls between two steps may be rounded the other way; bfloat16 rounds twice."""

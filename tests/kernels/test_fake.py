@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchwright.core.scheme import MADE
 from torchwright.kernels import conv, fake
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import MADE
 
 
 def packed(scheme: str) -> PackedLinear:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchwright.core.scheme import GROUPS, W4A8
 from torchwright.kernels import pack
 from torchwright.kernels.gptq import gptq_w4
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import GROUPS, W4A8
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

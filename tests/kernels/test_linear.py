@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.scheme import BF16, GROUPS, KEPT, MADE, W4BF16, scheme_of
 from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.kernels.reference import LEVELS_8, LEVELS_16
-from torchwright.scheme import BF16, GROUPS, KEPT, MADE, W4BF16, scheme_of
 
 GROUPED = [*[(scheme, 32) for scheme in ("bf16", "w8a8")]] + [
     (scheme, group) for scheme in ("w4a8", "w4a16") for group in GROUPS

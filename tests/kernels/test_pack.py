@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchwright.core.scheme import GROUPS, MADE
 from torchwright.kernels import pack
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import GROUPS, MADE
 
 SIZES = {"N": st.integers(1, 140), "K": st.integers(1, 300), "seed": st.integers(0, 2**31)}
 

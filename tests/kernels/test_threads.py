@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from torchwright.core.scheme import MADE
 from torchwright.kernels.cpu import build
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import MADE
 
 STRESS = Path(__file__).with_name("pool_stress.cpp")
 
@@ -106,7 +106,7 @@ FORKS = """
 import os, torch
 from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import W8A8
+from torchwright.core.scheme import W8A8
 from torchwright.kernels.cpu.threads import own_threads
 assert build.load_fault() is None
 layer, x = PackedLinear(torch.randn(900, 512), None, W8A8), torch.randn(600, 512)

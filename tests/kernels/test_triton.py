@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from nested import can_interpret, run_file
+from torchwright.core.scheme import GROUPS
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import operators
 from torchwright.kernels.gpu import pack as gpu_pack
-from torchwright.scheme import GROUPS
 
 HERE = Path(__file__).parent
 CHECKS = ["triton_linear.py", "triton_pointwise.py", "triton_attention.py", "triton_grid.py"]

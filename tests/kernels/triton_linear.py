@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from triton_device import DEVICE, ops, poison, randn
 
+from torchwright.core.scheme import MADE, scheme_of
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import linear, operators
 from torchwright.kernels.limits import LONGEST
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import MADE, scheme_of
 
 SHAPES = [(37, 17), (130, 200)]
 """Output and input features, neither full panels nor full groups."""

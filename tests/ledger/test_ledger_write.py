@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from torchwright.cli import main
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 from torchwright.ledger import Ledger, process_started, read_account, torchrun, write
 from torchwright.ledger.read import read_sessions
 from torchwright.ledger.show import how_ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.profile.rates import rate
 from torchwright.profile.terminal import achieved
 

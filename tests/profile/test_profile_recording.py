@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.profile import recording
 from torchwright.profile.recording import labelled, record
 from torchwright.profile.values import OperatorTime, Recording

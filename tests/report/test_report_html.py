@@ -25,7 +25,7 @@ from factories import (
     make_shipped_recipe,
     make_unchanged_recipe,
 )
-from torchwright.facts import Budget, Coverage, Ranked, Step
+from torchwright.core.records import Budget, Coverage, Ranked, Step
 from torchwright.report import figures, view, wording
 from torchwright.report.html import render
 from torchwright.report.pictures import WIDEST, row_of

@@ -20,7 +20,7 @@ from factories import (
     make_shipped_recipe,
     make_unchanged_recipe,
 )
-from torchwright.facts import Budget, CaseTime, Event, Interval, Rate, Step
+from torchwright.core.records import Budget, CaseTime, Event, Interval, Rate, Step
 from torchwright.report import view, wording
 from torchwright.report.html import render
 from torchwright.report.terminal import LiveProgress, plain, waterfall

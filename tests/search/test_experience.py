@@ -13,8 +13,8 @@ import pytest
 
 from factories import make_device, make_features
 from search_world import World, fake_world, names, product, row, rows, step, tried
-from torchwright.errors import ArtifactError
-from torchwright.facts import Budget
+from torchwright.core.errors import ArtifactError
+from torchwright.core.records import Budget
 from torchwright.search.experience import Experience, Record, Trial, instructions, near, read
 from torchwright.techniques.base import parse_step, techniques
 

@@ -14,7 +14,7 @@ import pytest
 
 from factories import make_features
 from search_world import World, fake_world, product, step
-from torchwright.facts import Budget, Recipe, Step
+from torchwright.core.records import Budget, Recipe, Step
 from torchwright.search.experience import Record
 from torchwright.search.recorded import reached, record, wait
 from torchwright.search.state import Outcome

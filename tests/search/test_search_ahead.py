@@ -13,11 +13,11 @@ from torch import nn
 
 from search_techniques import Quantize
 from search_world import World, fake_world, lossy, product, step
-from torchwright.facts import Step
-from torchwright.json_file import read_json
+from torchwright.core.json_file import read_json
+from torchwright.core.records import Step
+from torchwright.core.system import LAST
 from torchwright.search import estimate
 from torchwright.search.ahead import Ahead
-from torchwright.system import LAST
 from torchwright.techniques.base import conversion_of
 from torchwright.trial.client import CONVERSIONS, Context, start_candidate
 from torchwright.trial.fork_server import can_fork

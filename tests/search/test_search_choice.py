@@ -10,8 +10,8 @@ import pytest
 
 from search_techniques import Half
 from search_world import World, fake_world, names, product, row, rows, step
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import RELATIVE_ERROR, Budget, Step
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import RELATIVE_ERROR, Budget, Step
 from torchwright.search import choose
 from torchwright.search.state import Outcome
 

@@ -11,8 +11,8 @@ import pytest
 
 from search_techniques import Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.errors import WorkloadError
-from torchwright.facts import Budget, Step
+from torchwright.core.errors import WorkloadError
+from torchwright.core.records import Budget, Step
 from torchwright.search import claim
 from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, turn_seconds
 from torchwright.search.finish import Form, finish, settle

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from search_world import Process, World, fake_world, lossy, names, product, row, rows, step
-from torchwright.cpu_load import Load
-from torchwright.errors import RefusedTechnique, TorchwrightError
-from torchwright.facts import Budget
+from torchwright.core.cpu_load import Load
+from torchwright.core.errors import RefusedTechnique, TorchwrightError
+from torchwright.core.records import Budget
 from torchwright.search import estimate
 from torchwright.trial.client import Candidate, Context, TrialFailed
 

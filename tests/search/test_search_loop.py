@@ -10,8 +10,8 @@ import pytest
 
 from search_techniques import Half
 from search_world import Process, World, fake_world, lossy, names, product, row, rows, step, tried
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, Step, to_json
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Budget, Step, to_json
 from torchwright.techniques.base import from_step
 
 

@@ -21,9 +21,9 @@ from in_process import trials_in_process
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from small_artifacts import INPUT, copied, edit, made, mlp
 from torchwright.artifact import folder as artifact
+from torchwright.core.errors import ArtifactError, TorchwrightError
+from torchwright.core.records import Budget, Identity, Rung
 from torchwright.engines.identity import identity
-from torchwright.errors import ArtifactError, TorchwrightError
-from torchwright.facts import Budget, Identity, Rung
 
 
 @pytest.fixture

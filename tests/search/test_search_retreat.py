@@ -9,7 +9,7 @@ import pytest
 
 from search_techniques import Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.facts import Budget, Quality, Ranked, Step
+from torchwright.core.records import Budget, Quality, Ranked, Step
 from torchwright.search import attempt
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.facts import Budget, Interval
+from torchwright.core.records import Budget, Interval
 from torchwright.search import estimate
 from torchwright.search.compare import NoTime, compare
 from torchwright.techniques.base import Phase

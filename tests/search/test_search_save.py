@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from torchwright.core.records import CaseTime, Rate
 from torchwright.engines.spec import CallSpec, Guard
-from torchwright.facts import CaseTime, Rate
 from torchwright.search.save import Contents, _rates, domain_notes
 from torchwright.workloads.language import LanguageWorkload
 

@@ -12,7 +12,7 @@ from transformers import Sam2Model, SamModel
 from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
 
 import torchwright as tw
-from torchwright.errors import ModelError, UnknownName, WorkloadError
+from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.segment import everything
 from torchwright.segment.masks import distinct, iou
 from torchwright.segment.prompts import Prompt

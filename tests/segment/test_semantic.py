@@ -18,7 +18,7 @@ from transformers import SegformerConfig, SegformerForSemanticSegmentation, Segf
 
 import torchwright as tw
 from torchwright.cli import main
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.segment.classes import class_quality
 from torchwright.segment.masks import from_run_lengths
 from torchwright.segment.semantic import largest, preparation_of, told

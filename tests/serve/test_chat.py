@@ -15,7 +15,7 @@ from http_support import serving
 from test_http_reasoning import ECHO
 
 from torchwright.cli import main
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.serve import chat
 from torchwright.serve.chat import Chat, Conversation, Terminal, deltas
 

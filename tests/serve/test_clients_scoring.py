@@ -16,7 +16,7 @@ import transformers
 from http_support import Command, command
 
 import torchwright as tw
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.process import open_served
 from torchwright.serve.folder import find

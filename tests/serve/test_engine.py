@@ -12,10 +12,10 @@ import pytest
 import torch
 from engine_support import Result, alone, answers, bundled, drain, engine, request, take, tiny_decoder, words
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.decoder import PAGE, LoadedDecoder
 from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.decoder.scores import Logits
-from torchwright.errors import TorchwrightError
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
 from torchwright.serve.options import EngineOptions

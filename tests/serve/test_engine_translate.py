@@ -17,10 +17,10 @@ from engine_support import Results, drain, request, take
 from http_support import command
 from seq2seqs import tiny, tokenizer
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
-from torchwright.errors import WorkloadError
 from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions

@@ -9,8 +9,8 @@ import pytest
 import torch
 from engine_support import drain, engine, request, take, tiny_decoder
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder import LoadedDecoder
-from torchwright.errors import ModelError
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.wire.messages import Cancel
 

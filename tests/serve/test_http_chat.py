@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.formats.tools import tool_format_of

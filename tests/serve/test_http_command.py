@@ -19,7 +19,7 @@ import pytest
 from torchwright import cli
 from torchwright.artifact.folder import RECIPE
 from torchwright.cli.options import parse_bytes
-from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
+from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.serve import preflight as room
 from torchwright.serve.command import KEY_VARIABLE, _listen, api_keys, engine_command
 from torchwright.serve.folder import BUNDLED_NAME, find

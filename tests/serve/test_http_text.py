@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
 from torchwright.serve.folder import find
 from torchwright.serve.text.codec import StopStrings, Tokenizer

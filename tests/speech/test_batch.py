@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from whispers import SECONDS, noise
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.pauses import LONGEST, is_silent, parts, pauses
 from torchwright.speech.sound import RATE, of_samples

@@ -12,7 +12,7 @@ from moonshines import moonshine
 from transformers import MoonshineForConditionalGeneration
 from whispers import noise
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.moonshine.model import Moonshine
 from torchwright.speech.moonshine.windows import LONGEST, SHORTEST, quietest

@@ -12,11 +12,11 @@ import torch
 from transformers import WhisperForConditionalGeneration
 from whispers import SECONDS, noise, tiny
 
+from torchwright.core.errors import ModelError, UnknownName
 from torchwright.decoder import model as decoder_model
 from torchwright.decoder.cache import CacheFull
 from torchwright.decoder.plan import plans
 from torchwright.decoder.precision import read_precision
-from torchwright.errors import ModelError, UnknownName
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.speech.load import load_speech

@@ -12,8 +12,8 @@ from moonshines import moonshine
 from whispers import noise
 
 from folders import VOCABULARY
+from torchwright.core.errors import ModelError
 from torchwright.decoder.precision import read_precision
-from torchwright.errors import ModelError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.speech.load import load_speech

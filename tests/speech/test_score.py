@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.speech.score import edits, normalizer, word_error_rate
 
 

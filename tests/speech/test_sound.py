@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.speech.files import SoundError
 from torchwright.speech.sound import RATE, Sound, opened
 

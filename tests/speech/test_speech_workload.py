@@ -16,8 +16,8 @@ from folders import change_json
 from torchwright.answer import open_speech
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
+from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.decoder.precision import Precision
-from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.kernels.cpu import build
 from torchwright.speech.bundled import bundled
 from torchwright.speech.calls import CHUNK, CacheSizes, CalledSpeech, CallsModel

@@ -16,7 +16,7 @@ from transformers import WhisperForConditionalGeneration, WhisperTimeStampLogits
 from whispers import SECONDS, WholeFeatures, noise, tiny
 
 from folders import change_json
-from torchwright.errors import ModelError, UnknownName, WorkloadError
+from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.together import together
 from torchwright.speech.transcript import compression_ratio

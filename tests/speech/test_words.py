@@ -15,7 +15,7 @@ from transformers.models.whisper.tokenization_whisper import _combine_tokens_int
 from whispers import SECONDS, noise, tiny
 
 from folders import change_json
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.speech.load import load_speech
 from torchwright.speech.steps import TransformersSpeech
 from torchwright.speech.whisper.align import median, read_heads, smooth, starts

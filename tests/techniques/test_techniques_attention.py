@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts
 from torchwright.engines.program import export
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.attention import SwitchAttention, switchable
 from torchwright.techniques.matmul_attention import AttentionCalls, MatmulAttention, attend

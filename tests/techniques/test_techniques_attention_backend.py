@@ -13,10 +13,10 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts
 from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import compile_program, export, functional
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.attention_backend import ATTENTION, AttentionBackend, expand_attention
 from torchwright.workloads.module import ModuleWorkload

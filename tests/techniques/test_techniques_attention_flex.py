@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts
 from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program, export
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.attention import SwitchAttention
 from torchwright.testing.models import SelfAttention

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
 from torchwright.techniques.base import from_step
 
 pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.records import DeviceFacts, Step
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.facts import DeviceFacts, Step
 from torchwright.techniques.fast_math import _MODE, FastFloat32, FastMath
 from torchwright.testing.forks import check_in_child
 from torchwright.workloads.module import ModuleWorkload

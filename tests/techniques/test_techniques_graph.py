@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.channels_last import ChannelsLast
 from torchwright.techniques.fold_batchnorm import FoldBatchNorm

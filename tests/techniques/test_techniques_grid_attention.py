@@ -11,10 +11,10 @@ from torch import nn
 from transformers import SamVisionConfig
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
 from torchwright.kernels.cpu import build
 from torchwright.techniques.grid_attention import AttentionOverGrid, GridAttention
 from torchwright.workloads.module import ModuleWorkload

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts
 from torchwright.engines.program import export, read_programs, write_programs
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.dtype import Dtype
 from torchwright.techniques.int4_weight_only import Int4Linear, Int4WeightOnly, dequantize, quantize

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.errors import UnknownName
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
@@ -23,8 +25,6 @@ from torchwright.engines.package import Package
 from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import compile_program, export, functional
 from torchwright.engines.sensitivity import rank_modules
-from torchwright.errors import UnknownName
-from torchwright.facts import Step
 from torchwright.kernels.cpu import build
 from torchwright.techniques.int8_static import Int8Static
 from torchwright.techniques.shared.int8 import (

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from torchwright.core.records import DeviceFacts, Step
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program, export
 from torchwright.engines.spec import CallSpec
-from torchwright.facts import DeviceFacts, Step
 from torchwright.techniques import Target
 from torchwright.techniques.int8_weight_only import Int8WeightLinear, Int8WeightOnly
 from torchwright.workloads.module import ModuleWorkload

@@ -12,16 +12,16 @@ import torch
 import transformers
 
 import folders
+from torchwright.core.errors import ArtifactError, ModelError, RefusedTechnique, UnknownName
+from torchwright.core.records import Step
+from torchwright.core.scheme import W4A8
 from torchwright.decoder import load_decoder
 from torchwright.decoder.native import NativeModel
 from torchwright.decoder.packed import FORMS, TENSORS
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.sensitivity import rank_modules
-from torchwright.errors import ArtifactError, ModelError, RefusedTechnique, UnknownName
-from torchwright.facts import Step
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import W4A8
 from torchwright.techniques import techniques
 from torchwright.techniques.base import from_step, parse_step
 from torchwright.workloads.language import LanguageWorkload

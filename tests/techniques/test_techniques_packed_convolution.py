@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import parameters_of, spec_of
@@ -27,8 +29,6 @@ from torchwright.engines.program import (
     write_programs,
 )
 from torchwright.engines.spec import Takes
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
 from torchwright.kernels.cpu import build
 from torchwright.techniques.packed_convolution import PackedConv2d, PackedConvolution
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
 from torchwright.techniques.base import Target
 from torchwright.techniques.pointwise_linear import Pointwise
 from torchwright.workloads.module import ModuleWorkload

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique, TorchwrightError, UnknownName
+from torchwright.core.records import DeviceFacts
 from torchwright.devices import allocator as malloc
 from torchwright.devices import get_device
 from torchwright.engines.eager import Eager
 from torchwright.engines.jit import Jit
-from torchwright.errors import RefusedTechnique, TorchwrightError, UnknownName
-from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.allocator import Allocator
 from torchwright.techniques.base import Settings

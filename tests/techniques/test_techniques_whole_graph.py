@@ -13,8 +13,8 @@ import strangers
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.shared import stand_ins
 from torchwright.techniques.shared.real_pairs import real_pairs

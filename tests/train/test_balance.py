@@ -14,10 +14,10 @@ from runs import CONFIG, MIXTURE, assert_same, checkpoints, losses, make_run, ru
 from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.decoder import load_decoder, read_decoder_config
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config
-from torchwright.errors import TorchwrightError
 from torchwright.train.layout import Layout
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.balance import BalancingLoss, Load

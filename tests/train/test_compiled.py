@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runs import assert_same, checkpoints, make_run, state
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.ledger import read_account
 from torchwright.train.run import compiled
 from torchwright.train.run.compiled import CompiledCode

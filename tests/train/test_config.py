@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from runs import CONFIG, to_toml
 
-from torchwright.errors import TorchwrightError, UnknownName
+from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.train.layout import LayoutError
 from torchwright.train.run.check import check_run
 from torchwright.train.run.config import Run

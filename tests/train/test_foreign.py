@@ -14,7 +14,7 @@ import transformers
 from runs import assert_same, checkpoints, losses, make_run, run_processes, state
 from safetensors.torch import load_file
 
-from torchwright.errors import ModelError, TorchwrightError
+from torchwright.core.errors import ModelError, TorchwrightError
 from torchwright.train.model.foreign import Foreign, build_foreign, linear_names
 from torchwright.train.model.lora import add_adapters
 from torchwright.train.model.vocabulary import IGNORE

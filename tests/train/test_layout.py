@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 from torchwright.train.layout import Layout, LayoutError
 
 

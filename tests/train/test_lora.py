@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchwright as tw
-from torchwright.errors import ModelError, UnknownName
+from torchwright.core.errors import ModelError, UnknownName
 from torchwright.hub.run_folder import ADAPTER
 from torchwright.train.model.four_bit import BLOCK, NF4, FourBit, FourBitLinear
 from torchwright.train.model.lora import (

@@ -18,7 +18,7 @@ from runs import losses, run_processes
 
 from torchwright.cli.data import command as data_command
 from torchwright.cli.train import command as train_command
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
 from torchwright.train.kinds import kind_of, verb
 from torchwright.train.media.config import ImageData, read_images, read_speech

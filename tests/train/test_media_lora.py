@@ -13,7 +13,7 @@ from runs import assert_same, checkpoints, losses, state
 from safetensors.torch import load_file
 from test_media_run import copy_until, train
 
-from torchwright.errors import ModelError, UnknownName
+from torchwright.core.errors import ModelError, UnknownName
 from torchwright.train.media.adapt import adapt
 from torchwright.train.media.config import ImageData, MediaLora, SpeechData
 from torchwright.train.media.listing import list_images, list_sounds

@@ -13,8 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny import MODELS, TOKENS, build, save, token_ids
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder import load_decoder, read_decoder_config
-from torchwright.errors import ModelError
 from torchwright.train.model import (
     Transformer,
     check_shapes,

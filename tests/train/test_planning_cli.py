@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from torchwright.cli.plan_layout import command
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 from torchwright.train.planning.job import JobError
 from torchwright.train.planning.models import KNOWN
 

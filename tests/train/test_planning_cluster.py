@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 from torchwright.train.planning.cluster import (
     Accelerator,
     Cluster,

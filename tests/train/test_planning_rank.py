@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.planning import render
 from torchwright.train.planning.accepted import refusal

@@ -12,9 +12,9 @@ from runs import CONFIG, make_run
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.scheme import scheme_of
 from torchwright.decoder import read_decoder_config
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import scheme_of
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Qat
 from torchwright.train.run.loop import train

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from recommender_runs import make_recommender
 
-from torchwright.errors import TorchwrightError, UnknownName
+from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.train.data.documents import Report
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.columns import Columns

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torchwright.cpu_load import Load
+from torchwright.core.cpu_load import Load
 from torchwright.train.run.config import Run
 from torchwright.train.run.processes import Place
 from torchwright.train.run.threads import LOOK_SECONDS, RunThreads, user_chose

@@ -13,10 +13,10 @@ from runs import CONFIG, VOCABULARY, make_run
 from safetensors.torch import load_file, save_file
 
 from torchwright.answer import open_model
+from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.decoder import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
-from torchwright.errors import ModelError, WorkloadError
 from torchwright.hub.adapter import CONFIG as ADAPTER_CONFIG
 from torchwright.hub.adapter import WEIGHTS
 from torchwright.hub.run_folder import ADAPTER, MODEL

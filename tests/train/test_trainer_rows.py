@@ -12,7 +12,7 @@ import pytest
 from runs import CONFIG, assert_same, checkpoints, losses, make_run, state
 
 from torchwright.cli import main
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 from torchwright.train.data.shards import DataError
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.data_section import RunError

@@ -14,7 +14,7 @@ import torch
 from runs import BUNDLED, CONFIG, assert_same, checkpoints, losses, make_run, state
 
 import torchwright as tw
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
 from torchwright.train.run.checkpoint import FOLDER, CheckpointError, whole
 from torchwright.train.run.data_section import RunError

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.errors import ModelError, RefusedTechnique, WorkloadError
+from torchwright.core.records import Step
 from torchwright.devices.allocator import retain_fault
-from torchwright.errors import ModelError, RefusedTechnique, WorkloadError
-from torchwright.facts import Step
 from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess, start_candidate
 from torchwright.trial.fork_server import can_fork
 from torchwright.trial.travel import CODE, TENSORS, pack, unpack

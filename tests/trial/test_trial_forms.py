@@ -20,15 +20,15 @@ import torchwright as tw
 from engine_calls import Calls, Picture, call_of
 from in_process import trials_in_process
 from torchwright.artifact.folder import GENERAL, ONE, ROWS
+from torchwright.core.errors import ArtifactError, SlowerCall, TorchwrightError
+from torchwright.core.json_file import typed
+from torchwright.core.process.limits import TimeIsUp
 from torchwright.engines.call import Binder, numbered, parameters_of, spec_of
 from torchwright.engines.door import Door
 from torchwright.engines.package import Package
 from torchwright.engines.program import FreeSizes, compile_program, export_one, read_programs, write_programs
 from torchwright.engines.results import laid_out, layout_of
 from torchwright.engines.spec import Takes, TensorSpec
-from torchwright.errors import ArtifactError, SlowerCall, TorchwrightError
-from torchwright.json_file import typed
-from torchwright.process.limits import TimeIsUp
 from torchwright.trial import forms
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces

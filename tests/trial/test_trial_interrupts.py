@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from test_trial import Trap, context, hang, wait_until_gone
 
-from torchwright.process import interrupts
-from torchwright.process.interrupts import Interrupted, check, deferred, handled, importing
+from torchwright.core.process import interrupts
+from torchwright.core.process.interrupts import Interrupted, check, deferred, handled, importing
 from torchwright.trial.client import TrialProcess
 
 CTRL_C = signal.SIGINT
@@ -178,7 +178,7 @@ def test_trials_and_compilations_end_with_a_process_that_is_killed(tmp_path: Pat
 
 
 def test_a_worker_whose_parent_is_gone_before_it_could_ask_ends_at_once():
-    code = "from torchwright.process.orphans import die_with_parent; die_with_parent(1); print('alive')"
+    code = "from torchwright.core.process.orphans import die_with_parent; die_with_parent(1); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
 

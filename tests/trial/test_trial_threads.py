@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor
 
-from torchwright.cpu_load import Load
+from torchwright.core.cpu_load import Load
+from torchwright.core.errors import ModelError
 from torchwright.devices import get_device
-from torchwright.errors import ModelError
 from torchwright.trial.client import Candidate, Context, TrialProcess
 from torchwright.trial.session import Session
 from torchwright.trial.threads import settle_threads

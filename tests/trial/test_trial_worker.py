@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique, WorkloadError
+from torchwright.core.records import Step
 from torchwright.devices import get_device
-from torchwright.errors import RefusedTechnique, WorkloadError
-from torchwright.facts import Step
 from torchwright.trial.session import Session
 from torchwright.workloads.module import ModuleWorkload
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchwright.errors import WorkloadError
-from torchwright.intervals import rms_bounds
+from torchwright.core.errors import WorkloadError
+from torchwright.core.intervals import rms_bounds
 from torchwright.workloads import accuracy
 
 NAN, INF = math.nan, math.inf

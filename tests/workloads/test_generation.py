@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from folders import VOCABULARY, causal, eval_text, save
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.workloads.generation import Generator, Geometry, call, new_cache, sample
 from torchwright.workloads.language import LanguageWorkload
 

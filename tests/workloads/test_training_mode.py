@@ -15,7 +15,7 @@ from torch import nn
 
 import torchwright as tw
 from in_process import trials_in_process
-from torchwright.errors import TrainingMode
+from torchwright.core.errors import TrainingMode
 from torchwright.report import html
 from torchwright.workloads.training_mode import training_modules, training_notice
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from folders import causal, encoder, eval_text, image, save, sentence_transformer, write_json
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.speech.workload import SpeechWorkload
 from torchwright.workloads import workloads
 from torchwright.workloads.detect import from_description, from_target, kind_of

@@ -22,9 +22,9 @@ from folders import (
     write_json,
 )
 from in_process import trials_in_process
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.records import Budget, DeviceFacts
 from torchwright.engines.program import export
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Budget, DeviceFacts
 from torchwright.search.optimize import Request, optimize
 from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets

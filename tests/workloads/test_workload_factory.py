@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.workloads.detect import from_target
 from torchwright.workloads.factory import functions_of, names_factory
 

@@ -12,10 +12,10 @@ import transformers
 import torchwright as tw
 from folders import VOCABULARY, change_json, eval_text, save
 from in_process import trials_in_process
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.records import Budget
 from torchwright.decoder.seq2seq_workload import Seq2SeqWorkload
 from torchwright.engines.program import export
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Budget
 from torchwright.search.optimize import Request, optimize
 from torchwright.speech.workload import SpeechWorkload
 from torchwright.workloads import sounds

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils import _pytree as pytree
 
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.intervals import rms_bounds
+from torchwright.core.records import Interval, Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Interval, Step
-from torchwright.intervals import rms_bounds
 from torchwright.search.claim import disturbed
 from torchwright.search.save import calibration_notes
 from torchwright.techniques.shared.int8 import observe_inputs

@@ -18,10 +18,11 @@ import torch
 
 import outside_workload
 from in_process import trials_in_process
-from torchwright import api, registry
+from torchwright import api
 from torchwright.answer import open_model
 from torchwright.cli import main
-from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.core import registry
+from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.workloads.base import workloads
 
 SOUND = torch.randn(150, generator=torch.Generator().manual_seed(7))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.workloads.base import Case
 from torchwright.workloads.encoding import padded
 from torchwright.workloads.rows import Batcher, RowShapes, split

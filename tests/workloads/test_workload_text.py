@@ -12,8 +12,8 @@ import transformers
 import torchwright as tw
 from folders import SENTENCES, change_json, encoder, eval_text, reward, save
 from in_process import trials_in_process
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Budget, DeviceFacts
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.records import Budget, DeviceFacts
 from torchwright.search.optimize import Request, optimize
 from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets

@@ -16,16 +16,16 @@ from torch import nn
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import GENERAL, ONE, ROWS, Manifest
+from torchwright.core.errors import first_line
+from torchwright.core.paths import file_digest, private_cache
+from torchwright.core.process import folders
+from torchwright.core.records import Fingerprint, Recipe
 from torchwright.engines.base import OTHER_MACHINE_ERROR, SAME_MACHINE_ERROR, Ready
 from torchwright.engines.call import spec_of
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall, Later, graph_in
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import first_line
-from torchwright.facts import Fingerprint, Recipe
-from torchwright.paths import file_digest, private_cache
-from torchwright.process import folders
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,17 +32,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_bytes, read_json, typed
+from torchwright.core.paths import cache_folder, file_digest, private_folder
+from torchwright.core.process import replacing_folders
+from torchwright.core.process.replacing_folders import MARK as MARK
+from torchwright.core.process.replacing_folders import steady
+from torchwright.core.records import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.engines.base import MODEL as MODEL
 from torchwright.engines.base import NATIVE as NATIVE
 from torchwright.engines.base import Way, engines
 from torchwright.engines.spec import CallSpec, Takes, package_file
-from torchwright.errors import ArtifactError
-from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
-from torchwright.json_file import read_bytes, read_json, typed
-from torchwright.paths import cache_folder, file_digest, private_folder
-from torchwright.process import replacing_folders
-from torchwright.process.replacing_folders import MARK as MARK
-from torchwright.process.replacing_folders import steady
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"

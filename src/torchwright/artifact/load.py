@@ -16,15 +16,15 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
 from torchwright.artifact.outdated import outdated
 from torchwright.artifact.ways import Ways
-from torchwright.cpu_load import cpu_quota, whole_cores
+from torchwright.core.cpu_load import cpu_quota, whole_cores
+from torchwright.core.errors import ArtifactError, OldArtifact, TorchwrightError, first_line
+from torchwright.core.process.replacing_folders import steady
+from torchwright.core.records import Interval, Recipe
 from torchwright.engines.door import Door
 from torchwright.engines.eager import Eager
 from torchwright.engines.module import OptimizedModule
 from torchwright.engines.spec import is_structure
-from torchwright.errors import ArtifactError, OldArtifact, TorchwrightError, first_line
-from torchwright.facts import Interval, Recipe
 from torchwright.kernels.cpu.threads import torch_threads
-from torchwright.process.replacing_folders import steady
 from torchwright.workloads.base import Case, Optimized, Run, class_of, from_anywhere
 
 NewShape = Literal["run", "error"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchwright.artifact.folder import Manifest
+from torchwright.core.records import Recipe
 from torchwright.engines.spec import NumberDomain
-from torchwright.facts import Recipe
 
 ONE_SCALE = b"quantized_decomposed.choose_qparams"
 """The operator of the older `int8_dynamic`: one activation scale for all rows of a call."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchwright.artifact.folder import SIGNATURE, sign
-from torchwright.json_file import read_bytes
-from torchwright.paths import file_digest
+from torchwright.core.json_file import read_bytes
+from torchwright.core.paths import file_digest
 
 UNFINISHED = ".unfinished"
 """In a folder that is being written (`artifact.folder.writing`)."""

@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from torchwright import nested
-from torchwright.errors import ArtifactError
-from torchwright.json_file import read_json
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_json
 
 NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """That JSON has no numbers for."""

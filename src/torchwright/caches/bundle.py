@@ -22,14 +22,14 @@ from pathlib import Path
 
 from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
 from torchwright.caches.place import Place, place_here
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.core.json_file import read_json, typed
+from torchwright.core.paths import private_cache
+from torchwright.core.process.files import replacing
+from torchwright.core.process.replacing_folders import writing
+from torchwright.core.system import library_suffix
 from torchwright.engines.jit import CODE, GRAPHS, keep_compiled, restore_compiled
-from torchwright.errors import ArtifactError, WorkloadError
-from torchwright.json_file import read_json, typed
 from torchwright.kernels.cpu import build
-from torchwright.paths import private_cache
-from torchwright.process.files import replacing
-from torchwright.process.replacing_folders import writing
-from torchwright.system import library_suffix
 
 BUNDLE, KERNELS = "bundle.json", "kernels"
 FORMAT = 1

@@ -1,7 +1,7 @@
 """The command line: a file for each verb. It parses, calls and prints.
 
-Only click, `torchwright.facts` and the engine's options are imported here. A verb imports what it calls when it runs,
-so that `--help` never waits for torch.
+Only click, `torchwright.core.records` and the engine's options are imported here. A verb imports what it calls when
+it runs, so that `--help` never waits for torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from torchwright.process.interrupts import Interrupted
+    from torchwright.core.process.interrupts import Interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     the user can mend (one paragraph, no traceback), 130 Ctrl-C. With `--json` an error is printed as JSON on
     standard output too.
     """
-    from torchwright.process.interrupts import Interrupted, handled, importing, leave_now
+    from torchwright.core.process.interrupts import Interrupted, handled, importing, leave_now
 
     if arguments is None:
         from torchwright.cli.streams import tolerate_encodings

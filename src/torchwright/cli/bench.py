@@ -14,7 +14,7 @@ from torchwright.cli.options import (
     trust_option,
 )
 from torchwright.cli.printing import print_result
-from torchwright.process.interrupts import importing
+from torchwright.core.process.interrupts import importing
 
 
 @click.command("bench")

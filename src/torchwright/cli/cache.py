@@ -9,8 +9,8 @@ import click
 
 from torchwright.cli.options import json_option, quiet_option, settings_option, trust_option
 from torchwright.cli.printing import print_result
-from torchwright.errors import RegressionFound
-from torchwright.process.interrupts import importing
+from torchwright.core.errors import RegressionFound
+from torchwright.core.process.interrupts import importing
 
 dtype_option = click.option(
     "--dtype",

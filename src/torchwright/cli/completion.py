@@ -14,8 +14,8 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from torchwright.json_file import read_json
-from torchwright.registry import added
+from torchwright.core.json_file import read_json
+from torchwright.core.registry import added
 
 VARIABLE = "_TORCHWRIGHT_COMPLETE"
 """The environment variable by which a shell asks."""

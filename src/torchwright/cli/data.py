@@ -12,8 +12,8 @@ import click
 
 from torchwright.cli.options import json_option, parse_settings
 from torchwright.cli.printing import console, print_json
-from torchwright.errors import WorkloadError
-from torchwright.process.interrupts import importing
+from torchwright.core.errors import WorkloadError
+from torchwright.core.process.interrupts import importing
 
 if TYPE_CHECKING:
     from torchwright.train.run.config import Run

@@ -8,7 +8,7 @@ import click
 
 from torchwright.cli.options import json_option
 from torchwright.cli.printing import console, print_json, say
-from torchwright.process.interrupts import importing
+from torchwright.core.process.interrupts import importing
 
 
 @click.command("doctor")

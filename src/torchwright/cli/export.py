@@ -17,8 +17,8 @@ from torchwright.cli.options import (
     trust_option,
 )
 from torchwright.cli.printing import print_result
-from torchwright.errors import RegressionFound
-from torchwright.process.interrupts import importing
+from torchwright.core.errors import RegressionFound
+from torchwright.core.process.interrupts import importing
 
 if TYPE_CHECKING:
     from torchwright.exporter.export import Exported

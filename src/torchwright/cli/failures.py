@@ -20,8 +20,8 @@ from typing import Any
 import click
 
 from torchwright.cli.printing import say, to_json
-from torchwright.errors import TorchwrightError
-from torchwright.process import interrupts
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.process import interrupts
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """Faults of the system's that lie in a path and its permissions: a user can mend them."""

@@ -8,8 +8,8 @@ import click
 
 from torchwright.cli.options import adapter_option, decoder_options, device_option, json_option, trust_option
 from torchwright.cli.printing import print_json, say
-from torchwright.escapes import escaped
-from torchwright.process.interrupts import importing
+from torchwright.core.escapes import escaped
+from torchwright.core.process.interrupts import importing
 
 
 @click.command("generate")

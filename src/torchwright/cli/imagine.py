@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.ansi import CLEAR_LINE, takes_movement
 from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
+from torchwright.core.ansi import CLEAR_LINE, takes_movement
+from torchwright.core.process.files import check_writable, replacing
+from torchwright.core.process.interrupts import importing
 from torchwright.diffusion.limits import STEPS, Style
 from torchwright.diffusion.schedulers import NAMES
-from torchwright.process.files import check_writable, replacing
-from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
     import numpy as np

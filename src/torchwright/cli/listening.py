@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torchwright.cli.printing import say
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 
 if TYPE_CHECKING:
     from torchwright.speech.base import Recognizer

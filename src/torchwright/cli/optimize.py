@@ -28,8 +28,8 @@ from torchwright.cli.options import (
     tokens_option,
 )
 from torchwright.cli.printing import console, print_json
-from torchwright.facts import Budget, Objective
-from torchwright.process.interrupts import importing
+from torchwright.core.process.interrupts import importing
+from torchwright.core.records import Budget, Objective
 
 BUDGET = Budget()
 

@@ -12,11 +12,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from torchwright.duration import seconds
-from torchwright.errors import WorkloadError
-from torchwright.regular_file import is_url
-from torchwright.scheme import ASKED
-from torchwright.share import share
+from torchwright.core.duration import seconds
+from torchwright.core.errors import WorkloadError
+from torchwright.core.regular_file import is_url
+from torchwright.core.scheme import ASKED
+from torchwright.core.share import share
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -159,7 +159,7 @@ class LocalFile(click.Path):
 
 
 class Duration(click.ParamType[float]):
-    """A time such as 90s, 2m or 1h, or a number of seconds; `torchwright.duration` reads it."""
+    """A time such as 90s, 2m or 1h, or a number of seconds; `torchwright.core.duration` reads it."""
 
     name = "time"
 
@@ -171,7 +171,7 @@ class Duration(click.ParamType[float]):
 
 
 class Share(click.ParamType[float]):
-    """A share such as 0.05 or 5%; `torchwright.share` reads it."""
+    """A share such as 0.05 or 5%; `torchwright.core.share` reads it."""
 
     name = "share"
 

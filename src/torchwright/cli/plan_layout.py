@@ -9,7 +9,7 @@ import click
 
 from torchwright.cli.options import json_option
 from torchwright.cli.printing import console, print_json
-from torchwright.process.interrupts import importing
+from torchwright.core.process.interrupts import importing
 
 if TYPE_CHECKING:
     from torchwright.train.planning.cluster import Cluster

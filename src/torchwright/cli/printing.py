@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.escapes import escaped
+from torchwright.core.escapes import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console

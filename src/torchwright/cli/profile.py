@@ -17,7 +17,7 @@ from torchwright.cli.options import (
     trust_option,
 )
 from torchwright.cli.printing import console, print_json
-from torchwright.process.interrupts import importing
+from torchwright.core.process.interrupts import importing
 
 
 @click.command("profile")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.cli.printing import console, plain, print_json
-from torchwright.json_file import read_json
-from torchwright.process.interrupts import importing
-from torchwright.registry import added
+from torchwright.core.json_file import read_json
+from torchwright.core.process.interrupts import importing
+from torchwright.core.registry import added
 
 BUILTINS = Path(__file__).with_name("registries.json")
 LISTED = ("techniques", "workloads")

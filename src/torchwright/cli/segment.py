@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.ansi import CLEAR_LINE, takes_movement
 from torchwright.cli.options import LocalFile, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
-from torchwright.errors import TorchwrightError
-from torchwright.escapes import escaped
-from torchwright.process.files import check_writable
-from torchwright.process.interrupts import importing
+from torchwright.core.ansi import CLEAR_LINE, takes_movement
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.escapes import escaped
+from torchwright.core.process.files import check_writable
+from torchwright.core.process.interrupts import importing
 
 if TYPE_CHECKING:
     from torchwright.segment.base import Segmenter

@@ -11,8 +11,8 @@ import click
 
 from torchwright.cli.options import adapter_option, byte_count, decoder_options, trust_option
 from torchwright.cli.printing import say
-from torchwright.errors import TorchwrightError
-from torchwright.process.interrupts import end_command, importing
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.process.interrupts import end_command, importing
 from torchwright.serve.options import EngineOptions, ServerOptions
 
 ENGINE, SERVER = EngineOptions(), ServerOptions()

@@ -11,7 +11,7 @@ import click
 
 from torchwright.cli.options import json_option, parse_settings, quiet_option, set_option
 from torchwright.cli.printing import console, print_result, say
-from torchwright.process.interrupts import importing
+from torchwright.core.process.interrupts import importing
 
 SIGNALLED = 128
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.ansi import CLEAR_LINE, takes_movement
 from torchwright.cli.listening import listen
 from torchwright.cli.options import LocalFile, json_option, quiet_option
 from torchwright.cli.printing import print_json, say
-from torchwright.errors import TorchwrightError
-from torchwright.escapes import escaped
-from torchwright.process.interrupts import importing
+from torchwright.core.ansi import CLEAR_LINE, takes_movement
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.escapes import escaped
+from torchwright.core.process.interrupts import importing
 from torchwright.speech.bundled import NOTICE
 from torchwright.speech.transcript import MOST_WINDOWS
 
@@ -227,7 +227,7 @@ def _transcribe(
 
 def _deliver(whole: Transcript, target: Path | None, form: str, *, shown: bool, finished: bool) -> None:
     """Write or show a transcript; of one that is not finished the file's name says so."""
-    from torchwright.process.files import replacing
+    from torchwright.core.process.files import replacing
     from torchwright.speech.formats import FORMATS
 
     text = FORMATS[form](whole)

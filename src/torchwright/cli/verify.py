@@ -8,9 +8,9 @@ import click
 
 from torchwright.cli.options import finite, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_result
-from torchwright.errors import Inconclusive, RegressionFound
-from torchwright.facts import VERIFY_RETRIES, VERIFY_TOLERANCE
-from torchwright.process.interrupts import importing
+from torchwright.core.errors import Inconclusive, RegressionFound
+from torchwright.core.process.interrupts import importing
+from torchwright.core.records import VERIFY_RETRIES, VERIFY_TOLERANCE
 
 
 @click.command("verify")

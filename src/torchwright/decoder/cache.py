@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.pages import LayerPages
-from torchwright.errors import WorkloadError
 from torchwright.kernels.cpu.memory import zeros
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.reference import PAGE

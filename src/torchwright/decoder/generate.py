@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.text import FolderTokenizer, TextStream
-from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list

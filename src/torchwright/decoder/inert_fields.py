@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields, is_off
 
 BOOKKEEPING = {

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from torchwright.core.errors import ModelError, unknown
+from torchwright.core.scheme import BF16, Scheme, read_scheme
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
@@ -14,13 +16,11 @@ from torchwright.decoder.model import Decoder
 from torchwright.decoder.repack import repack, repack_as_stored
 from torchwright.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear
 from torchwright.devices import get_device
-from torchwright.errors import ModelError, unknown
 from torchwright.hub.adapter import AdaptedCheckpoint
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config, resolve
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import BF16, Scheme, read_scheme
 from torchwright.workloads.language import generation_eos
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}

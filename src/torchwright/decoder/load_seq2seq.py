@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from torchwright.core.errors import ModelError, unknown
+from torchwright.core.scheme import Scheme
 from torchwright.decoder.config import UnsupportedArchitecture
 from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.load import DEFAULT_KV, KV_DTYPES, linear_maker
@@ -18,12 +20,10 @@ from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.stack_weights import StackParts
 from torchwright.decoder.stacks import SIDES, STACKS, stack_family
 from torchwright.decoder.weights import MakeLinear, plain_linear
-from torchwright.errors import ModelError, unknown
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config, resolve
 from torchwright.kernels import ops
-from torchwright.scheme import Scheme
 
 CPU = torch.device("cpu")
 

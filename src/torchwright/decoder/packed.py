@@ -17,14 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_json
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.weights import DecoderParts
-from torchwright.errors import ArtifactError
 from torchwright.hub.tensor_header import read_header
-from torchwright.json_file import read_json
 from torchwright.kernels.cpu.memory import HUGE, lasting, read
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedForm, PackedLinear

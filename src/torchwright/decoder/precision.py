@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from torchwright.errors import ModelError
-from torchwright.scheme import Scheme, read_scheme
+from torchwright.core.errors import ModelError
+from torchwright.core.scheme import Scheme, read_scheme
 
 SIDES = ("encoder", "decoder")
 

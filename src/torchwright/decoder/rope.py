@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from torchwright.core.errors import unknown
 from torchwright.decoder.batch import Batch
-from torchwright.errors import unknown
 from torchwright.hub.context import scaled_context
 from torchwright.hub.fields import Fields
 

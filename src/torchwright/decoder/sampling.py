@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.core.errors import ModelError, WorkloadError, unknown
 from torchwright.decoder.scores import Scores
-from torchwright.errors import ModelError, WorkloadError, unknown
 
 SEEDS = 2**63
 LEAST_DIVISOR = 1e-30

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.encoder import Encoder
@@ -29,7 +30,6 @@ from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.weights import DecoderParts
-from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list

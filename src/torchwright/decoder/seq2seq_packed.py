@@ -14,6 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from torchwright.core.errors import ArtifactError, ModelError
+from torchwright.core.json_file import read_json
 from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.kept import KeptParts
 from torchwright.decoder.load import KV_DTYPES
@@ -21,10 +23,8 @@ from torchwright.decoder.model import Decoder
 from torchwright.decoder.rules import read_rules
 from torchwright.decoder.seq2seq import Embedding, LoadedSeq2Seq
 from torchwright.decoder.stacks import SIDES, stack_family
-from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
-from torchwright.json_file import read_json
 from torchwright.kernels.linear import PackedForm, PackedLinear
 
 TENSORS, FORMS = "seq2seq.safetensors", "seq2seq.json"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.rules import Rules
 from torchwright.decoder.source import SourceTokenizer
-from torchwright.errors import WorkloadError
 from torchwright.workloads.texts import KEPT, Split
 
 LARGEST = 64 * 2**20

@@ -9,13 +9,13 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.decoder.rules import read_rules
 from torchwright.decoder.seq2seq_calls import Answers
 from torchwright.decoder.seq2seq_pairs import Pair, padded_targets, read_pairs, reference_of, target_of
 from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.stacks import SIDES, stack_family
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Quality
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, model_files, read_config
 from torchwright.workloads import accuracy

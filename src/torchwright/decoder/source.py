@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError, WorkloadError, unknown
+from torchwright.core.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.workloads.huggingface import quiet_transformers
 

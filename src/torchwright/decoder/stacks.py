@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder.config import DecoderConfig
-from torchwright.errors import ModelError
 from torchwright.hub.fields import Fields
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.tokenizer import find_tokenizer, tokenizer_settings
 

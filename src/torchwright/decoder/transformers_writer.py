@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.text import FolderTokenizer
-from torchwright.errors import WorkloadError
 from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config

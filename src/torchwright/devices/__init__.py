@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchwright.errors import TorchwrightError, unknown
-from torchwright.registry import Registry
+from torchwright.core.errors import TorchwrightError, unknown
+from torchwright.core.registry import Registry
 
 if TYPE_CHECKING:
     from torchwright.devices.base import Device

@@ -8,7 +8,7 @@ import glob
 import sys
 from pathlib import Path
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Parameters of glibc's mallopt(3)."""

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import torch
 
-from torchwright.facts import DeviceFacts
-from torchwright.paths import cache_folder
-from torchwright.process.files import replacing
+from torchwright.core.paths import cache_folder
+from torchwright.core.process.files import replacing
+from torchwright.core.records import DeviceFacts
 
 log = logging.getLogger(__name__)
 

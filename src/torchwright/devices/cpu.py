@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from torchwright import system
-from torchwright.cpu_load import Load, assumed_quiet, cgroup_texts, usable_cores
+from torchwright.core import system
+from torchwright.core.cpu_load import Load, assumed_quiet, cgroup_texts, usable_cores
+from torchwright.core.records import DeviceFacts
 from torchwright.devices.base import Ceilings, Device, timed_runs
-from torchwright.facts import DeviceFacts
 
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from torchwright.core.records import DeviceFacts
 from torchwright.devices.base import Ceilings, Device, fast_seconds
-from torchwright.facts import DeviceFacts
 
 GIB = 1 << 30
 SQUARE = 8192

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import DeviceFacts
 from torchwright.devices.base import Ceilings, Device
 from torchwright.devices.cpu import CPU
 from torchwright.devices.simulated import simulated
-from torchwright.errors import TorchwrightError
-from torchwright.facts import DeviceFacts
 
 SPARE = "privateuseone"
 """torch's name for a backend that it does not know, which may be given another once in a process."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.core.errors import ModelError, WorkloadError, first_line, unknown
 from torchwright.diffusion.distilled import habits
 from torchwright.diffusion.folder import READERS, PipelineFolder
 from torchwright.diffusion.limits import (
@@ -27,7 +28,6 @@ from torchwright.diffusion.parts import Ask, find_class, stand_ins
 from torchwright.diffusion.sampling import Plan, Steps
 from torchwright.diffusion.schedulers import NAMES, possible
 from torchwright.diffusion.truncation import cut_prompts
-from torchwright.errors import ModelError, WorkloadError, first_line, unknown
 from torchwright.workloads.huggingface import quiet_transformers
 
 NOT_FINITE = (

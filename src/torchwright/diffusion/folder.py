@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError, unknown
+from torchwright.core.errors import ModelError, unknown
 from torchwright.hub.folder import Wanted, read_object, resolve
 
 INDEX = "model_index.json"

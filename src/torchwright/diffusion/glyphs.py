@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 SIDE = 32
 """Pixels of a picture."""

@@ -11,11 +11,11 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from torchwright.core.errors import ModelError, first_line
+from torchwright.core.quiet import quiet_import
 from torchwright.diffusion.folder import FAMILIES, PipelineFolder
 from torchwright.diffusion.picture import INSTALL
-from torchwright.errors import ModelError, first_line
 from torchwright.hub.folder import read_config
-from torchwright.quiet import quiet_import
 from torchwright.workloads.huggingface import quiet_transformers
 
 DENOISERS = frozenset(family.denoiser for family in FAMILIES.values())

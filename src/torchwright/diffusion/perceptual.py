@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from torchwright.errors import first_line
+from torchwright.core.errors import first_line
 
 BACKBONE = "alexnet-owt-7be5be79.pth"
 """As torchvision names the file that `alexnet(weights="IMAGENET1K_V1")` downloads."""

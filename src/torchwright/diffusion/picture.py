@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 FRAME_MS = 125
 """Milliseconds that a film shows each of its frames."""

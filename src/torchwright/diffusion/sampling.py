@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchwright.core.errors import ArtifactError
 from torchwright.diffusion.limits import MOST_STEPS
-from torchwright.errors import ArtifactError
 
 Denoise = Callable[..., torch.Tensor]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from torchwright.core.errors import WorkloadError
+from torchwright.core.intervals import mean_bounds
+from torchwright.core.records import Quality
 from torchwright.diffusion.perceptual import find_backbone, lpips
-from torchwright.errors import WorkloadError
-from torchwright.facts import Quality
-from torchwright.intervals import mean_bounds
 
 SSIM = "multi-scale SSIM"
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)

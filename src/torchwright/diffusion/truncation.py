@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchwright.quiet import errors_alone
+from torchwright.core.quiet import errors_alone
 
 CUT = re.compile(r"input was truncated\b.*?\b(\d+) tokens: ", re.DOTALL)
 COUNTERS = "transformers.tokenization_utils_base"

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.diffusion.beside import pictures_beside
 from torchwright.diffusion.calls import calls_of
 from torchwright.diffusion.diffuser import Diffuser
@@ -24,8 +26,6 @@ from torchwright.diffusion.perceptual import find_backbone
 from torchwright.diffusion.precision import bound, delicate
 from torchwright.diffusion.sampling import Plan
 from torchwright.diffusion.score import alike
-from torchwright.errors import ArtifactError, WorkloadError
-from torchwright.facts import Quality
 from torchwright.hub.folder import model_files
 from torchwright.report.pictures import Row
 from torchwright.workloads.base import (

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 import torch
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 
 Pooling = Literal["sum", "mean", "none"]
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts, Step
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts, Step
 from torchwright.techniques.base import Target, from_step, in_order, techniques
 from torchwright.workloads.base import Workload
 

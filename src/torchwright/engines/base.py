@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.registry import Registry
 from torchwright.engines.spec import CallSpec, NumberDomain
-from torchwright.errors import TorchwrightError
-from torchwright.registry import Registry
 
 if TYPE_CHECKING:
     from torchwright.engines.door import CompiledCall, Door

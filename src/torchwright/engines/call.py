@@ -21,9 +21,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
 from torch.utils import _pytree as pytree
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError
 from torchwright.engines.spec import SIZE, TENSOR, UNKNOWN, CallSpec, Parameter, Structure, TensorSpec
-from torchwright.errors import ArtifactError
 
 
 class NotPlain(Exception):

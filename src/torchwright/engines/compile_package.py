@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchwright.process.orphans import die_with_parent
+from torchwright.core.process.orphans import die_with_parent
 
 
 def start(folder: Path, name: str, index: int, inductor: dict[str, Any]) -> subprocess.Popen[str]:

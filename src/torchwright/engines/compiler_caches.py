@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torchwright.paths import private_cache, private_folder
-from torchwright.process import folders
+from torchwright.core.paths import private_cache, private_folder
+from torchwright.core.process import folders
 
 log = logging.getLogger("torchwright.caches")
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchwright.core.json_file import read_json, typed
 from torchwright.engines.spec import CallSpec
-from torchwright.json_file import read_json, typed
 
 if TYPE_CHECKING:
     from torchwright.techniques.base import Target

@@ -24,6 +24,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.core.process.forks import never_freed, reopen_in_child
 from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.base import Engine, Kept, Ready, Way
 from torchwright.engines.call import parameters_of, written
@@ -45,8 +47,6 @@ from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows, with_tensors
 from torchwright.engines.whole_slices import remove_whole_slices
-from torchwright.errors import ArtifactError, RefusedTechnique, first_line
-from torchwright.process.forks import never_freed, reopen_in_child
 from torchwright.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case

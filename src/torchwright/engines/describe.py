@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import DeviceFacts, Features, Identity, Step
 from torchwright.engines.apply import CONVOLUTIONS
 from torchwright.engines.call import written
 from torchwright.engines.identity import identity
 from torchwright.engines.program import export
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts, Features, Identity, Step
 from torchwright.measure.roofline import Counts, count_operations
 from torchwright.techniques.base import Target, Technique, techniques
 from torchwright.techniques.matmul_attention import AttentionCalls

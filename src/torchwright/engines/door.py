@@ -27,12 +27,12 @@ from typing import Any, Protocol
 import torch
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import WorkloadError
 from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.messages import say_slower, signature, text_of, untraceable
 from torchwright.engines.spec import CallSpec, NotHeld, OutsideDomain, Takes, TensorSpec
-from torchwright.errors import WorkloadError
 from torchwright.kernels.cpu.threads import torch_threads
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces

@@ -17,11 +17,11 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from torchwright.core.errors import RefusedTechnique
 from torchwright.engines.door import CompiledCall
 from torchwright.engines.integer_ranges import IntegerRanges, OutOfBounds, Range, Rules, TooWide, widest
 from torchwright.engines.messages import say_slower
 from torchwright.engines.spec import CallSpec, Guard, NumberDomain, OutsideDomain
-from torchwright.errors import RefusedTechnique
 
 LAYERS = frozenset({"linear", "addmm", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose2d"})
 ACTIVATIONS = frozenset(

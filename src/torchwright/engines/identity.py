@@ -8,7 +8,7 @@ import hashlib
 import torch
 from torch import nn
 
-from torchwright.facts import Identity
+from torchwright.core.records import Identity
 
 SAMPLE = 256
 """Values of each tensor that are looked at, evenly spread: training changes them all."""

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
 from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.guards import holds_nan, holds_not_finite
 from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.shared.blocks import repeated_blocks
 from torchwright.workloads.base import Case

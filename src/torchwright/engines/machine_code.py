@@ -11,9 +11,9 @@ import re
 import zipfile
 from pathlib import Path
 
+from torchwright.core.errors import ArtifactError
+from torchwright.core.process.files import replacing
 from torchwright.engines.compiler_caches import use_private_caches
-from torchwright.errors import ArtifactError
-from torchwright.process.files import replacing
 
 NAME = re.compile(r"[0-9a-z]{2}/[0-9a-z]+(\.main)?\.so")
 LARGEST = 64 * 2**20

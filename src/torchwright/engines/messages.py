@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import SlowerCall, TorchwrightError, abbreviated, shown
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import SlowerCall, TorchwrightError, abbreviated, shown
 
 MOST_OF_LEAF = 60
 """Characters of one value in the text of a call."""

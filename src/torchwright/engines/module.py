@@ -9,10 +9,10 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import nn
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.engines import opaque
 from torchwright.engines.door import Door
 from torchwright.engines.messages import untraceable
-from torchwright.errors import TorchwrightError
 
 
 class OptimizedModule(nn.Module):

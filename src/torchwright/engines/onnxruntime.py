@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.export import ExportedProgram
 
+from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.core.json_file import read_bytes
 from torchwright.engines.converted import Converted, Infer
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
-from torchwright.errors import ArtifactError, RefusedTechnique, first_line
-from torchwright.json_file import read_bytes
 from torchwright.techniques.onnxruntime import LIBRARIES
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
-from torchwright import nested
+from torchwright.core import nested
 from torchwright.engines.door import Door
 from torchwright.engines.messages import untraceable
 from torchwright.engines.spec import SIZE, TENSOR

@@ -20,14 +20,14 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.core.json_file import read_bytes, read_json
+from torchwright.core.process.files import replacing
+from torchwright.core.quiet import import_openvino, openvino_core, quiet_libraries, unreported
 from torchwright.engines.converted import Converted, Infer
 from torchwright.engines.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import ArtifactError, RefusedTechnique, first_line
-from torchwright.json_file import read_bytes, read_json
-from torchwright.process.files import replacing
-from torchwright.quiet import import_openvino, openvino_core, quiet_libraries, unreported
 from torchwright.techniques.openvino import LIBRARIES
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
+from torchwright.core.errors import ArtifactError, TorchwrightError
+from torchwright.core.process.forks import reopen_in_child
 from torchwright.engines.door import CompiledCall
 from torchwright.engines.guards import Check, Fallback
 from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.kernels.cpu import build as kernels
 from torchwright.kernels.gpu import operators as gpu
-from torchwright.process.forks import reopen_in_child
 
 
 class Package:

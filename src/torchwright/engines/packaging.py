@@ -10,6 +10,7 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from torchwright.core.errors import RefusedTechnique
 from torchwright.engines import compile_package
 from torchwright.engines.call import NotPlain, spec_of
 from torchwright.engines.guards import compiled_domain, guards_of
@@ -17,7 +18,6 @@ from torchwright.engines.layout import lay_out_additions, lay_out_rows
 from torchwright.engines.program import compile_program, export, functional, write_programs
 from torchwright.engines.spec import CallSpec, package_file
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import RefusedTechnique
 from torchwright.techniques.base import Settings, Target
 from torchwright.workloads.base import Case
 

@@ -31,13 +31,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
+from torchwright.core.json_file import read_json
 from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.engines.tables import keep_tables
 from torchwright.engines.traceable import named_arguments, sizes_by_len
-from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
-from torchwright.json_file import read_json
 from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.workloads.base import Case

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError
 from torchwright.engines.spec import SIZE, TENSOR
-from torchwright.errors import ArtifactError
 
 Builder = Callable[[list[Any]], Any]
 HOMES = {"transformers": "transformers.modeling_outputs", "diffusers": "diffusers.models.modeling_outputs"}

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.records import Ranked, Step
 from torchwright.engines.apply import apply_steps
-from torchwright.facts import Ranked, Step
 from torchwright.techniques.base import Target, Technique, from_step
 from torchwright.techniques.shared.wrapping import layer_input, plain_name, relative_error
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 
 Structure = dict[str, Any]
 DEEPEST = 32

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import WorkloadError
 from torchwright.engines.call import parameters_of
 from torchwright.engines.spec import Substitute, Takes
-from torchwright.errors import WorkloadError
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright import nested
+from torchwright.core import nested
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchwright import system
+from torchwright.core import system
+from torchwright.core.errors import RefusedTechnique
 from torchwright.devices import get_device
 from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.package import Package
 from torchwright.engines.program import CHECK_LEAST, compile_program
-from torchwright.errors import RefusedTechnique
 from torchwright.exporter.base import GraphTarget, Run, Written
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import profiled
@@ -127,7 +127,7 @@ def level_flags(level: str) -> dict[str, Any]:
 def _run(package: Package) -> Run:
     import torch
 
-    from torchwright import nested
+    from torchwright.core import nested
 
     begun = False
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torchwright.core.errors import RefusedTechnique, WorkloadError, unknown
+from torchwright.core.records import Step
+from torchwright.core.registry import Registry
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import RefusedTechnique, WorkloadError, unknown
 from torchwright.exporter.formats import Format
-from torchwright.facts import Step
-from torchwright.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor

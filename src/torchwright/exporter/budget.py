@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchwright.errors import RefusedTechnique
+from torchwright.core.errors import RefusedTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from torchwright.errors import RefusedTechnique, first_line
-from torchwright.layer_types import computes_as
+from torchwright.core.errors import RefusedTechnique, first_line
+from torchwright.core.layer_types import computes_as
 from torchwright.workloads.huggingface import cache_keyword
 
 ATTENTION = "torchwright_cached"

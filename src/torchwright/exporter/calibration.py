@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchwright.core.errors import RefusedTechnique
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import RefusedTechnique
 
 if TYPE_CHECKING:
     from torchwright.engines.spec import CallSpec
@@ -21,7 +21,7 @@ def calibrating(target: Target, spec: CallSpec) -> list[Case]:
     """
     import torch
 
-    from torchwright import nested
+    from torchwright.core import nested
 
     calls = [
         replace(case, args=args, kwargs=kwargs)

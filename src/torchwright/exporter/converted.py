@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.engines.converted import Converted
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.errors import TorchwrightError
 from torchwright.exporter.base import GraphTarget, Run, Written
 from torchwright.exporter.operators import refused_graph
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
+from torchwright.core.quiet import quiet_libraries
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import Delegate, ExportTarget, Run, Written
 from torchwright.exporter.executorch_delegates import DELEGATES, FIRST, Lowering
 from torchwright.exporter.executorch_int8 import quantized
@@ -27,7 +28,6 @@ from torchwright.exporter.executorch_read import contents, write_layers
 from torchwright.exporter.executorch_times import fallen_back
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.sizes import widen
-from torchwright.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from torchwright import nested
-from torchwright.errors import RefusedTechnique, WorkloadError
+from torchwright.core import nested
+from torchwright.core.errors import RefusedTechnique, WorkloadError
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.locate import Parting
 from torchwright.exporter.reference import free_dims, line_of, module_of, node_values, operator_of

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.layer_types import overridden
 from torchwright.engines.program import export_one
-from torchwright.errors import RefusedTechnique
 from torchwright.exporter.base import Run
 from torchwright.exporter.cached import Cached, narrowed
 from torchwright.hub.folder import read_config
-from torchwright.layer_types import overridden
 from torchwright.workloads.base import Case
 
 if TYPE_CHECKING:

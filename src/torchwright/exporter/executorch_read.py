@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torchwright.core.json_file import parse_json, read_json, typed
 from torchwright.exporter.reference import module_of
-from torchwright.json_file import parse_json, read_json, typed
 
 LAYERS = "layers.json"
 """The file of `Layers`, next to the program."""

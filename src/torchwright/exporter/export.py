@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright import nested
 from torchwright.answer import is_artifact
 from torchwright.artifact import folder as artifact
-from torchwright.errors import RefusedTechnique, RegressionFound, TrainingMode, WorkloadError
+from torchwright.core import nested
+from torchwright.core.errors import RefusedTechnique, RegressionFound, TrainingMode, WorkloadError
+from torchwright.core.process import folders, interrupts
+from torchwright.core.records import Event
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.budget import Budget
 from torchwright.exporter.package import (
@@ -34,8 +36,6 @@ from torchwright.exporter.package import (
 from torchwright.exporter.reference import calls_of, without_rows, write_reference, write_settings
 from torchwright.exporter.subject import Subject, check_repeats, make_plain, make_subject
 from torchwright.exporter.verify import elsewhere, verify
-from torchwright.facts import Event
-from torchwright.process import folders, interrupts
 from torchwright.remade import workload_of
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_target, settings_of

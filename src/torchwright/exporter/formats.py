@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 
 PARTS = {"attention.qkv": "qkv", "attention.o": "o", "mlp.gate_up": "gate_up", "mlp.down": "down"}
 """Layers of the native decoder → fields of its family's `Names`."""

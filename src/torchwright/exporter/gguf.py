@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torchwright.core.errors import ModelError, RefusedTechnique, shown
 from torchwright.decoder.families import decoder_config
-from torchwright.errors import ModelError, RefusedTechnique, shown
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.gguf_file import BLOCK, Stored, Value, stored, write_gguf
 from torchwright.hub.chat_template import ChatTemplate

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.export.graph_signature import OutputKind, TensorArgument
 
-from torchwright import system
+from torchwright.core import system
+from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.core.json_file import read_json, typed
+from torchwright.core.process import interrupts
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.engines.real_constants import real_constants
-from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Values, Written
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import save
 from torchwright.exporter.reference import operator_keys
-from torchwright.json_file import read_json, typed
-from torchwright.process import interrupts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from torchwright.errors import RefusedTechnique, TorchwrightError
+from torchwright.core.errors import RefusedTechnique, TorchwrightError
 from torchwright.profile.breaks import FRAME, find_breaks, is_users
 from torchwright.profile.causes import cause_of
 from torchwright.workloads.base import Case

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torchwright.core.errors import RefusedTechnique, first_line
+from torchwright.core.json_file import read_json
+from torchwright.core.quiet import quiet_libraries
 from torchwright.engines.converted import Converted
 from torchwright.engines.onnxruntime import OnnxRuntime
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import PROFILED, Values, Written
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
-from torchwright.json_file import read_json
-from torchwright.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torchwright.core.quiet import import_openvino, openvino_core
 from torchwright.engines.converted import Converted
 from torchwright.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, read_settings
 from torchwright.exporter.base import PROFILED, Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
-from torchwright.quiet import import_openvino, openvino_core
 
 if TYPE_CHECKING:
     from torch import Tensor

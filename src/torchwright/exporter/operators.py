@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from torchwright.errors import RefusedTechnique, first_line
+from torchwright.core.errors import RefusedTechnique, first_line
 from torchwright.exporter.reference import line_of, module_of, operator_of
 
 COMPLAINTS = re.compile(

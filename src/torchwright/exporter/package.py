@@ -21,11 +21,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_json, typed
+from torchwright.core.process.replacing_folders import steady, writing
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import ArtifactError
 from torchwright.exporter.base import exports
-from torchwright.json_file import read_json, typed
-from torchwright.process.replacing_folders import steady, writing
 
 EXPORT, PACKAGE, REFERENCE = "export.json", "package", "reference"
 FORMAT = 1

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from torchwright import system
-from torchwright.process import interrupts
+from torchwright.core import system
+from torchwright.core.process import interrupts
 from torchwright.trial.fork_server import start
 
 SECONDS = 300.0

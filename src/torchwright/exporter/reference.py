@@ -15,16 +15,16 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from torchwright import nested
 from torchwright.artifact.tree import read_tree, write_tree
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_json, typed
 from torchwright.engines.program import read_programs, write_programs
 from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import tensors_of, with_tensors
-from torchwright.errors import ArtifactError
 from torchwright.exporter.base import Run
 from torchwright.exporter.probes import ZERO_ROWS
 from torchwright.exporter.subject import CALL, Subject
-from torchwright.json_file import read_json, typed
 from torchwright.profile.breaks import FRAME, is_users
 
 CALLS, LAYERS, SETTINGS = "calls", "layers.json", "settings.json"

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.layer_types import overridden
+from torchwright.core.scheme import GROUPS
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.compressed import Layout
 from torchwright.exporter.formats import stored_names
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import copy_files, model_files, read_config
-from torchwright.layer_types import overridden
-from torchwright.scheme import GROUPS
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from torchwright import nested
+from torchwright.core import nested
+from torchwright.core.errors import ModelError, RefusedTechnique, TorchwrightError
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import written
@@ -24,10 +26,8 @@ from torchwright.engines.packaging import changed
 from torchwright.engines.program import FreeSizes, drop_text_results, export_one
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
-from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
 from torchwright.exporter.formats import Format
 from torchwright.exporter.obstacles import ChangesState, changing, explained
-from torchwright.facts import Step
 from torchwright.techniques.base import Phase, Target, from_step, in_order
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case, Workload

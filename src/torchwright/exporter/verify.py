@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from torchwright.artifact.tree import read_tree
+from torchwright.core.errors import WorkloadError
+from torchwright.core.process import folders
 from torchwright.engines.program import GRAPHS
-from torchwright.errors import WorkloadError
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.locate import keep_errors, locate
 from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
@@ -30,7 +31,6 @@ from torchwright.exporter.probes import (
 from torchwright.exporter.process import RunFailed, Runner
 from torchwright.exporter.reference import EXAMPLE, PAST, Call, read_calls
 from torchwright.measure.clock import DISTURBED_SHARE, paired_speedup
-from torchwright.process import folders
 from torchwright.workloads.accuracy import relative_error
 
 TURNS = 7

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.files import TensorFiles

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.quiet import quiet_import
 from torchwright.hub.fields import Fields
-from torchwright.quiet import quiet_import
 
 NATIVE = {
     "LlamaForCausalLM": "llama",

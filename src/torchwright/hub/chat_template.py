@@ -18,12 +18,12 @@ from typing import Any
 
 import jinja2
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.regular_file import read_regular
 from torchwright.hub.content_form import ContentForm, content_form, fitted_message
 from torchwright.hub.folder import MORE_TEMPLATES, find_object
 from torchwright.hub.template_sandbox import MARKS, template_environment, tree_of, variables_of
 from torchwright.hub.tokenizer import tokenizer_settings
-from torchwright.regular_file import read_regular
 
 FILES = ("chat_template.jinja", "chat_template.jinja2")
 TEMPLATES = (*FILES, "chat_template.json")

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.scheme import ASKED
 from torchwright.hub.fields import Fields
 from torchwright.hub.files import TOGETHER
 from torchwright.hub.formats.base import READABLE, Format, formats
 from torchwright.hub.formats.plain import Unquantized
 from torchwright.hub.tensor_names import file_names
 from torchwright.hub.weight import Plain, Weight, fill
-from torchwright.scheme import ASKED
 
 QUANTIZATION = "quantization_config"
 

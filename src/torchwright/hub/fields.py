@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError, shown
+from torchwright.core.errors import ModelError, shown
 
 LARGEST_INTEGER = 2**31 - 1
 """Sizes, counts and token ids; no published model comes near it, and products of a few of them stay exact."""

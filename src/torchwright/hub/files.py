@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.regular_file import check_regular
 from torchwright.hub.folder import read_object
-from torchwright.regular_file import check_regular
 
 LONGEST_NAME = 255
 """Bytes of one part of a path, on every file system that is in use."""

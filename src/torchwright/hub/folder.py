@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError, shown
+from torchwright.core.errors import ModelError, shown
+from torchwright.core.json_file import decode_json
+from torchwright.core.regular_file import read_regular
 from torchwright.hub.gguf.folder import opened
 from torchwright.hub.run_folder import trained_model
-from torchwright.json_file import decode_json
-from torchwright.regular_file import read_regular
 
 MORE_TEMPLATES = "additional_chat_templates"
 """The folder of chat templates that have a name."""

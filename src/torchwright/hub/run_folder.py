@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 SOURCE, MODEL, ADAPTER = "source", "model", "adapter"
 """Subfolders of a run: its initial configuration and tokenizer, the trained model, the trained adapters."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.json_file import decode_json
-from torchwright.regular_file import open_regular
+from torchwright.core.json_file import decode_json
+from torchwright.core.regular_file import open_regular
 
 LONGEST = 100_000_000
 """Bytes of a header, as the safetensors library allows them."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.folder import find_object
 
 TOKENIZER = "tokenizer.json"

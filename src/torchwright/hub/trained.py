@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from torchwright.errors import ModelError, TorchwrightError
+from torchwright.core.errors import ModelError, TorchwrightError
+from torchwright.core.scheme import Scheme, read_scheme
 from torchwright.hub.folder import read_object
-from torchwright.scheme import Scheme, read_scheme
 
 FILE = "torchwright.json"
 FORMAT = 1

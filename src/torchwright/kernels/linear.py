@@ -9,11 +9,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from torchwright.core.scheme import GROUPS, Scheme, scheme_of
 from torchwright.kernels import ops, pack, pack_grouped, reference
 from torchwright.kernels.cpu.memory import lasting
 from torchwright.kernels.gptq import gptq_w4
 from torchwright.kernels.gpu import operators as gpu
-from torchwright.scheme import GROUPS, Scheme, scheme_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.kernels.cpu import build
 
 PANEL, BLOCK, DEPTH = 64, 16, 64

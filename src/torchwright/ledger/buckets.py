@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 
 BUCKETS: dict[str, str] = {
     "step": "forward, backward and optimizer of steps that the trained weights contain",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, PrefixLoader, StrictUndefined
 
+from torchwright.core.process.files import replacing
 from torchwright.ledger import show
 from torchwright.ledger.account import Account, Piece
 from torchwright.ledger.buckets import BUCKETS, NANO
-from torchwright.process.files import replacing
 from torchwright.report import wording
 
 WIDTH, LANE, GAP = 1000, 26, 8

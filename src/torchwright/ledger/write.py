@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchwright.errors import unknown
+from torchwright.core.errors import unknown
 from torchwright.ledger.buckets import BUCKETS, FOLDER, FORMAT, NANO
 from torchwright.ledger.launcher import Launcher
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from torchwright.cpu_load import stolen_seconds
-from torchwright.facts import Interval
-from torchwright.intervals import CONFIDENCE, mean_bounds
+from torchwright.core.cpu_load import stolen_seconds
+from torchwright.core.intervals import CONFIDENCE, mean_bounds
+from torchwright.core.records import Interval
 
 FEWEST_ORDERED = 6
 """With fewer values not even the extremes bound the median with 95%."""

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 
 Shape = tuple[int, int, int]
 """(M rows, N outputs, K inputs)."""

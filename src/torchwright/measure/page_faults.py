@@ -6,7 +6,7 @@ import functools
 import mmap
 import time
 
-from torchwright.system import windows
+from torchwright.core.system import windows
 
 PROBE_BYTES = 16 << 20
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from torchwright import nested
-from torchwright.facts import DeviceFacts, RooflinePoint
+from torchwright.core import nested
+from torchwright.core.records import DeviceFacts, RooflinePoint
 from torchwright.workloads.base import Case
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torchwright.cpu_load import Load
+from torchwright.core.cpu_load import Load
 
 ROUNDS, WINDOW_SECONDS = 3, 0.1
 """Each count runs in turn for a window, which covers a period of a CPU quota (0.1 s) and several time slices."""

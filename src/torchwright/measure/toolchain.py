@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from torchwright import system
+from torchwright.core import system
+from torchwright.core.records import DeviceFacts
 from torchwright.devices import devices
-from torchwright.facts import DeviceFacts
 
 
 def compiler_fault(device: DeviceFacts) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.measure.clock import Rounds, Waiting, paired_speedup
 from torchwright.numpy_compile.call import ArrayCall
 from torchwright.numpy_compile.compare import Deviation, compare, no_less_accurate, require_own_memory

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import torch
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.numpy_compile.narrow import RTOL
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchwright.errors import ArtifactError
-from torchwright.json_file import read_json
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_json
+from torchwright.core.paths import cache_folder, file_digest
+from torchwright.core.process.files import replacing
 from torchwright.numpy_compile.operations import Operation, Step
-from torchwright.paths import cache_folder, file_digest
-from torchwright.process.files import replacing
 
 TABLE = Path(__file__).with_name("semantics.json")
 PROBE_SECONDS = 300.0

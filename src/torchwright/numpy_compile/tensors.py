@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.numpy_compile.tree import leaves, map_leaves
 
 ALLOWED = "dense tensors of the CPU, of a dtype that NumPy has, without requires_grad"

@@ -12,7 +12,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.numpy_compile.call import ArrayCall
 from torchwright.numpy_compile.check import Check
 from torchwright.numpy_compile.narrow import in_float64, narrowed

@@ -23,10 +23,10 @@ import numpy
 import torch
 from torch import nn
 
-from torchwright.errors import first_line
+from torchwright.core.errors import first_line
+from torchwright.core.quiet import errors_alone
 from torchwright.profile.causes import COMPLEX, TRACED_NUMPY, Cause, cause_of
 from torchwright.profile.values import Breaks, GraphBreak
-from torchwright.quiet import errors_alone
 from torchwright.workloads.base import Case, Run
 
 LOGGERS = ("torch._dynamo.symbolic_convert.__graph_breaks", "torch._dynamo.convert_frame.__graph_breaks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from torchwright.process.files import replacing
+from torchwright.core.process.files import replacing
 from torchwright.profile.terminal import TOP, achieved
 from torchwright.profile.values import Kind, Profile
 from torchwright.report.html import environment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.profile.values import Rate
 
 ABOVE_CEILING = 1.1

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.profile.events import read
 from torchwright.profile.summing import CALL, COMPILED, summed
 from torchwright.profile.values import CallTime, Recording

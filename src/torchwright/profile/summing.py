@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.profile.counting import COMPUTING, CountedWork, count, dtype_name
 from torchwright.profile.events import RecordedEvent, covered, outermost
 from torchwright.profile.kinds import kind_of

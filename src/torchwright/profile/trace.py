@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchwright.process.files import replacing
+from torchwright.core.process.files import replacing
 
 
 def write_trace(stages: Iterable[tuple[str, Path]], out: Path) -> None:

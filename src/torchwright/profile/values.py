@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 
 Kind = Literal[
     "matmul",

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from torchwright.ansi import no_color, takes_movement
-from torchwright.escapes import escaped
+from torchwright.core.ansi import no_color, takes_movement
+from torchwright.core.escapes import escaped
 
 
 class SafeConsole(Console):

@@ -11,7 +11,7 @@ from itertools import cycle
 
 from markupsafe import Markup
 
-from torchwright.facts import Recipe, RooflinePoint
+from torchwright.core.records import Recipe, RooflinePoint
 from torchwright.report import drawing as d
 from torchwright.report import view, wording
 

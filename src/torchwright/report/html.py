@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from torchwright.facts import Coverage, Recipe, Rung, to_json
+from torchwright.core.records import Coverage, Recipe, Rung, to_json
 from torchwright.report import figures, view, wording
 from torchwright.report.pictures import Row, source
 

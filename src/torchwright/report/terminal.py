@@ -22,7 +22,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from torchwright.facts import Event, Interval, Recipe, Rung
+from torchwright.core.records import Event, Interval, Recipe, Rung
 from torchwright.report import view, wording
 from torchwright.report.ascii import to_ascii
 from torchwright.report.console import SafeConsole, moves

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchwright.facts import CaseTime, Interval, Quality, Ranked, Recipe, RowsTime, Rung, Step
+from torchwright.core.records import CaseTime, Interval, Quality, Ranked, Recipe, RowsTime, Rung, Step
 from torchwright.report import wording
 
 WORST_SAID = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from torchwright.facts import Interval
+from torchwright.core.records import Interval
 
 MISSING = "–"
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwright.cpu_load import usable_cores
+from torchwright.core.cpu_load import usable_cores
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Step
 from torchwright.devices.cpu import available_memory_bytes
 from torchwright.engines.conversion import shorten
-from torchwright.errors import TorchwrightError
-from torchwright.facts import Step
 from torchwright.techniques.base import compiles, conversion_of, from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 from torchwright.devices.base import Device
 from torchwright.engines.apply import refusal, seen_target
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
 from torchwright.search.state import Request
 from torchwright.techniques.base import from_step, techniques
 from torchwright.workloads.module import ModuleWorkload

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, Quality, Ranked, Rung, Step
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Interval, Quality, Ranked, Rung, Step
 from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, is_noise, mebibytes, worth
 from torchwright.search.state import Search, Spent, Uncompiled

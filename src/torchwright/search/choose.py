@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import RELATIVE_ERROR, Interval, Rung, Step
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import RELATIVE_ERROR, Interval, Rung, Step
 from torchwright.search import components, estimate
 from torchwright.search.components import COMPANY, HIDDEN
 from torchwright.search.state import Search

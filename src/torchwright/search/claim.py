@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.artifact import folder as artifact
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.engines.base import Way
-from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.report import view
 from torchwright.report.pictures import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from torchwright.facts import Interval, Step
+from torchwright.core.records import Interval, Step
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.search.state import FINISH_SHARE, Comparison, Search
 from torchwright.techniques.base import from_step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.facts import Step
+from torchwright.core.records import Step
 from torchwright.search.state import Search
 from torchwright.techniques.base import Technique, from_step
 

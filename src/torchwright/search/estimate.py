@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchwright.core.records import Step
 from torchwright.engines.sensitivity import parts_seconds
-from torchwright.facts import Step
 from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search, Spent
 from torchwright.techniques.base import Technique, compiles, conversion_of, from_step

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwright.facts import DeviceFacts, Features, Step
-from torchwright.json_file import read_json, typed
+from torchwright.core.json_file import read_json, typed
+from torchwright.core.records import DeviceFacts, Features, Step
 
 TABLE = Path(__file__).with_name("experience.json")
 FAR = 1.0

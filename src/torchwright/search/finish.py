@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Interval, Measurement, Quality, Step
 from torchwright.engines.base import Way
-from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, Measurement, Quality, Step
 from torchwright.search import estimate
 from torchwright.search.attempt import counts, ranked
 from torchwright.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchwright.errors import RefusedTechnique, TorchwrightError
-from torchwright.facts import Step
-from torchwright.process import interrupts
+from torchwright.core.errors import RefusedTechnique, TorchwrightError
+from torchwright.core.process import interrupts
+from torchwright.core.records import Step
 from torchwright.search import choose, components, estimate, experience, resume
 from torchwright.search.asked import given_by, raise_refused
 from torchwright.search.attempt import attempt, lost_uncompiled

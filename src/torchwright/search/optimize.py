@@ -12,12 +12,12 @@ import torch
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.fingerprint import fingerprint_here
+from torchwright.core.errors import ArtifactError, TorchwrightError, WorkloadError
+from torchwright.core.process import interrupts
+from torchwright.core.quiet import errors_alone
+from torchwright.core.records import Event, Recipe
 from torchwright.devices import get_device
-from torchwright.errors import ArtifactError, TorchwrightError, WorkloadError
-from torchwright.facts import Event, Recipe
 from torchwright.kernels.cpu import build
-from torchwright.process import interrupts
-from torchwright.quiet import errors_alone
 from torchwright.report import html
 from torchwright.search import experience, resume
 from torchwright.search.asked import check_asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from torchwright.facts import Recipe, Rung, Step
+from torchwright.core.records import Recipe, Rung, Step
 from torchwright.search.choose import is_closed
 from torchwright.search.experience import Record, Trial, instructions
 from torchwright.techniques.base import from_step

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.artifact import folder as artifact
-from torchwright.facts import Interval, Recipe, Rung
+from torchwright.core.records import Interval, Recipe, Rung
 from torchwright.report import terminal, view
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.fingerprint import fingerprint_here
+from torchwright.core.errors import ArtifactError, TorchwrightError
+from torchwright.core.records import Budget, Fingerprint, Recipe, Rung, Step
 from torchwright.engines.apply import reshaped
-from torchwright.errors import ArtifactError, TorchwrightError
-from torchwright.facts import Budget, Fingerprint, Recipe, Rung, Step
 from torchwright.report import wording
 from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, worth

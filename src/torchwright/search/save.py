@@ -11,13 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchwright.artifact import folder as artifact
-from torchwright.engines.apply import reshaped
-from torchwright.engines.base import Way, engines
-from torchwright.engines.guards import check_seconds, in_words
-from torchwright.engines.program import GRAPHS, TENSORS
-from torchwright.engines.spec import CallSpec, Takes
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import (
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import (
     Budget,
     CaseTime,
     DeviceFacts,
@@ -27,6 +22,11 @@ from torchwright.facts import (
     Recipe,
     RooflinePoint,
 )
+from torchwright.engines.apply import reshaped
+from torchwright.engines.base import Way, engines
+from torchwright.engines.guards import check_seconds, in_words
+from torchwright.engines.program import GRAPHS, TENSORS
+from torchwright.engines.spec import CallSpec, Takes
 from torchwright.measure.roofline import Work, point
 from torchwright.search import estimate
 from torchwright.search.state import Outcome, Search

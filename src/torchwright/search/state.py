@@ -9,10 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchwright.engines.apply import DISCOVERED
-from torchwright.engines.base import engines
-from torchwright.engines.describe import Description
-from torchwright.facts import (
+from torchwright.core.records import (
     Budget,
     Coverage,
     Event,
@@ -23,6 +20,9 @@ from torchwright.facts import (
     Rung,
     Step,
 )
+from torchwright.engines.apply import DISCOVERED
+from torchwright.engines.base import engines
+from torchwright.engines.describe import Description
 from torchwright.search.ahead import Ahead
 from torchwright.search.experience import TABLE, Experience, Record
 from torchwright.techniques.base import from_step

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from torchwright import nested
-from torchwright.errors import WorkloadError
+from torchwright.core import nested
+from torchwright.core.errors import WorkloadError
 from torchwright.segment.everything import find
 from torchwright.segment.masks import Mask, Points, stability
 from torchwright.segment.network import INSIDE, LEFT_TOP, NO_POINT, OUTSIDE, RIGHT_BOTTOM, Network

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.errors import WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import WorkloadError
+from torchwright.core.records import Quality
 from torchwright.segment.masks import run_lengths
 
 RESAMPLED = 1000

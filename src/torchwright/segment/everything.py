@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.segment.masks import Box, Mask, distinct
 from torchwright.segment.prompts import Points, Prompt
 

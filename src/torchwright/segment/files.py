@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.segment.classes import ClassMap
 from torchwright.segment.masks import Mask
 

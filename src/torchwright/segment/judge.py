@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.errors import WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import WorkloadError
+from torchwright.core.records import Quality
 
 FAINTEST = 1e-6
 """Mask logits that are all closer to zero than this are rounding: transformers' untrained SAM gives 1e-20."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError, first_line, unknown
+from torchwright.core.errors import ModelError, first_line, unknown
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.segment.base import Segmenter
 from torchwright.segment.network import Network

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchwright.errors import WorkloadError
-from torchwright.regular_file import is_url
+from torchwright.core.errors import WorkloadError
+from torchwright.core.regular_file import is_url
 
 PLAIN = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 FORMATS = (*PLAIN, "AVIF", "HEIC")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.segment.masks import Box, Points
 
 MOST_POINTS = 64

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.errors import ArtifactError, ModelError
+from torchwright.core.errors import ArtifactError, ModelError
 from torchwright.hub.folder import find_object, read_config
 from torchwright.segment.classes import ClassMap
 from torchwright.segment.picture import read_picture

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchwright.facts import Quality
+from torchwright.core.records import Quality
 from torchwright.hub.folder import model_files
 from torchwright.report.pictures import MOST_ROWS, Row
 from torchwright.segment.beside import classes_beside

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.segment.picture import SUFFIXES, read_picture
 
 FEWEST = 3

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchwright.errors import ArtifactError, WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.hub.folder import model_files
 from torchwright.report.pictures import MOST_ROWS, Row
 from torchwright.segment.base import Segmenter

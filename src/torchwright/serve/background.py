@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchwright.escapes import escaped
-from torchwright.paths import cache_folder
-from torchwright.process.files import open_own
+from torchwright.core.escapes import escaped
+from torchwright.core.paths import cache_folder
+from torchwright.core.process.files import open_own
 
 POLL_SECONDS = 0.05
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from torchwright.ansi import DIM, PLAIN, takes_styles
-from torchwright.errors import TorchwrightError, WorkloadError
-from torchwright.escapes import escaped
-from torchwright.paths import cache_folder
-from torchwright.process.orphans import die_with_parent
-from torchwright.system import apart, kill_all
+from torchwright.core.ansi import DIM, PLAIN, takes_styles
+from torchwright.core.errors import TorchwrightError, WorkloadError
+from torchwright.core.escapes import escaped
+from torchwright.core.paths import cache_folder
+from torchwright.core.process.orphans import die_with_parent
+from torchwright.core.system import apart, kill_all
 
 HELP = """\
 /system TEXT   set the system prompt and begin anew; without TEXT show it

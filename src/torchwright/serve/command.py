@@ -15,7 +15,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchwright.errors import TorchwrightError, WorkloadError
+from torchwright.core.errors import TorchwrightError, WorkloadError
+from torchwright.core.system import only_linux
 from torchwright.serve.background import in_background
 from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.formats.reasoning import REASONING_FORMATS
@@ -23,7 +24,6 @@ from torchwright.serve.formats.tools import TOOL_FORMATS
 from torchwright.serve.options import AUTO, NONE, EngineOptions, ServerOptions
 from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.launch import Launcher
-from torchwright.system import only_linux
 
 for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", "xgrammar"):
     if find_spec(_package) is None:  # before an engine is started in vain

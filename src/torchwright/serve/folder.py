@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
+from torchwright.core.errors import ArtifactError, ModelError
+from torchwright.core.json_file import read_json
 from torchwright.diffusion.folder import is_pipeline, open_pipeline
-from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.architectures import (
     UnsupportedArchitecture,
     folder_instead,
@@ -17,7 +18,6 @@ from torchwright.hub.architectures import (
     runs_on_transformers,
 )
 from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
-from torchwright.json_file import read_json
 from torchwright.speech.families import FAMILIES
 
 NATIVE = "native"

@@ -13,15 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.paths import cache_folder
+from torchwright.core.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.hub.architectures import recognize
 from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
-from torchwright.paths import cache_folder
-from torchwright.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.serve.folder import ServeTarget
 from torchwright.serve.options import KV_SHARE, EngineOptions, check_context
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.speech.calls import CacheSizes
 from torchwright.speech.sound import Sound, opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 FOLDER = Path(__file__).parents[1] / "bundled" / "speech"
 NOTICE = "the bundled speech model knows 194 English words and the letters; --model names one that knows more"

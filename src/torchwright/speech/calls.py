@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from torchwright.errors import ArtifactError, WorkloadError
-from torchwright.json_file import typed
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.core.json_file import typed
 from torchwright.speech.steps import Head, SpeechModel, Steps
 from torchwright.workloads.base import Case, Run
 from torchwright.workloads.huggingface import cache_keyword

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchwright.errors import TorchwrightError
-from torchwright.regular_file import is_url
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.regular_file import is_url
 from torchwright.speech.mono import Mono
 from torchwright.speech.riff import whole_wav
 from torchwright.speech.sound_error import SoundError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from torchwright.errors import UnknownName
+from torchwright.core.errors import UnknownName
 
 MOST_NAMED = 12
 """Languages that an error lists."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from torchwright.core.errors import ModelError, unknown
 from torchwright.decoder.precision import Precision, read_precision
-from torchwright.errors import ModelError, unknown
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.speech.base import Recognizer
 from torchwright.speech.bundled import bundled

@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from torchwright.core.errors import ArtifactError, ModelError
+from torchwright.core.json_file import read_json
 from torchwright.decoder.kept import KeptParts
 from torchwright.decoder.precision import SIDES
-from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
-from torchwright.json_file import read_json
 from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.speech.load import NATIVE
 from torchwright.speech.native import NativeSpeech

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.errors import WorkloadError
-from torchwright.facts import Interval
+from torchwright.core.errors import WorkloadError
+from torchwright.core.records import Interval
 from torchwright.hub.folder import find_object
 
 RESAMPLES = 2_000

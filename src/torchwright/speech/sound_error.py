@@ -1,6 +1,6 @@
 """The error of sound that cannot be read."""
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 
 
 class SoundError(WorkloadError, ValueError):

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from torchwright.errors import WorkloadError, unknown
+from torchwright.core.errors import WorkloadError, unknown
 
 MOST_WINDOWS = 16
 PAUSES = ("silence", "a pause")

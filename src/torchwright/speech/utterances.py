@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.speech.sound import RATE, opened
 from torchwright.workloads.sounds import wave
 from torchwright.workloads.texts import read_texts

@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.hub.folder import model_files
 from torchwright.speech.base import Recognizer
 from torchwright.speech.calls import (

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 
 _MACHINERY = re.compile(
     r"/torch/(distributed|nn|utils|autograd|multiprocessing|optim|library|fx|_\w+)\b|/torch/_ops\.py"

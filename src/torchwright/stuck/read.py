@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchwright.regular_file import read_regular
+from torchwright.core.regular_file import read_regular
 from torchwright.report.wording import clean
 from torchwright.stuck.calls import Dump, DumpError, Frame, RankCall
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torchwright.process.files import replacing
+from torchwright.core.process.files import replacing
 from torchwright.stuck.read import OWN
 
 ENTRIES = 2000

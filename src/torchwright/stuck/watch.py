@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.stuck.analyse import PATIENCE, analyse
 from torchwright.stuck.calls import Dump, DumpError
 from torchwright.stuck.finding import Finding

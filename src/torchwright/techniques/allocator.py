@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
+from torchwright.core.records import Coverage
 from torchwright.devices.allocator import (
     HUGE_PAGES,
     PACKAGES,
@@ -15,7 +16,6 @@ from torchwright.devices.allocator import (
     huge_pages_fault,
     retain_fault,
 )
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 
 

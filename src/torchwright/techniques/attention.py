@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Coverage
 from torchwright.measure.toolchain import compiler_fault
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.blocked_attention import BlockedAttention, CannotCall, Site, find_sites

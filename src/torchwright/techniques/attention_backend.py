@@ -13,8 +13,8 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import TOLERANCE, AttentionBy, outputs, worst_error
 from torchwright.techniques.shared.wrapping import fused_attention as fused

@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique, unknown
-from torchwright.facts import Coverage, DeviceFacts, Step
-from torchwright.registry import Registry
+from torchwright.core.errors import RefusedTechnique, unknown
+from torchwright.core.records import Coverage, DeviceFacts, Step
+from torchwright.core.registry import Registry
 from torchwright.workloads.base import Workload
 
 techniques: Registry[type[Technique]] = Registry(

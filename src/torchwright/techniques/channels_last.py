@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from torchwright import nested
-from torchwright.facts import Coverage
-from torchwright.layer_types import overridden
+from torchwright.core import nested
+from torchwright.core.layer_types import overridden
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import named

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from torchwright.facts import Coverage, DeviceFacts, Step
+from torchwright.core.records import Coverage, DeviceFacts, Step
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.for_parts import strange_part
 from torchwright.techniques.shared.wrapping import plain_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 
 GAIN = 1.5

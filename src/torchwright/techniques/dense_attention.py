@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright import nested
-from torchwright.facts import Coverage
-from torchwright.layer_types import computes_as
+from torchwright.core import nested
+from torchwright.core.layer_types import computes_as
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.half import LAYERS, Lower, lower

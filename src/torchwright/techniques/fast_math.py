@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage, DeviceFacts
-from torchwright.process.forks import reopen_in_child
+from torchwright.core.process.forks import reopen_in_child
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import named
 

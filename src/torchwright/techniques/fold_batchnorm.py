@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import FOLDABLE, fold
 from torchwright.techniques.shared.rest_of_norm import NORMS

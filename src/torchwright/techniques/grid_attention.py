@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.layer_types import attached
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
-from torchwright.layer_types import attached
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import of_classes, replace_where
 

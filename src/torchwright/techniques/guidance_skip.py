@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from torchwright.core.records import Coverage
 from torchwright.diffusion.workload import DiffusionWorkload
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.kernels import pack
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LONGEST

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.shared.int8 import quantize_weight
 from torchwright.techniques.shared.int8_layers import Int8Layers

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.facts import Coverage
-from torchwright.layer_types import attached, computes_as
+from torchwright.core.layer_types import attached, computes_as
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import of_classes, replace_module, replace_where
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torchwright.facts import Coverage
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.multihead import separate_heads
 from torchwright.techniques.shared.wrapping import AttentionBy

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 
-from torchwright.facts import Coverage
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from torchwright.core.errors import ModelError
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.decoder import UnsupportedArchitecture, load_decoder
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.native import NativeModel
-from torchwright.errors import ModelError
-from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique

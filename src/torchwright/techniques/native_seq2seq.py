@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.seq2seq_calls import NativeAnswers
-from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from torchwright.core.errors import ModelError
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.decoder.precision import Precision
-from torchwright.errors import ModelError
-from torchwright.facts import Coverage, DeviceFacts
 from torchwright.hub.folder import read_config
 from torchwright.kernels.linear import PackedLinear
 from torchwright.speech.load import NATIVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchwright.facts import DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.engine import FLOAT32_GAIN, REPLACED, hand_over, missing, writes
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.facts import DeviceFacts, Step
-from torchwright.layer_types import overridden
+from torchwright.core.layer_types import overridden
+from torchwright.core.records import DeviceFacts, Step
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared import half
 from torchwright.techniques.shared.batchnorm import fold

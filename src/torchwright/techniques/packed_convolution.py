@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.layer_types import deviation, overridden
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.kernels import conv
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES
-from torchwright.layer_types import deviation, overridden
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions

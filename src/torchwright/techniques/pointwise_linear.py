@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage, DeviceFacts
-from torchwright.layer_types import deviation
+from torchwright.core.layer_types import deviation
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.wrapping import linear_of, named, replace_where

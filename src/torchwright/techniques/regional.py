@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.measure.toolchain import compiler_fault
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.blocks import repeated_blocks

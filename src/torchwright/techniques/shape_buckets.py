@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from torchwright.facts import Coverage
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 from torchwright.workloads.rows import inputs_of

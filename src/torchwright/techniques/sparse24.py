@@ -10,10 +10,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage, DeviceFacts
-from torchwright.layer_types import deviation
-from torchwright.quiet import quiet_import
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.layer_types import deviation
+from torchwright.core.quiet import quiet_import
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.int8 import quantize_weight
 from torchwright.techniques.shared.wrapping import linear_of, named, replace_module

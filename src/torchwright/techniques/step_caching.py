@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from torchwright.core.records import Coverage
 from torchwright.diffusion.sampling import steps_to_reuse
 from torchwright.diffusion.workload import DiffusionWorkload
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torchwright.facts import Coverage
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage, DeviceFacts
-from torchwright.layer_types import overridden
-from torchwright.quiet import quiet_import
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.layer_types import overridden
+from torchwright.core.quiet import quiet_import
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.int8_layers import EPSILON, fewest_rows

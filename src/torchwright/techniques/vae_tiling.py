@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from torchwright.core.records import Coverage
 from torchwright.diffusion.workload import DiffusionWorkload
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import part_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchwright.scheme import BF16, Scheme
+from torchwright.core.scheme import BF16, Scheme
 from torchwright.techniques.shared.packed_weights import PackedWeights
 
 

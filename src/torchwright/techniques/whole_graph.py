@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchwright import nested
-from torchwright.errors import RefusedTechnique, first_line
-from torchwright.facts import Coverage
+from torchwright.core import nested
+from torchwright.core.errors import RefusedTechnique, first_line
+from torchwright.core.records import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.fresh import FORMS, answers, disagreement
 from torchwright.techniques.shared.real_pairs import real_pairs

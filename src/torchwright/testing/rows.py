@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchwright import nested
+from torchwright.core import nested
 
 DISTURBED = 1
 """The row that is changed."""

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.devices import devices, get_device
 from torchwright.devices.base import Device
-from torchwright.errors import TorchwrightError
 
 
 @pytest.fixture(scope="module", params=devices.names())

@@ -14,12 +14,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from torchwright import nested
 from torchwright.artifact.load import Loaded, load
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, WorkloadError
+from torchwright.core.records import Step
 from torchwright.engines.base import Engine, Way, engines
 from torchwright.engines.takes import tensors_of, with_tensors
-from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, WorkloadError
-from torchwright.facts import Step
 from torchwright.techniques.base import techniques
 from torchwright.testing.examples import example
 from torchwright.testing.forks import check_in_child

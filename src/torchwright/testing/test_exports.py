@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchwright as tw
-from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, UnknownName
+from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, UnknownName
 from torchwright.exporter.base import ExportTarget, GraphTarget, exports
 from torchwright.exporter.export import check
 from torchwright.exporter.reference import PAST, calls_of

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import Step
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.takes import with_tensors
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
 from torchwright.techniques.base import (
     Phase,
     Target,

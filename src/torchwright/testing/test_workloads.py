@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright import nested
-from torchwright.facts import Quality
+from torchwright.core import nested
+from torchwright.core.records import Quality
 from torchwright.testing.examples import example
 from torchwright.workloads.base import Run, Workload, workloads
 from torchwright.workloads.detect import from_description

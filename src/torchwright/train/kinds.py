@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import TorchwrightError, unknown
+from torchwright.core.errors import TorchwrightError, unknown
 from torchwright.train.media.config import media_kind
 from torchwright.train.run.run_file import read_toml
 

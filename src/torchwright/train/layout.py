@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, Self
 
-from torchwright.errors import TorchwrightError, unknown
+from torchwright.core.errors import TorchwrightError, unknown
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
 """The order in which pipeline stages take micro-batches forward and backward."""

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchwright import system
-from torchwright.cpu_load import Load
+from torchwright.core import system
+from torchwright.core.cpu_load import Load
+from torchwright.core.errors import abbreviated
+from torchwright.core.process import interrupts
+from torchwright.core.records import CaseTime, Measurement, Quality, Step
 from torchwright.engines.base import engines
-from torchwright.errors import abbreviated
-from torchwright.facts import CaseTime, Measurement, Quality, Step
-from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
 from torchwright.trial.values import Prepared
 

@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchwright import system
+from torchwright.core import system
+from torchwright.core.process import interrupts
+from torchwright.core.process.orphans import die_with_parent
 from torchwright.devices import devices
-from torchwright.process import interrupts
-from torchwright.process.orphans import die_with_parent
 
 REAP_SECONDS = 10.0
 """A killed process has ended by then, and a server that has nothing else to do has answered."""

@@ -21,6 +21,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from torchwright.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PACKAGE
+from torchwright.core.errors import TorchwrightError, WorkloadError, first_line
+from torchwright.core.process.limits import TimeIsUp, time_limit
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall
 from torchwright.engines.package import Package
@@ -37,8 +39,6 @@ from torchwright.engines.program import (
 from torchwright.engines.results import layout_of
 from torchwright.engines.spec import CallSpec, Takes, package_file
 from torchwright.engines.takes import tensors_of, with_rows, with_tensors
-from torchwright.errors import TorchwrightError, WorkloadError, first_line
-from torchwright.process.limits import TimeIsUp, time_limit
 from torchwright.techniques.base import Target
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchwright.core.errors import RefusedTechnique
 from torchwright.engines.base import Engine, engines
-from torchwright.errors import RefusedTechnique
 from torchwright.measure.page_faults import page_fault_seconds
 from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
+    from torchwright.core.records import Ranked
     from torchwright.engines.describe import Description
-    from torchwright.facts import Ranked
     from torchwright.profile.values import Breaks, Recording
     from torchwright.trial.timed import TimedCalls
 
@@ -434,8 +434,8 @@ class Session:
         """Keep the first case's inputs and outputs; False where they are nothing that a file can keep."""
         import torch
 
-        from torchwright import nested
         from torchwright.artifact.tree import write_tree
+        from torchwright.core import nested
         from torchwright.workloads.accuracy import flatten
 
         case = self._cases()[0]

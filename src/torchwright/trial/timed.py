@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
+from torchwright.core.errors import ModelError, TorchwrightError, first_line
 from torchwright.devices.base import Device
-from torchwright.errors import ModelError, TorchwrightError, first_line
 from torchwright.measure.clock import Waiting
 from torchwright.measure.page_faults import page_faults
 from torchwright.measure.threads import mean_seconds

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import cloudpickle
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.workloads.base import Workload
 
 CODE, TENSORS = "workload.pickle", "workload.tensors"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchwright.core.records import Coverage
 from torchwright.engines.spec import CallSpec
-from torchwright.facts import Coverage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from torchwright.errors import TorchwrightError
-from torchwright.process.orphans import be_killed_first, die_with_parent
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.process.orphans import be_killed_first, die_with_parent
 
 if TYPE_CHECKING:
     from torchwright.trial.session import Session

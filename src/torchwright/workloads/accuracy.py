@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from torchwright import nested
-from torchwright.errors import WorkloadError
-from torchwright.facts import RELATIVE_ERROR, Quality
-from torchwright.intervals import mean_bounds, rms_bounds, share_bounds
+from torchwright.core import nested
+from torchwright.core.errors import WorkloadError
+from torchwright.core.intervals import mean_bounds, rms_bounds, share_bounds
+from torchwright.core.records import RELATIVE_ERROR, Quality
 
 FEWEST_ANSWERS = 368
 """So many equal answers show that less than 1% change; fewer are judged by the relative error."""

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from torchwright import nested
-from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError, first_line
-from torchwright.facts import Quality
-from torchwright.registry import Registry
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError, first_line
+from torchwright.core.records import Quality
+from torchwright.core.registry import Registry
 from torchwright.report.pictures import Row
 
 Run = Callable[["Case"], Any]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.workloads.base import Workload, blaming, class_of, workloads
 from torchwright.workloads.factory import names_factory, refuse_python_file
 

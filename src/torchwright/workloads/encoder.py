@@ -11,11 +11,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.core.json_file import decode_json
+from torchwright.core.records import Quality
+from torchwright.core.regular_file import read_regular
 from torchwright.hub.folder import LARGEST_OBJECT, model_files, read_config
-from torchwright.json_file import decode_json
-from torchwright.regular_file import read_regular
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge
 from torchwright.workloads.encoding import Encoder

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads.base import Case, Run

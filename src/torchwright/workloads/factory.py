@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 ALLOWED = "package.module:factory, found from the current folder or installed, or path/to/file.py:factory"
 LIKELY = ("make", "build", "create", "factory", "model", "get", "load")

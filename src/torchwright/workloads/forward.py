@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge

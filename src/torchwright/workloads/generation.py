@@ -14,9 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.core.json_file import typed
 from torchwright.hub.tokenizer import find_tokenizer
-from torchwright.json_file import typed
 from torchwright.workloads.base import Case, Run
 
 MOST_CACHED = 2**42

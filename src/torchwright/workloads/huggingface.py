@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.quiet import quiet_import
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import read_config
 from torchwright.hub.tensor_header import read_header
-from torchwright.quiet import quiet_import
 
 
 def model_class(name: object) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Quality
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.records import Quality
 from torchwright.hub.architectures import CAUSAL
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, model_files, read_config

@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright import nested
-from torchwright.errors import ModelError, TorchwrightError, WorkloadError, shown
-from torchwright.facts import Quality
+from torchwright.core import nested
+from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError, shown
+from torchwright.core.records import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import (
     Case,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.folder import find_object
 
 PATCH_PIXELS = 16 * 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.workloads import sounds
 from torchwright.workloads.encoder import pad_token, text_limit
 from torchwright.workloads.pictures import Pictures

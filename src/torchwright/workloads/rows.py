@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright import nested
-from torchwright.errors import ArtifactError, WorkloadError
-from torchwright.json_file import typed
+from torchwright.core import nested
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.core.json_file import typed
 from torchwright.workloads.base import Case, Run, Workload, check_sizes
 
 Shapes = tuple[tuple[int, int], ...]

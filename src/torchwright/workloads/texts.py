@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 BUNDLED_TEXTS = (BUNDLED / "eval.txt", BUNDLED / "calibration.txt")

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
+from torchwright.core.registry import Registry
 from torchwright.hub.fields import Fields
 from torchwright.hub.files import TOGETHER, TensorFiles
 from torchwright.hub.weight import Plain, Weight
-from torchwright.registry import Registry
 
 READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

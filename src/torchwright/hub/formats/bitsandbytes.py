@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from torchwright.core.json_file import decode_json
 from torchwright.hub.fields import Fields
 from torchwright.hub.formats.base import READABLE, TensorFormat, expect
 from torchwright.hub.formats.scaled import scaled
 from torchwright.hub.weight import Weight, Wide
-from torchwright.json_file import decode_json
 
 KINDS = ("nf4", "fp4")
 STATES = tuple(f"quant_state.bitsandbytes__{kind}" for kind in KINDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_object
 from torchwright.hub.formats.base import Format

@@ -9,11 +9,11 @@ import json
 
 import torch
 
+from torchwright.core.json_file import decode_json
 from torchwright.hub.fields import Fields
 from torchwright.hub.formats.base import READABLE, TensorFormat
 from torchwright.hub.formats.scaled import FLOAT8, scaled
 from torchwright.hub.weight import Weight
-from torchwright.json_file import decode_json
 
 CLASSES = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 PARTS = {"qdata", "scale", "zero_point"}

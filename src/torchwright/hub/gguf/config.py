@@ -6,7 +6,7 @@ import math
 import struct
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields, is_off
 from torchwright.hub.gguf.header import GgufTensor, Header
 from torchwright.hub.gguf.names import ROPE

@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torchwright.core.paths import private_cache
 from torchwright.hub.gguf.config import config_of, stop_ids
 from torchwright.hub.gguf.header import is_gguf, read_gguf
 from torchwright.hub.gguf.names import model_names
 from torchwright.hub.gguf.tokenizer import tokenizer_of
-from torchwright.paths import private_cache
 
 FILE = "model.gguf"
 VERSION = 2

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

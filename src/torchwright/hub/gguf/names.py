@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 
 WHOLE = {
     "token_embd": "model.embed_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.gguf.header import Header
 

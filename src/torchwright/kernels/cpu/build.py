@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from torchwright import system
+from torchwright.core import system
+from torchwright.core.paths import UnsafeFolder, cache_folder, private_folder
+from torchwright.core.process import folders
 from torchwright.kernels import fake
-from torchwright.paths import UnsafeFolder, cache_folder, private_folder
-from torchwright.process import folders
 
 log = logging.getLogger("torchwright.kernels")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from torchwright.core.scheme import GROUPS
 from torchwright.kernels.limits import LARGEST_HEAD
 from torchwright.kernels.pack import PANEL, padded_depth
 from torchwright.kernels.reference import PAGE
-from torchwright.scheme import GROUPS
 
 FLOATS = (torch.float32, torch.bfloat16)
 PAGE_TYPES = (*FLOATS, torch.int8)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchwright.artifact import folder as artifact
-from torchwright.errors import TorchwrightError
-from torchwright.paths import file_digest
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.paths import file_digest
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.wire.messages import Embed, Embedded, EngineReady, Failed, RequestRefused
 from torchwright.workloads.encoding import TextAnswerer

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.wire.messages import EngineReady, Failed, Heard, RequestRefused, Transcribe
 from torchwright.speech.base import Recognizer

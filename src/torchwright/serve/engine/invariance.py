@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.decoder.model import Decoder
-from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from torchwright.core.errors import WorkloadError
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.config import DecoderConfig
 from torchwright.devices.cpu import available_memory_bytes
-from torchwright.errors import WorkloadError
 from torchwright.serve.options import KV_SHARE
 
 MOST = 0.9

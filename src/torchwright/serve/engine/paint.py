@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from torchwright.core.errors import ModelError, TorchwrightError
 from torchwright.diffusion.diffuser import Diffuser
-from torchwright.errors import ModelError, TorchwrightError
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.wire.messages import EngineReady, Failed, FromEngine, Paint, Painted, RequestRefused
 

@@ -19,13 +19,13 @@ import zmq
 
 from torchwright.answer import is_artifact, open_diffuser, open_model, open_speech, refuse_for_artifact
 from torchwright.artifact.load import load
+from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, first_line
+from torchwright.core.process.orphans import die_with_parent
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.decoder.transformers_writer import TransformersWriter
 from torchwright.devices.allocator import retain_where_possible
-from torchwright.errors import ArtifactError, ModelError, TorchwrightError, first_line
-from torchwright.process.orphans import die_with_parent
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.scores import Logits
-from torchwright.errors import ModelError
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
 from torchwright.serve.engine.sampling import logprob

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.memory import Memory
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
-from torchwright.errors import ModelError, WorkloadError
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
+from torchwright.core.quiet import quiet_import
 from torchwright.hub.tokenizer import find_tokenizer
-from torchwright.quiet import quiet_import
 from torchwright.serve.grammar.thinking import Thinking
 from torchwright.serve.wire.messages import Grammar, Submit
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.serve.workers import forks
 from torchwright.speech.sound import BLOCK, RATE, opened
 from torchwright.speech.sound_error import SoundError

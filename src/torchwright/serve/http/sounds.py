@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchwright.process import folders
+from torchwright.core.process import folders
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.http.sound_worker import SoundJob, SoundRead
 from torchwright.serve.limits import Limits

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from torchwright.core.regular_file import read_regular
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.tokenizer import (
     LARGEST_TOKENIZER,
@@ -18,7 +19,6 @@ from torchwright.hub.tokenizer import (
     open_tokenizer,
     tokenizer_settings,
 )
-from torchwright.regular_file import read_regular
 from torchwright.serve.api_error import invalid
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 

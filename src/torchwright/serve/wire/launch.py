@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchwright import system
-from torchwright.process import folders
+from torchwright.core import system
+from torchwright.core.process import folders
 
 
 @dataclass(frozen=True)

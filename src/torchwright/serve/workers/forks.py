@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from torchwright.process.orphans import be_killed_first, die_with_parent
+from torchwright.core.process.orphans import be_killed_first, die_with_parent
 
 LIMITS = struct.Struct("<dQB")
 """Limits of a job: seconds of processor time, bytes beyond its initial memory, and its niceness."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
 from torchwright.speech.base import Recognizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object
 from torchwright.speech.sound import RATE

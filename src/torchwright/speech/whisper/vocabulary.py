@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError
+from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
 

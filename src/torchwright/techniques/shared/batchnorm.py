@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.overrides import TorchFunctionMode
 
-from torchwright import nested
-from torchwright.layer_types import attached
+from torchwright.core import nested
+from torchwright.core.layer_types import attached
 from torchwright.techniques.shared.rest_of_norm import NORMS, rest_of_norm
 from torchwright.techniques.shared.wrapping import named, replace_module
 from torchwright.workloads.base import Case

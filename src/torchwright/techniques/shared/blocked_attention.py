@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from torchwright import nested
+from torchwright.core import nested
 from torchwright.techniques.shared.wrapping import AttentionBy, plain_name
 from torchwright.workloads.base import Case
 

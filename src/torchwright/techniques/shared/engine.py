@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Target
 
 FLOAT32_GAIN = 1.5

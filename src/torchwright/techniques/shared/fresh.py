@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchwright import nested
-from torchwright.errors import RefusedTechnique, abbreviated
+from torchwright.core import nested
+from torchwright.core.errors import RefusedTechnique, abbreviated
 from torchwright.workloads.base import Case
 
 TOLERANCE = 1e-4

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique
-from torchwright.facts import Coverage, DeviceFacts
-from torchwright.layer_types import deviation, overridden
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.layer_types import deviation, overridden
+from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Settings, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.layer_types import deviation
+from torchwright.core.layer_types import deviation
 from torchwright.techniques.shared.wrapping import linear_of, named, replace_module
 
 

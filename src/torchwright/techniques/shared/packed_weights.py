@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.scheme import SCHEMES, Scheme, scheme_of
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.kernels.pack import finite
-from torchwright.scheme import SCHEMES, Scheme, scheme_of
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
 

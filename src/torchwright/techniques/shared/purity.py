@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from torchwright.layer_types import deviation
+from torchwright.core.layer_types import deviation
 from torchwright.techniques.shared.source import NotRewritten, bound_names
 
 OPERATORS = (

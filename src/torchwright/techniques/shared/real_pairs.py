@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from torchwright.errors import RefusedTechnique
+from torchwright.core.errors import RefusedTechnique
 from torchwright.profile.breaks import FRAME
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn import functional as F
 
-from torchwright.layer_types import computes_as
+from torchwright.core.layer_types import computes_as
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 OWN = ("running_mean", "running_var", "weight", "bias")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torchwright import nested
-from torchwright.errors import unknown
+from torchwright.core import nested
+from torchwright.core.errors import unknown
 from torchwright.workloads.base import Case
 
 WRAPPED = "inner."

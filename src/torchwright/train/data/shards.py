@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.json_file import LARGEST, decode_json
+from torchwright.core.paths import file_digest
+from torchwright.core.regular_file import read_regular
 from torchwright.hub.tensor_header import Stored, read_header
-from torchwright.json_file import LARGEST, decode_json
-from torchwright.paths import file_digest
-from torchwright.regular_file import read_regular
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
+from torchwright.core.paths import file_digest
+from torchwright.core.process.files import replacing
+from torchwright.core.regular_file import check_regular
+from torchwright.core.system import try_lock
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
-from torchwright.paths import file_digest
-from torchwright.process.files import replacing
-from torchwright.regular_file import check_regular
-from torchwright.system import try_lock
 from torchwright.train.data.documents import (
     Document,
     Encoder,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError
-from torchwright.layer_types import overridden
+from torchwright.core.errors import ModelError
+from torchwright.core.layer_types import overridden
 from torchwright.train.media.config import MediaLora
 from torchwright.train.media.model import Media
 from torchwright.train.model.fill import whole

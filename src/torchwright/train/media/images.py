@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hub.folder import read_config
 from torchwright.segment.picture import read_picture
 from torchwright.train.data.shards import DataError

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchwright.paths import private_cache
-from torchwright.process.files import replacing
+from torchwright.core.paths import private_cache
+from torchwright.core.process.files import replacing
 from torchwright.segment.picture import SUFFIXES
 from torchwright.train.data.documents import Report
 from torchwright.train.data.rows import READERS, Row, is_dataset, is_rows, read_rows

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.streams import mixed, permuted
 from torchwright.train.media.listing import Item

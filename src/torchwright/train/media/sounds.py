@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchwright.errors import ModelError, UnknownName, WorkloadError
+from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.hub.tokenizer import open_tokenizer

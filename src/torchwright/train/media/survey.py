@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.hub.folder import resolve
 from torchwright.train.data.shards import DataError
 from torchwright.train.media.config import ImageRun, SpeechRun

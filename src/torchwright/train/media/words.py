@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchwright.errors import WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.score import normalizer, word_errors
 from torchwright.train.media.listing import Item

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright.core.errors import ModelError
+from torchwright.core.layer_types import overridden
 from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.decoder.families import read_decoder_config
-from torchwright.errors import ModelError
 from torchwright.hub.folder import copy_files, model_files, read_config
-from torchwright.layer_types import overridden
 from torchwright.train.model.attention import visible
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.errors import ModelError
-from torchwright.layer_types import computes_as
+from torchwright.core.errors import ModelError
+from torchwright.core.layer_types import computes_as
 from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.four_bit import BLOCK, FourBit, FourBitLinear, FourBits
 

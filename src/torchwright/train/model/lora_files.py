@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from torchwright.core.errors import unknown
 from torchwright.decoder.config import DecoderConfig
-from torchwright.errors import unknown
 from torchwright.hub.adapter import CONFIG, MAGNITUDE, PREFIX, WEIGHTS, A, B
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+from torchwright.core.errors import ModelError
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import BIASED, FAMILIES, Names, decoder_config
-from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import copy_files, model_files, read_config

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.decoder.config import DecoderConfig
-from torchwright.errors import TorchwrightError
 from torchwright.train.parallel.apply import check_fits
 from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.run.check import check_run

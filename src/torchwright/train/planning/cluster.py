@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import TorchwrightError, unknown
-from torchwright.toml_file import load_toml
+from torchwright.core.errors import TorchwrightError, unknown
+from torchwright.core.toml_file import load_toml
 from torchwright.train.planning.devices import DEVICES
 
 POSTING = 1 / 8

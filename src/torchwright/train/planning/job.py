@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from torchwright.errors import TorchwrightError, unknown
+from torchwright.core.errors import TorchwrightError, unknown
 from torchwright.train.layout import Layout
 
 Precision = Literal[

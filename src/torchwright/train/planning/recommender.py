@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.train.planning.cluster import Cluster, RankGroup
 from torchwright.train.planning.enumerate import divisors
 

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchwright import system
-from torchwright.errors import TorchwrightError
-from torchwright.process import folders
+from torchwright.core import system
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.process import folders
 
 LIMIT = 600.0
 """Seconds after which processes are given up."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchwright.process.files import replacing
+from torchwright.core.process.files import replacing
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.config import CATEGORIES, LABEL, NUMBERS
 from torchwright.train.recommender.reading import form_of

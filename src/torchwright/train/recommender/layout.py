@@ -10,6 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torchwright.core.json_file import read_json
+from torchwright.core.process.files import replacing
 from torchwright.embeddings import (
     SGD,
     Adam,
@@ -24,8 +26,6 @@ from torchwright.embeddings import (
     measure,
     plan,
 )
-from torchwright.json_file import read_json
-from torchwright.process.files import replacing
 from torchwright.train.recommender.config import Embeddings, RecommenderRun
 from torchwright.train.recommender.models import tables_of
 from torchwright.train.recommender.store import Batch

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from torchwright.errors import unknown
+from torchwright.core.errors import unknown
 from torchwright.train.data.documents import Report
 from torchwright.train.data.rows import Row, read_rows
 from torchwright.train.data.shards import DataError

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchwright.errors import TorchwrightError
-from torchwright.paths import file_digest
-from torchwright.process.files import replacing
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.paths import file_digest
+from torchwright.core.process.files import replacing
 from torchwright.train.data.documents import Report
 from torchwright.train.data.text import expand
 from torchwright.train.recommender.columns import Columns

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from torchwright.core.process.files import replacing
 from torchwright.hub.run_folder import MODEL
 from torchwright.ledger import Ledger
-from torchwright.process.files import replacing
 from torchwright.train.recommender.config import FREE, RecommenderRun, read_recommender
 from torchwright.train.recommender.layout import placement, topology_of
 from torchwright.train.recommender.learner import Learner

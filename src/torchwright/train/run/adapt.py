@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from torchwright.core.paths import file_digest
 from torchwright.hub.folder import model_files
-from torchwright.paths import file_digest
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign, linear_names
 from torchwright.train.model.lora import adapters, add_adapters, freeze

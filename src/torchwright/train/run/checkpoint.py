@@ -29,10 +29,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from torchwright.errors import TorchwrightError
-from torchwright.json_file import LARGEST, decode_json
-from torchwright.paths import file_digest
-from torchwright.regular_file import read_regular
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.json_file import LARGEST, decode_json
+from torchwright.core.paths import file_digest
+from torchwright.core.regular_file import read_regular
 from torchwright.train.run.patience import unlimited_group
 
 FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"

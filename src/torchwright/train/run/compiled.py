@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchwright.caches.bundle import BUNDLE, pack, unpack
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.train.run.processes import Place
 
 FOLDER = "compiled"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch._inductor import config as inductor
 
-from torchwright import system
-from torchwright.errors import first_line
+from torchwright.core import system
+from torchwright.core.errors import first_line
 from torchwright.train.run.config import RunFile
 from torchwright.train.run.data_section import RunError
 

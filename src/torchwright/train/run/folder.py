@@ -8,9 +8,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchwright.core.process.files import open_own, replacing
+from torchwright.core.process.folders import try_lock
 from torchwright.hub.run_folder import MODEL
-from torchwright.process.files import open_own, replacing
-from torchwright.process.folders import try_lock
 from torchwright.train.run import checkpoint, torchrun
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.data_section import RunError

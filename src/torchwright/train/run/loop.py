@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 from torchwright.ledger import Ledger, process_started, torchrun
 from torchwright.stuck.watch import Beat, Watch
 from torchwright.train.run.config import AnyRun, Run

@@ -22,9 +22,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchwright.duration import written
-from torchwright.errors import TorchwrightError
-from torchwright.process.files import open_own, replacing
+from torchwright.core.duration import written
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.process.files import open_own, replacing
 from torchwright.report.console import SafeConsole, moves
 from torchwright.train.run.config import Wandb
 from torchwright.train.run.wandb_run import wandb_run

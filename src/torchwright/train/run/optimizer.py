@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torchwright.quiet import quiet_import
+from torchwright.core.quiet import quiet_import
 from torchwright.train.run import config
 from torchwright.train.run.data_section import RunError
 

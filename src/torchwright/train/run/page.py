@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.process.files import replacing
 from torchwright.ledger import Account, LedgerError, read_account, show
 from torchwright.ledger.buckets import BUCKETS, NANO
-from torchwright.process.files import replacing
 from torchwright.report import wording
 from torchwright.report.html import environment
 from torchwright.train.run.history import COUNTED, History, Tail, read_history

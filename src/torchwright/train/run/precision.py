@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
-from torchwright.quiet import errors_alone, quiet_import
+from torchwright.core.quiet import errors_alone, quiet_import
 from torchwright.train.model.blocks import Experts, compute_experts
 from torchwright.train.run.config import Gather, Precision
 from torchwright.train.run.data_section import RunError

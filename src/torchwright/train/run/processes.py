@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from torchwright.errors import TorchwrightError, first_line
+from torchwright.core.errors import TorchwrightError, first_line
 from torchwright.stuck.watch import turn_on
 from torchwright.train.run import torchrun
 from torchwright.train.run.config import RunFile

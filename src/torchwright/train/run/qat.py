@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.core.scheme import scheme_of
 from torchwright.decoder import read_decoder_config
 from torchwright.decoder.load import load_decoder
 from torchwright.hub.trained import trained_scheme
 from torchwright.kernels import pack, reference
 from torchwright.kernels.linear import PackedLinear
-from torchwright.scheme import scheme_of
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.blocks import Experts, activate
 from torchwright.train.run.config import Qat

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from torchwright.paths import file_digest
-from torchwright.process.files import replacing
+from torchwright.core.paths import file_digest
+from torchwright.core.process.files import replacing
 from torchwright.train.data.packing import Packed
 from torchwright.train.data.shards import Shards
 from torchwright.train.run.adapt import base_digests

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from torchwright.errors import TorchwrightError, unknown
-from torchwright.toml_file import load_toml
+from torchwright.core.errors import TorchwrightError, unknown
+from torchwright.core.toml_file import load_toml
 from torchwright.train.run.config import AnyRun
 from torchwright.train.run.data_section import RunError
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from safetensors import SafetensorError
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
-from torchwright.errors import TorchwrightError
 from torchwright.ledger import Ledger
 from torchwright.stuck.watch import Beat
 from torchwright.train.data.documents import Report

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from torchwright.cpu_load import Load
+from torchwright.core.cpu_load import Load
 from torchwright.measure.threads import (
     ThreadChoice,
     choose_threads,

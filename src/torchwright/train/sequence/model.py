@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from torchwright.errors import first_line
+from torchwright.core.errors import first_line
 from torchwright.train.sequence.report import Report, SequenceParallelError
 from torchwright.train.sequence.rewrite import rewrite
 

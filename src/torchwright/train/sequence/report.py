@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from torchwright.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 _NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)

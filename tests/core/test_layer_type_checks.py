@@ -1,0 +1,115 @@
+"""No code decides by `isinstance` that a module is one of torch's layers, where a subclass may compute something else.
+
+A check that only counts, names or lists layers is allowed, with its reason. A rewrite asks
+`torchwright.core.layer_types`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import torchwright
+
+SOURCE = Path(torchwright.__file__).parent
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList)
+ALLOWED = {
+    "decode_bench": "counts bytes that a call reads",
+    "decoder.generate": "asks whether anything is left to pack",
+    "decoder.recorded": "asks whether anything is left to pack",
+    "decoder.seq2seq": "asks whether anything is left to pack",
+    "diffusion.precision": "chooses what stays in float32, which is right for any class",
+    "engines.apply": "properties that say what is worth a look",
+    "engines.describe": "figures for the order of trials",
+    "exporter.executorch_language": "lists the layers of which the report says why they stay",
+    "layer_types": "answers the question",
+    "measure.microbench": "counts products",
+    "serve.engine.invariance": "asks whether anything is left to pack",
+    "speech.native": "asks whether anything is left to pack",
+    "techniques.dtype": "autocast of the layer's own forward, which is right for any class",
+    "techniques.native_speech": "counts layers for the coverage",
+    "techniques.packed_convolution": "tells linear layers from convolutions among those that were asked",
+    "techniques.shared.batchnorm": "watches candidates in a call, which shows what each computes",
+    "techniques.shared.int8": "tells linear layers from convolutions among those that were asked",
+    "techniques.shared.int8_layers": "tells linear layers from convolutions among those that were asked",
+    "techniques.shared.purity": "refuses calls, and a subclass is refused before",
+    "techniques.shared.wrapping": "switches off a fast path that subclasses have, too",
+    "testing.models": "fills statistics of its own models",
+    "testing.subclasses": "fills statistics of its own models",
+    "train.media.adapt": "asks layer_types.overridden; an adapter replaces nothing",
+    "train.media.model": "averages statistics that subclasses keep, too",
+    "train.model.foreign": "tells which way round a weight lies, and whether convolutions stand beside",
+    "train.model.lora": "tells which way round a weight lies, which a subclass does not change",
+    "train.model.lora_files": "tells which way round a weight lies",
+    "train.prove.trace": "watches calls",
+    "train.run.learner": "asks whether dropout is there",
+    "train.run.precision": "asserts what was chosen by its exact class",
+}
+"""Module of Torchwright → why its `isinstance` of a layer of torch is right for subclasses."""
+
+
+def test_what_rewrites_asks_whether_a_subclass_computes_the_same() -> None:
+    found = {name for path in sorted(SOURCE.rglob("*.py")) for name in _checks(path)}
+    assert found - ALLOWED.keys() == set(), "ask layer_types.deviation before a layer is replaced"
+    assert ALLOWED.keys() - found == set(), "no isinstance of a layer is left there"
+
+
+def test_the_check_sees_names_tuples_and_unions() -> None:
+    text = "isinstance(m, LAYERS)\nisinstance(m, nn.Linear | Other)\nisinstance(m, str)"
+    names = {"nn": nn, "LAYERS": (nn.Linear,), "Other": dict}
+    assert len(list(_layer_checks(ast.parse(text), names))) == 2
+
+
+def _checks(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if not any(
+        isinstance(node, ast.Name) and node.id in ("isinstance", "issubclass") for node in ast.walk(tree)
+    ):
+        return
+    if "nn" not in path.read_text(encoding="utf-8"):
+        return
+    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    try:
+        names = vars(importlib.import_module(f"torchwright.{name.removesuffix('.__init__')}"))
+    except ImportError:  # a library of an extra that is not installed
+        return
+    yield from (name for _ in _layer_checks(tree, names))
+
+
+def _layer_checks(tree: ast.AST, names: dict[str, Any]) -> Iterator[ast.Call]:
+    """Calls of isinstance whose second argument holds a layer class of torch."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        ):
+            try:
+                kinds = eval(compile(ast.Expression(node.args[1]), "", "eval"), dict(names))
+            except (NameError, AttributeError):  # of a name that the function binds
+                kinds = ()
+            if any(_is_layer(kind) for kind in _flat(kinds)):
+                yield node
+
+
+def _flat(kinds: Any) -> Iterator[Any]:
+    if isinstance(kinds, tuple):
+        for kind in kinds:
+            yield from _flat(kind)
+    else:
+        yield from getattr(kinds, "__args__", (kinds,))
+
+
+def _is_layer(kind: Any) -> bool:
+    torchs = (
+        inspect.isclass(kind)
+        and issubclass(kind, nn.Module)
+        and kind.__module__.startswith("torch.nn.modules")
+    )
+    return torchs and kind is not nn.Module and kind not in CONTAINERS
