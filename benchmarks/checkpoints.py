@@ -27,7 +27,7 @@ import turns
 from torchwright.decoder import load_decoder
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.sampling import Sampling
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hub"))
 made: Any = importlib.import_module("quantized")

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from modules import VISION, make
-from torchwright.kernels import conv
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels import conv
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.packed_convolution import FEWEST
 from torchwright.techniques.shared.wrapping import named
 

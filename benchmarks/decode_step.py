@@ -31,7 +31,7 @@ from torchwright.decoder import LoadedDecoder, Sampler, Sampling, load_decoder, 
 from torchwright.decoder.cache import CacheSequence
 from torchwright.decoder.plan import MOST_ROWS
 from torchwright.decoder.scores import Logits
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.workloads.language import BUNDLED
 
 FIRST = 17

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 import turns
 from torchwright.core.scheme import BF16
-from torchwright.kernels.cpu import build
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.linear import PackedLinear
 
 K, N, COPIES, ROUNDS = 2048, 8192, 6, 40
 ROWS = (1, 4, 16, 64, 256, 512)

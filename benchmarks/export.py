@@ -25,9 +25,9 @@ from torch import nn
 import modules
 from mobilenet_v3 import MobileNetV3Small
 from torchwright.core.errors import TorchwrightError
-from torchwright.devices import get_device
 from torchwright.exporter.base import exports
 from torchwright.exporter.export import export
+from torchwright.hardware.devices import get_device
 
 Made = tuple[Any, Any]
 """What `tw.export` is given: a module and its inputs, or "bundled"."""

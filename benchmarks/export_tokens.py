@@ -22,10 +22,10 @@ import torch
 from tokenizers import Tokenizer
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.devices import get_device
 from torchwright.exporter.executorch import MODEL as PTE
 from torchwright.exporter.export import PACKAGE, export
 from torchwright.exporter.gguf import MODEL as GGUF
+from torchwright.hardware.devices import get_device
 from torchwright.workloads.huggingface import load_model
 from torchwright.workloads.language import BUNDLED
 

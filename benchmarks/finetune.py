@@ -29,7 +29,7 @@ import torch
 
 import turns
 from finetune_peers import Job, by_hand, trl
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 
 BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
 CONTEXT, BATCH_TOKENS, FACTS = 128, 1024, 24

@@ -26,7 +26,7 @@ import transformers
 
 import torchwright
 from torchwright.core.records import Interval
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.workloads.encoding import TextModel
 from torchwright.workloads.forward import ForwardWorkload
 

@@ -21,9 +21,9 @@ from transformers import SamVisionConfig
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
 
 import turns
-from torchwright.devices import default_name
-from torchwright.kernels.cpu import build
-from torchwright.kernels.gpu import operators
+from torchwright.hardware.devices import default_name
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.gpu import operators
 from torchwright.techniques.grid_attention import AttentionOverGrid
 
 FORMS = {"windows": (25, 14), "whole": (1, 64)}

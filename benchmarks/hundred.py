@@ -40,7 +40,7 @@ import torchwright as tw
 import turns
 from hundred_page import BY_HAND, OPENVINO, ORIGINAL, OURS, Row, as_line, faults, page, read_rows
 from torchwright.core.records import Interval, Recipe
-from torchwright.devices import default_name
+from torchwright.hardware.devices import default_name
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

@@ -16,8 +16,8 @@ import torch
 
 from convolutions import least
 from torchwright.core.scheme import scheme_of
-from torchwright.kernels.cpu import build
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.linear import PackedLinear
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
 LAYERS = 6

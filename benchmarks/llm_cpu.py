@@ -35,7 +35,7 @@ import torchwright.decoder as native
 import turns
 from torchwright.core.records import DeviceFacts
 from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 
 PROMPT, NEW = 512, 32
 ROUNDS = 7

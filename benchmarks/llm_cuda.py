@@ -25,8 +25,8 @@ import llm_shapes
 import turns
 from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work
 from torchwright.decoder import load_decoder
-from torchwright.devices.cuda import CUDA
-from torchwright.kernels.gpu import operators
+from torchwright.hardware.devices.cuda import CUDA
+from torchwright.hardware.kernels.gpu import operators
 from torchwright.workloads.huggingface import cache_keyword
 
 PROMPT, NEW = 512, 64

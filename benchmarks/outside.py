@@ -178,7 +178,7 @@ def retime(field: Field) -> dict[str, Any]:
 
 def in_turns(field: Field, batch: int | None, turns: int) -> tuple[Any, list[list[dict[str, float]]]]:
     """(speed-up, the turns of the original and of the artifact) of one kind of call, A B A B …"""
-    from torchwright.measure.clock import paired_speedup
+    from torchwright.hardware.measure.clock import paired_speedup
 
     timed: list[list[dict[str, float]]] = [[], []]
     # The original is timed beside the artifact, in its process, unless the artifact has changed that whole process.

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import speech_ggml
 from speech_rules import END, SIZE, START
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 
 SHAPES = {"base": (512, 6, 8), "small": (768, 12, 12)}
 """Model size, layers of each stack, heads."""

@@ -24,7 +24,7 @@ import turns
 from speech import make
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Step
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.speech.workload import SpeechWorkload
 from torchwright.techniques.base import in_order, parse_step
 from torchwright.trial.client import Candidate, Context, TrialFailed, start_candidate

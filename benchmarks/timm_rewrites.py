@@ -18,8 +18,8 @@ import torch
 
 import hundred_models
 from torchwright.core.errors import RefusedTechnique
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.hardware.devices import get_device
 from torchwright.search.attempt import WRONG
 from torchwright.techniques.base import Phase, Technique, techniques
 from torchwright.techniques.shared.wrapping import outputs, worst_error

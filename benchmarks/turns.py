@@ -26,8 +26,8 @@ from torch import nn
 import torchwright as tw
 from torchwright.artifact.folder import open_artifact
 from torchwright.core.records import Interval, Quality
-from torchwright.devices import default_name, get_device
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.devices import default_name, get_device
+from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.trial.client import Context, TrialProcess
 from torchwright.trial.travel import pack
 from torchwright.workloads.base import Case, Run, Workload

@@ -1,11 +1,11 @@
-"""Run tests/kernels on kernels that are compiled otherwise than for use (gcc).
+"""Run tests/hardware/kernels on kernels that are compiled otherwise than for use (gcc).
 
     python scripts/kernel_builds.py sanitize|tiles [arguments of pytest]
 
 `sanitize`: with AddressSanitizer and UndefinedBehaviorSanitizer, for every instruction set that the machine has. Memory
 that a kernel touches outside of its tensors, and C++ whose meaning is undefined, end the run with the place in the
-source. `tiles`: the AMX kernels on any machine with AVX-512, on tiles emulated in C++ (tests/kernels/amx_emulated.h),
-in the place of the AVX-512 ones.
+source. `tiles`: the AMX kernels on any machine with AVX-512, on tiles emulated in C++
+(tests/hardware/kernels/amx_emulated.h), in the place of the AVX-512 ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 
 ROOT = Path(__file__).parents[1]
 SANITIZE = (
@@ -26,14 +26,14 @@ SANITIZE = (
 """The last -O counts. `vptr` wants type information that torch does not export."""
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")
 """They must come before Python's own libraries; libstdc++ with them, for exceptions to be found."""
-TILES = ("-include", str(ROOT / "tests" / "kernels" / "amx_emulated.h"))
+TILES = ("-include", str(ROOT / "tests" / "hardware" / "kernels" / "amx_emulated.h"))
 
 
 def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in ("sanitize", "tiles"):
         print(__doc__)
         return 2
-    kind, arguments = sys.argv[1], sys.argv[2:] or ["-q", str(ROOT / "tests" / "kernels")]
+    kind, arguments = sys.argv[1], sys.argv[2:] or ["-q", str(ROOT / "tests" / "hardware" / "kernels")]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHWRIGHT_CACHE"] = cache
         compiler = build.find_compiler()

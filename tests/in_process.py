@@ -29,7 +29,7 @@ class InProcessTrial:
         *,
         essential: bool = False,
     ) -> None:
-        from torchwright.devices import get_device
+        from torchwright.hardware.devices import get_device
         from torchwright.trial.travel import unpack
 
         assert not environment
@@ -79,7 +79,7 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     monkeypatch.setattr(
         "torchwright.trial.forms.ROWS_COST", float("inf")
     )  # one package, however it was timed
-    monkeypatch.setattr("torchwright.measure.microbench.linear_kernel_seconds", lambda *args: {})
+    monkeypatch.setattr("torchwright.hardware.measure.microbench.linear_kernel_seconds", lambda *args: {})
     monkeypatch.setattr("torchwright.report.html.render", lambda recipe, pictures: "<!doctype html>")
     techniques.names()
     known = {name: target for name, target in techniques._targets.items() if name in TRIED}

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from torchwright.core.records import DeviceFacts
-from torchwright.devices.base import Ceilings
-from torchwright.devices.cuda import CUDA
-from torchwright.devices.simulated import Elsewhere, simulated
-from torchwright.kernels import ops, reference
-from torchwright.kernels.gpu import operators
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.devices.base import Ceilings
+from torchwright.hardware.devices.cuda import CUDA
+from torchwright.hardware.devices.simulated import Elsewhere, simulated
+from torchwright.hardware.kernels import ops, reference
+from torchwright.hardware.kernels.gpu import operators
+from torchwright.hardware.kernels.linear import PackedLinear
 
 OnCard = Elsewhere
 CARD = torch.device("cuda", 0)

@@ -17,7 +17,7 @@ from torchwright import api, decode_bench
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import DeviceFacts
 from torchwright.decode_bench import Sizes, decode_work, point, prefill_work
-from torchwright.devices.base import Ceilings
+from torchwright.hardware.devices.base import Ceilings
 
 ASKED = (
     "prefill_tokens_per_s",
@@ -42,7 +42,7 @@ NORMS = (2 * LAYERS + 1) * E
 @pytest.fixture(autouse=True)
 def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_bench, "TURNS", (2, 2))
-    monkeypatch.setattr("torchwright.devices.cpu.CPU.ceilings", lambda self, refresh=False: CEILINGS)
+    monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: CEILINGS)
     monkeypatch.setattr("torchwright.api.VERIFY_ROUNDS", 2)
     monkeypatch.setattr(
         "torchwright.artifact.folder.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
@@ -112,7 +112,7 @@ def test_without_the_options_it_is_the_model_as_it_is(folder: Path, monkeypatch:
 
 def test_ceilings_of_a_busy_machine_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch):
     busy = Ceilings(read_gb_per_s=30.0, tflops=CEILINGS.tflops, disturbed="machine busy (load 20 on 2 cores)")
-    monkeypatch.setattr("torchwright.devices.cpu.CPU.ceilings", lambda self, refresh=False: busy)
+    monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: busy)
     found = api.bench(str(folder), quantize="w8a8", prompt_tokens=4, new_tokens=2)
     assert "machine busy (load 20 on 2 cores)" in found["notices"][-1]
     assert found["bound_prefill"] is found["bound_decode"] is None

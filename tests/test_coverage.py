@@ -17,7 +17,7 @@ import torch
 from search_world import World, fake_world, product, step
 from torchwright.core.intervals import share_bounds
 from torchwright.core.records import Budget, Interval
-from torchwright.measure.clock import paired_speedup
+from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.search.compare import compare
 from torchwright.search.state import Search
 from torchwright.trial.client import Context

@@ -14,10 +14,10 @@ from factories import make_device
 from torchwright import doctor
 from torchwright.cli import main
 from torchwright.core.errors import TorchwrightError
-from torchwright.devices.base import Ceilings
-from torchwright.devices.cpu import CPU
 from torchwright.doctor import Available, Compiler, Diagnosis, diagnose, render
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices.base import Ceilings
+from torchwright.hardware.devices.cpu import CPU
+from torchwright.hardware.kernels.cpu import build
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_the_compiler_is_the_one_that_inductor_takes():
 def test_a_machine_without_a_compiler_is_told_how_to_get_one(monkeypatch):
     from torch._inductor import config, cpp_builder
 
-    from torchwright.measure import toolchain
+    from torchwright.hardware.measure import toolchain
 
     cpp_builder.cpp_compiler_search.cache_clear()
     toolchain._cpu_fault.cache_clear()

@@ -27,7 +27,7 @@ from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
 from torchwright.core.scheme import ASKED
 from torchwright.decoder.load import KV_DTYPES
-from torchwright.kernels import ops
+from torchwright.hardware.kernels import ops
 
 CONTEXT = 256
 HELLO = "Hello, world"
@@ -180,7 +180,9 @@ def test_what_nobody_asked_for_is_as_much_as_fits(kept, capsys):
 
 
 def test_without_kernels_it_says_so_and_runs_in_float32(kept, capsys, monkeypatch):
-    monkeypatch.setattr("torchwright.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(
+        "torchwright.hardware.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found"
+    )
     assert generate(kept, "--prompt", HELLO, "--max-new-tokens", 3) == 0
     captured = capsys.readouterr()
     assert captured.err == "torchwright: no fast kernels: no C++ compiler was found\n"

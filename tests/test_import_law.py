@@ -13,7 +13,15 @@ import torchwright
 
 @pytest.mark.parametrize(
     "module",
-    ["core.records", "core.errors", "core.registry", "report.terminal", "report.html", "cli", "devices"],
+    [
+        "core.records",
+        "core.errors",
+        "core.registry",
+        "report.terminal",
+        "report.html",
+        "cli",
+        "hardware.devices",
+    ],
 )
 def test_no_torch_comes_with(module):
     code = f"import sys, torchwright.{module}; sys.exit('torch' in sys.modules)"

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.measure.clock import Waiting
+from torchwright.hardware.measure.clock import Waiting
 from torchwright.numpy_compile import (
     CompiledNumpy,
     NumpyReport,

@@ -22,8 +22,8 @@ ALLOWED = {
     "ledger/write.py": "the beginning of an account, put after the last one's end",
     "stuck/record.py": "stamps that ranks compare; the beginning follows a clock that is set back",
     "stuck/watch.py": "the beginning, beside the stamps of dumps that lay there before",
-    "kernels/cpu/build.py": "age of a failure: out of its range either way, the compiler is asked again",
-    "devices/base.py": "age of a disturbed measurement: out of its range either way, it is measured again",
+    "hardware/kernels/cpu/build.py": "age of a failure: out of its range either way, the compiler is asked again",
+    "hardware/devices/base.py": "age of a disturbed measurement: out of its range either way, it is measured again",
 }
 
 

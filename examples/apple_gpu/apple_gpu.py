@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from torchwright.core.records import DeviceFacts
-from torchwright.devices.base import Ceilings, Device, fast_seconds
+from torchwright.hardware.devices.base import Ceilings, Device, fast_seconds
 
 READ_BYTES = 1 << 30
 SQUARE = 4096

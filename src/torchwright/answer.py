@@ -27,9 +27,10 @@ from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.sampling import Sampling
 from torchwright.decoder.stacks import stack_family
 from torchwright.decoder.transformers_writer import load_transformers_writer
-from torchwright.devices import default_name, get_device
 from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.load import load_diffuser
+from torchwright.hardware.devices import default_name, get_device
+from torchwright.hardware.kernels import ops
 from torchwright.hub.architectures import (
     UnsupportedArchitecture,
     folder_instead,
@@ -39,7 +40,6 @@ from torchwright.hub.architectures import (
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
-from torchwright.kernels import ops
 from torchwright.report import view
 from torchwright.speech.base import Recognizer
 from torchwright.speech.load import load_speech

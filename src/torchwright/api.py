@@ -41,11 +41,11 @@ from torchwright.core.records import (
     current_name,
 )
 from torchwright.core.share import share
-from torchwright.devices import default_name
 from torchwright.engines.base import engines
 from torchwright.engines.identity import identity
-from torchwright.measure.clock import Rounds, paired_speedup
-from torchwright.measure.roofline import Work, point
+from torchwright.hardware.devices import default_name
+from torchwright.hardware.measure.clock import Rounds, paired_speedup
+from torchwright.hardware.measure.roofline import Work, point
 from torchwright.remade import MEASURE_SECONDS, from_factory, trials, workload_of
 from torchwright.report.terminal import LiveProgress
 from torchwright.search.claim import Beside, original_beside

@@ -26,10 +26,10 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES
 from torchwright.decoder.sampling import Sampling
-from torchwright.devices import get_device
-from torchwright.kernels import ops
-from torchwright.kernels.linear import PackedLinear
-from torchwright.measure.roofline import Work, point
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.hardware.measure.roofline import Work, point
 from torchwright.workloads.language import LanguageWorkload
 
 TURNS = (3, 9)

@@ -17,10 +17,10 @@ from torchwright.core import system
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.paths import cache_folder
 from torchwright.core.records import DeviceFacts
-from torchwright.devices import default_name, devices, get_device
-from torchwright.devices.base import Ceilings
-from torchwright.kernels.cpu import build
-from torchwright.measure.toolchain import compiler_fault
+from torchwright.hardware.devices import default_name, devices, get_device
+from torchwright.hardware.devices.base import Ceilings
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.measure.toolchain import compiler_fault
 from torchwright.techniques import techniques
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.core.errors import ArtifactError, TorchwrightError, WorkloadError
 from torchwright.core.process import folders
 from torchwright.core.records import Event, Recipe, Step
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 from torchwright.profile.trace import write_trace
 from torchwright.profile.values import Breaks, Profile, ProfiledStage, Recording
 from torchwright.remade import trials, workload_of

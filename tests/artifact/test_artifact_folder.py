@@ -250,7 +250,7 @@ def test_without_a_compiler_foreign_code_runs_uncompiled_with_a_notice(
 ):
     monkeypatch.setattr("torchwright.artifact.folder._key", lambda: b"another user's")
     monkeypatch.setattr(
-        "torchwright.measure.toolchain.compiler_fault", lambda device: "there is no C++ compiler"
+        "torchwright.hardware.measure.toolchain.compiler_fault", lambda device: "there is no C++ compiler"
     )
     loaded = tw.load(compiled)
     assert loaded.how == "graphs, uncompiled"

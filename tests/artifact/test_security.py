@@ -284,7 +284,9 @@ def mutated(
         load(source)  # imports what loading imports
     watch = Watch(tmp_path)
     # Graphs of a forged engine would be compiled, which takes seconds each, and is no fault.
-    monkeypatch.setattr("torchwright.measure.toolchain.compiler_fault", lambda device: "there is none here")
+    monkeypatch.setattr(
+        "torchwright.hardware.measure.toolchain.compiler_fault", lambda device: "there is none here"
+    )
     for index in range(count):
         source = chance.choice(sources)
         copy = Path(shutil.copytree(source, tmp_path / "work" / "artifact"))

@@ -5,7 +5,7 @@ import pytest
 from torchwright.core import registry as registry_module
 from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.core.registry import Registry
-from torchwright.devices import devices
+from torchwright.hardware.devices import devices
 from torchwright.hub.formats.base import formats
 from torchwright.techniques.base import techniques
 from torchwright.workloads.base import workloads

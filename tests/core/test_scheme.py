@@ -21,8 +21,8 @@ from torchwright.core.scheme import (
     read_scheme,
     scheme_of,
 )
-from torchwright.kernels import fake
-from torchwright.kernels.linear import PackedForm
+from torchwright.hardware.kernels import fake
+from torchwright.hardware.kernels.linear import PackedForm
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=str)

@@ -22,9 +22,9 @@ from torchwright.core import system
 from torchwright.core.errors import WorkloadError
 from torchwright.core.paths import cache_folder
 from torchwright.core.process import folders, interrupts, limits
-from torchwright.kernels.cpu import build
-from torchwright.kernels.cpu.build import BuildError
-from torchwright.measure import toolchain
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.cpu.build import BuildError
+from torchwright.hardware.measure import toolchain
 from torchwright.trial.fork_server import can_fork
 
 Become = Callable[[str], None]

@@ -18,11 +18,11 @@ from torchwright.decoder import LoadedDecoder, load_decoder, model, plan
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.plan import MOST_ROWS, DecodePlan
 from torchwright.decoder.scores import Logits
-from torchwright.kernels import ops
-from torchwright.kernels.cpu import build as kernels
-from torchwright.kernels.cpu.threads import own_threads, torch_threads
-from torchwright.kernels.linear import PackedLinear
-from torchwright.kernels.pack import PANEL
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu import build as kernels
+from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
+from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.pack import PANEL
 
 LENGTHS = (3, 25, 17, 1, 16)
 STEPS = 4

@@ -19,7 +19,7 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.decoder import Sampler, Sampling
 from torchwright.decoder.sampling import _kept
 from torchwright.decoder.scores import Logits, Scores
-from torchwright.kernels.pack import PANEL
+from torchwright.hardware.kernels.pack import PANEL
 
 V = 50
 

@@ -19,8 +19,8 @@ from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.plan import plans
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.decoder.stack_weights import buckets_of
-from torchwright.kernels import ops
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu import build
 
 PRECISIONS = [(torch.float32, None, 1e-5), (torch.bfloat16, None, 0.03), (torch.bfloat16, "w8a8", 0.15)]
 """Type, quantization, largest norm of the logits' error over their norm."""

@@ -12,7 +12,7 @@ from seq2seqs import tiny, tokenizer
 import torchwright as tw
 from folders import causal, change_json, save
 from torchwright.cli import main
-from torchwright.kernels import ops
+from torchwright.hardware.kernels import ops
 
 FR = "fra_Latn"
 LANGUAGES = ("eng_Latn", FR)

@@ -14,7 +14,7 @@ from torchwright.core.errors import ArtifactError, UnknownName, WorkloadError
 from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.seq2seq_calls import NativeAnswers
 from torchwright.decoder.seq2seq_workload import Seq2SeqWorkload
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 
 NEW = 6
 SOURCES = ["a text", "another one, which is longer than that"]

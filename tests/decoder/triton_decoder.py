@@ -11,9 +11,9 @@ import torch
 from tiny import token_ids
 
 from torchwright.decoder import LoadedDecoder, load_decoder, recorded
-from torchwright.kernels import ops
-from torchwright.kernels.gpu import operators
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.gpu import operators
+from torchwright.hardware.kernels.linear import PackedLinear
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 DEVICE = "cpu" if operators.INTERPRETED else "cuda"

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from torchwright.core.errors import ModelError, RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import Target, from_step, parse_step
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.dtype import Dtype
 
 pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")

@@ -135,10 +135,10 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
 def test_step_caching_without_steps_proposes_those_of_its_thresholds(
     pixart: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchwright.devices import get_device
     from torchwright.diffusion.workload import DiffusionWorkload
     from torchwright.engines.apply import make_target
     from torchwright.engines.describe import describe_target
+    from torchwright.hardware.devices import get_device
     from torchwright.techniques.step_caching import StepCaching
 
     def proposed(changes: list[float]) -> list[tuple[list[str], str | None]]:

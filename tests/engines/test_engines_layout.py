@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import export
+from torchwright.hardware.devices import get_device
 from torchwright.workloads.module import ModuleWorkload
 
 aten = torch.ops.aten

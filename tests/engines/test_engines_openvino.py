@@ -20,12 +20,12 @@ from converted_models import error, needs, prepared
 from small_artifacts import INPUT, made, mlp, seal
 from torchwright.artifact import folder as artifact
 from torchwright.core.errors import ArtifactError, UnknownName
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.converted import Infer
 from torchwright.engines.openvino import OPTIONS, PRECISION, OpenVino, read_settings
 from torchwright.engines.openvino_graph import check_ir
 from torchwright.engines.spec import CallSpec
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import from_step, parse_step
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload

@@ -19,13 +19,13 @@ from masked_attention import Attention, causal
 from small_artifacts import INPUT, made, mlp, seal
 from torchwright.artifact import folder as artifact
 from torchwright.core.errors import ArtifactError, RefusedTechnique, WorkloadError
-from torchwright.devices import get_device
 from torchwright.engines import converted
 from torchwright.engines.apply import make_target
 from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
 from torchwright.engines.takes import tensors_of
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case

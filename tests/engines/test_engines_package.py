@@ -14,12 +14,12 @@ import torch
 
 from engine_calls import call_of
 from torchwright.core.errors import ArtifactError, TorchwrightError
-from torchwright.devices import get_device
 from torchwright.engines import conversion, packaging
 from torchwright.engines.aot import Aot
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.package import Package, _register_operators  # pyright: ignore[reportPrivateUsage]
 from torchwright.engines.spec import CallSpec
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import conversion_of, parse_step
 from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import ConvNet
@@ -30,7 +30,9 @@ from torchwright.workloads.module import ModuleWorkload
 def test_kernels_are_needed_only_where_they_are_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: str
 ) -> None:
-    monkeypatch.setattr("torchwright.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(
+        "torchwright.hardware.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found"
+    )
     with zipfile.ZipFile(tmp_path / "0.pt2", "w") as archive:
         archive.writestr("model.wrapper.json", f'{{"nodes": ["{calls}"]}}')
     if calls.startswith("aten"):

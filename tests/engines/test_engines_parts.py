@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.sensitivity import rank_modules
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import parse_step
 from torchwright.workloads.module import ModuleWorkload
 

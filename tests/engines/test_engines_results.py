@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from torchwright.core.errors import ArtifactError
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.converted import handed_over
 from torchwright.engines.graph_check import structure
 from torchwright.engines.program import export
 from torchwright.engines.results import result_builder
+from torchwright.hardware.devices import get_device
 from torchwright.workloads.module import ModuleWorkload
 
 BUILD = """

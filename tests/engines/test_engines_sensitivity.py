@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.sensitivity import rank_modules
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.int8_dynamic import Int8Dynamic
 from torchwright.techniques.shared.wrapping import replace_module
 

@@ -16,7 +16,7 @@ from torch import nn
 from torchwright.engines import program
 from torchwright.engines.program import FreeSizes, export, export_one, read_programs, write_programs
 from torchwright.engines.traceable import sizes_by_len
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.dtype import Autocast
 from torchwright.workloads.base import Case
 

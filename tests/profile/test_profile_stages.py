@@ -18,7 +18,7 @@ from small_artifacts import INPUT, mlp
 from torchwright import stages
 from torchwright.artifact.folder import open_artifact
 from torchwright.cli import main
-from torchwright.devices.base import Ceilings
+from torchwright.hardware.devices.base import Ceilings
 from torchwright.profile import recording, values
 from torchwright.profile.terminal import shown
 
@@ -57,7 +57,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "KERNEL_NAMES", {})
     monkeypatch.setattr(recording, "MOST_CALLS", 2)
     ceilings = Ceilings(read_gb_per_s=10.0, tflops={"float32": 0.1, "bfloat16": 1.0})
-    monkeypatch.setattr("torchwright.devices.cpu.CPU.ceilings", lambda self, refresh=False: ceilings)
+    monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: ceilings)
     monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

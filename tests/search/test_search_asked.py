@@ -12,8 +12,8 @@ import torchwright as tw
 from search_world import fake_world
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import refusal, seen_target
+from torchwright.hardware.devices import get_device
 from torchwright.search import optimize as search
 from torchwright.search.asked import given_by
 from torchwright.workloads.module import ModuleWorkload

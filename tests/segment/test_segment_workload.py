@@ -21,13 +21,13 @@ import torchwright as tw
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import Quality, Step
-from torchwright.devices import get_device
 from torchwright.engines import converted
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.base import engines
 from torchwright.engines.program import export, read_programs, write_programs
 from torchwright.engines.takes import tensors_of
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
 from torchwright.report.pictures import MOST_ROWS
 from torchwright.segment.beside import OPTIMIZED_ALONE, ORIGINAL_ALONE
 from torchwright.segment.judge import mask_quality, overlap, packed

@@ -9,7 +9,7 @@ import torch
 from engine_support import bundled, drain, engine, request
 
 from torchwright.decoder import load_decoder
-from torchwright.kernels.cpu.threads import torch_threads
+from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.serve.engine.cores import CoreShare
 from torchwright.workloads.language import BUNDLED
 

@@ -17,8 +17,8 @@ from torchwright.decoder import model as decoder_model
 from torchwright.decoder.cache import CacheFull
 from torchwright.decoder.plan import plans
 from torchwright.decoder.precision import read_precision
-from torchwright.kernels import ops
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu import build
 from torchwright.speech.load import load_speech
 from torchwright.speech.native import NativeSpeech
 from torchwright.speech.native_family import NativeFamily

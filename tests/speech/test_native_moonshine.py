@@ -14,8 +14,8 @@ from whispers import noise
 from folders import VOCABULARY
 from torchwright.core.errors import ModelError
 from torchwright.decoder.precision import read_precision
-from torchwright.kernels import ops
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu import build
 from torchwright.speech.load import load_speech
 from torchwright.speech.moonshine.native import FAMILY
 from torchwright.speech.native import NativeSpeech

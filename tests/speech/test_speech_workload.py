@@ -18,7 +18,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.decoder.precision import Precision
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 from torchwright.speech.bundled import bundled
 from torchwright.speech.calls import CHUNK, CacheSizes, CalledSpeech, CallsModel
 from torchwright.speech.load import family, load_speech

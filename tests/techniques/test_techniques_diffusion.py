@@ -12,8 +12,8 @@ import torch
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import from_step
 
 pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")

@@ -13,9 +13,9 @@ from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSd
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.grid_attention import AttentionOverGrid, GridAttention
 from torchwright.workloads.module import ModuleWorkload
 

@@ -17,7 +17,6 @@ from torch import nn
 
 from torchwright.core.errors import UnknownName
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
 from torchwright.engines.layout import ROW_BY_ROW
@@ -25,7 +24,8 @@ from torchwright.engines.package import Package
 from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import compile_program, export, functional
 from torchwright.engines.sensitivity import rank_modules
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.int8_static import Int8Static
 from torchwright.techniques.shared.int8 import (
     Int8Layer,
@@ -436,7 +436,7 @@ FRESH = """
 import sys
 import torch
 from torch import nn
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.sensitivity import rank_modules
 from torchwright.techniques.base import parse_step

@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
 from torchwright.engines.packaging import changed
 from torchwright.engines.program import compile_program, export, functional, read_programs, write_programs
-from torchwright.kernels.cpu import build
-from torchwright.kernels.limits import LONGEST
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.limits import LONGEST
 from torchwright.techniques.int8_dynamic import Int8Dynamic, RowLinear
 from torchwright.techniques.shared.encoder_graph import drop_masks, fuse_layers
 from torchwright.workloads.module import ModuleWorkload

@@ -12,8 +12,8 @@ from transformers import Sam2Config, Sam2Model, SamConfig, SamHQConfig, SamHQMod
 from transformers.models.sam2.configuration_sam2 import Sam2HieraDetConfig
 
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.mask_decoder import MaskDecoder, MasksByProducts, PlacesAsk, TokensAsk
 from torchwright.workloads.module import ModuleWorkload
 

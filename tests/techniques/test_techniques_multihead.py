@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import export
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.shared.multihead import SeparateHeads, separate_heads
 from torchwright.workloads.module import ModuleWorkload
 

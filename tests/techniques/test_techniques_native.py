@@ -18,10 +18,10 @@ from torchwright.core.scheme import W4A8
 from torchwright.decoder import load_decoder
 from torchwright.decoder.native import NativeModel
 from torchwright.decoder.packed import FORMS, TENSORS
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.sensitivity import rank_modules
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.techniques import techniques
 from torchwright.techniques.base import from_step, parse_step
 from torchwright.workloads.language import LanguageWorkload
@@ -201,7 +201,9 @@ def test_an_unknown_architecture_falls_back_to_the_other_techniques(tmp_path: Pa
 
 
 def test_without_kernels_it_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(
+        "torchwright.hardware.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found"
+    )
     assert techniques.get("native").available(get_device("cpu").identify()) == "no C++ compiler was found"
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import parameters_of, spec_of
 from torchwright.engines.door import Door
@@ -29,7 +28,8 @@ from torchwright.engines.program import (
     write_programs,
 )
 from torchwright.engines.spec import Takes
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.packed_convolution import PackedConv2d, PackedConvolution
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions
 from torchwright.workloads.module import ModuleWorkload

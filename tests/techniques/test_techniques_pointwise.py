@@ -8,8 +8,8 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import Target
 from torchwright.techniques.pointwise_linear import Pointwise
 from torchwright.workloads.module import ModuleWorkload

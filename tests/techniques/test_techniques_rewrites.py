@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchwright.engines.program import export_one, functional
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.int8_dynamic import RowLinear
 from torchwright.techniques.shared.encoder_graph import fuse_layers
 from torchwright.techniques.shared.int8 import Int8Layer, activation_range

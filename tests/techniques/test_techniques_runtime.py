@@ -18,10 +18,10 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique, TorchwrightError, UnknownName
 from torchwright.core.records import DeviceFacts
-from torchwright.devices import allocator as malloc
-from torchwright.devices import get_device
 from torchwright.engines.eager import Eager
 from torchwright.engines.jit import Jit
+from torchwright.hardware.devices import allocator as malloc
+from torchwright.hardware.devices import get_device
 from torchwright.techniques import Target
 from torchwright.techniques.allocator import Allocator
 from torchwright.techniques.base import Settings
@@ -136,7 +136,7 @@ class TestAllocator:
         """In a process of its own, since there is no way back: a large block that was freed stays resident."""
         code = """
 import ctypes, os, sys
-from torchwright.devices.allocator import apply_allocator
+from torchwright.hardware.devices.allocator import apply_allocator
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -177,7 +177,9 @@ print(resident() - before)
 
     def test_one_that_was_not_preloaded_is_not_taken_for_granted(self) -> None:
         """An artifact that is loaded cannot bring an allocator: the process must have been started with it."""
-        code = "from torchwright.devices.allocator import apply_allocator; apply_allocator('mimalloc')"
+        code = (
+            "from torchwright.hardware.devices.allocator import apply_allocator; apply_allocator('mimalloc')"
+        )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "this process was started without mimalloc" in result.stderr
 
@@ -187,7 +189,9 @@ print(resident() - before)
         (tmp_path / "empty.c").write_text("int torchwright_nothing;")
         compiler = ["gcc", "-shared", "-o", str(library), str(tmp_path / "empty.c")]
         subprocess.run(compiler, check=True)
-        code = "from torchwright.devices.allocator import apply_allocator; apply_allocator('mimalloc')"
+        code = (
+            "from torchwright.hardware.devices.allocator import apply_allocator; apply_allocator('mimalloc')"
+        )
         environment = os.environ | {"LD_PRELOAD": str(library)}
         subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
@@ -220,7 +224,7 @@ import os, sys
 if sys.argv[1] == "late":
     os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 import torch
-from torchwright.devices.allocator import is_there
+from torchwright.hardware.devices.allocator import is_there
 x = torch.ones(16 << 20)
 lines = open("/proc/self/smaps_rollup").read().splitlines()
 print(is_there("huge_pages"), next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages")) >> 10)

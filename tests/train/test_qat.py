@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from torchwright.core.scheme import scheme_of
 from torchwright.decoder import read_decoder_config
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Qat
 from torchwright.train.run.loop import train

@@ -209,7 +209,7 @@ def test_the_plan_says_why(tmp_path: Path) -> None:
 
 def test_processes_of_one_machine_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"vocab_size": 100_000, "hidden_size": 4096, "num_hidden_layers": 32}
-    monkeypatch.setattr("torchwright.devices.cpu.available_memory_bytes", lambda: 1 << 36)
+    monkeypatch.setattr("torchwright.hardware.devices.cpu.available_memory_bytes", lambda: 1 << 36)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     alone = quick._windows_in_memory(config, 64)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -17,11 +17,11 @@ from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.decoder import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.adapter import CONFIG as ADAPTER_CONFIG
 from torchwright.hub.adapter import WEIGHTS
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import FILE, trained_scheme
-from torchwright.kernels.linear import PackedLinear
 from torchwright.serve.engine.process import Channel, ServedDecoder, open_served
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions

@@ -17,7 +17,7 @@ from runs import CONFIG, MIXTURE
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwright.decoder import read_decoder_config
-from torchwright.devices.base import Ceilings
+from torchwright.hardware.devices.base import Ceilings
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.run import trainer as loop_trainer
 from torchwright.train.run.checkpoint import CheckpointError

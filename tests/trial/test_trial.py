@@ -22,7 +22,7 @@ from torch import nn
 
 from torchwright.core.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
-from torchwright.devices.allocator import retain_fault
+from torchwright.hardware.devices.allocator import retain_fault
 from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess, start_candidate
 from torchwright.trial.fork_server import can_fork
 from torchwright.trial.travel import CODE, TENSORS, pack, unpack

@@ -13,7 +13,7 @@ from torch._inductor import config as inductor
 
 from torchwright.core.cpu_load import Load
 from torchwright.core.errors import ModelError
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 from torchwright.trial.client import Candidate, Context, TrialProcess
 from torchwright.trial.session import Session
 from torchwright.trial.threads import settle_threads

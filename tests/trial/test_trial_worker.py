@@ -11,7 +11,7 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 from torchwright.trial.session import Session
 from torchwright.workloads.module import ModuleWorkload
 

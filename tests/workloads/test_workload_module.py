@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.intervals import rms_bounds
 from torchwright.core.records import Interval, Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
+from torchwright.hardware.devices import get_device
 from torchwright.search.claim import disturbed
 from torchwright.search.save import calibration_notes
 from torchwright.techniques.shared.int8 import observe_inputs

@@ -58,7 +58,7 @@ class CompiledCalls:
 
     def graphs(self, *, compiled: bool) -> Ready | None:
         """Return the graphs, compiled if requested and possible; None if there are none."""
-        from torchwright.measure.toolchain import compiler_fault
+        from torchwright.hardware.measure.toolchain import compiler_fault
 
         if not (self.path / "programs.json").is_file():
             return None

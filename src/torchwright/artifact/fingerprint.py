@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from torchwright.core.records import Fingerprint
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 
 LIBRARIES = ("transformers", "torchao", "safetensors", "tokenizers", "numpy")
 

@@ -24,7 +24,7 @@ from torchwright.engines.door import Door
 from torchwright.engines.eager import Eager
 from torchwright.engines.module import OptimizedModule
 from torchwright.engines.spec import is_structure
-from torchwright.kernels.cpu.threads import torch_threads
+from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.workloads.base import Case, Optimized, Run, class_of, from_anywhere
 
 NewShape = Literal["run", "error"]

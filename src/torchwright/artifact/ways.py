@@ -18,11 +18,11 @@ from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.artifact.folder import Manifest
 from torchwright.core.errors import ArtifactError, RefusedTechnique, SlowerCall
 from torchwright.core.records import Recipe
-from torchwright.devices import get_device
-from torchwright.devices.allocator import FROM_THE_START, apply_allocator, is_there, started_with
 from torchwright.engines.base import Ready, engines
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.eager import Eager
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.devices.allocator import FROM_THE_START, apply_allocator, is_there, started_with
 from torchwright.workloads.base import class_of, fresh
 
 

@@ -29,7 +29,7 @@ from torchwright.core.process.files import replacing
 from torchwright.core.process.replacing_folders import writing
 from torchwright.core.system import library_suffix
 from torchwright.engines.jit import CODE, GRAPHS, keep_compiled, restore_compiled
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 
 BUNDLE, KERNELS = "bundle.json", "kernels"
 FORMAT = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from torchwright.devices import get_device
-from torchwright.kernels.cpu.build import BuildError, find_compiler
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu.build import BuildError, find_compiler
 
 NAMES = {
     "isa": "the processor's instructions",

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from torchwright.caches.bundle import Bundle, read, unpack
 from torchwright.caches.place import differences, place_here
-from torchwright.devices import default_name, get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.program import ignore_library_warnings
+from torchwright.hardware.devices import default_name, get_device
 from torchwright.workloads.base import Case, Workload
 
 

@@ -28,7 +28,7 @@ def command(refresh: bool, only_build: bool, as_json: bool) -> None:
         raise click.UsageError("--build measures nothing that --refresh could measure again")
     with importing():
         from torchwright import doctor
-        from torchwright.kernels.cpu import build
+        from torchwright.hardware.kernels.cpu import build
 
     build.forget()
     if only_build:

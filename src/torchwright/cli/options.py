@@ -194,19 +194,19 @@ class DeviceName(click.ParamType):
     name = "device"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        from torchwright.devices import devices
+        from torchwright.hardware.devices import devices
 
         return "|".join(devices.names())
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from torchwright.devices import check_name
+        from torchwright.hardware.devices import check_name
 
         return check_name(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from torchwright.devices import devices
+        from torchwright.hardware.devices import devices
 
         return [CompletionItem(name) for name in devices.names() if name.startswith(incomplete)]
 

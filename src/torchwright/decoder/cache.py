@@ -23,9 +23,9 @@ from torchwright.core.errors import WorkloadError
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.pages import LayerPages
-from torchwright.kernels.cpu.memory import zeros
-from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.reference import PAGE
+from torchwright.hardware.kernels.cpu.memory import zeros
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.reference import PAGE
 
 __all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
 

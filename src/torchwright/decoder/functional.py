@@ -1,5 +1,5 @@
 """The one place where the decoder chooses its kernels."""
 
-from torchwright.kernels import ops
+from torchwright.hardware.kernels import ops
 
 __all__ = ["ops"]

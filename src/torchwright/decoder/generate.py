@@ -19,8 +19,8 @@ from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.text import FolderTokenizer, TextStream
-from torchwright.kernels import ops
-from torchwright.kernels.cpu.threads import own_threads, torch_threads
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list
 
 PREFILL_CHUNK = 512

@@ -10,8 +10,8 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.weights import DecoderParts
-from torchwright.kernels.cpu.memory import lasting
-from torchwright.kernels.linear import PackedForm, PackedLinear
+from torchwright.hardware.kernels.cpu.memory import lasting
+from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 
 PLACES = {
     "qkv": "attention.qkv",

@@ -15,8 +15,8 @@ from torchwright.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.decoder.functional import ops
 from torchwright.decoder.turns import Turn
 from torchwright.decoder.weights import LayerParts
-from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.linear import PackedLinear
 
 
 class Attention(nn.Module):

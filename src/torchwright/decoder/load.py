@@ -15,12 +15,12 @@ from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.repack import repack, repack_as_stored
 from torchwright.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.adapter import AdaptedCheckpoint
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config, resolve
-from torchwright.kernels import ops
-from torchwright.kernels.linear import PackedLinear
 from torchwright.workloads.language import generation_eos
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}

@@ -20,10 +20,10 @@ from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.stack_weights import StackParts
 from torchwright.decoder.stacks import SIDES, STACKS, stack_family
 from torchwright.decoder.weights import MakeLinear, plain_linear
+from torchwright.hardware.kernels import ops
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config, resolve
-from torchwright.kernels import ops
 
 CPU = torch.device("cpu")
 

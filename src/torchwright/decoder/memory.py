@@ -18,7 +18,7 @@ from torchwright.decoder.batch import Remembered
 from torchwright.decoder.cache import CacheSequence, PagedCache
 from torchwright.decoder.layers import Layer
 from torchwright.decoder.model import Decoder
-from torchwright.kernels import reference
+from torchwright.hardware.kernels import reference
 
 
 class Memory:

@@ -24,10 +24,10 @@ from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.weights import DecoderParts
+from torchwright.hardware.kernels.cpu.memory import HUGE, lasting, read
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.tensor_header import read_header
-from torchwright.kernels.cpu.memory import HUGE, lasting, read
-from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.linear import PackedForm, PackedLinear
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
 PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class LayerPages:
-    """One layer's pages, in the layouts of `kernels/reference.py`; scales only where they are int8."""
+    """One layer's pages, in the layouts of `hardware/kernels/reference.py`; scales only where they are int8."""
 
     k: torch.Tensor
     v: torch.Tensor

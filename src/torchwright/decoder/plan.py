@@ -20,9 +20,9 @@ from torchwright.decoder.cache import LayerPages, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer
 from torchwright.decoder.turns import Turn
-from torchwright.kernels import ops
-from torchwright.kernels.limits import LANES
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.limits import LANES
+from torchwright.hardware.kernels.linear import PackedLinear
 
 MOST_ROWS = 64
 """Tokens of a step that takes the plan: more spend their time in products, and a plan keeps memory for its rows."""

@@ -3,8 +3,8 @@ one than a small batch takes to compute.
 
 A recording serves steps that give each sequence one token. It has its own tensors for what a batch holds, with room for
 more sequences and pages than there may be: a row of padding has no query and no slot, so that the kernels leave it out,
-and no row depends on another or on the width of its table (`kernels/gpu/attention.py`). So the logits are to the bit
-those of the layers' calls.
+and no row depends on another or on the width of its table (`hardware/kernels/gpu/attention.py`). So the logits are to
+the bit those of the layers' calls.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _records(device: torch.device) -> bool:
 
 @functools.cache
 def _has_card() -> bool:
-    """A card may be simulated (`devices/simulated.py`); asked once, because every step asks."""
+    """A card may be simulated (`hardware/devices/simulated.py`); asked once, because every step asks."""
     return torch.cuda.is_available()
 
 

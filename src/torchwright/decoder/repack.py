@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from torchwright.core.scheme import KEPT, W8A8, Scheme, scheme_of
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.weight import Grouped, Integers
-from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.linear import PackedLinear
 
 
 def repack(

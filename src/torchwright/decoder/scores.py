@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.kernels.pack import PANEL
+from torchwright.hardware.kernels.pack import PANEL
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.weights import DecoderParts
-from torchwright.kernels import ops
-from torchwright.kernels.cpu.threads import own_threads, torch_threads
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list
 
 MOST_ENCODED = 2048

@@ -23,9 +23,9 @@ from torchwright.decoder.model import Decoder
 from torchwright.decoder.rules import read_rules
 from torchwright.decoder.seq2seq import Embedding, LoadedSeq2Seq
 from torchwright.decoder.stacks import SIDES, stack_family
+from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
-from torchwright.kernels.linear import PackedForm, PackedLinear
 
 TENSORS, FORMS = "seq2seq.safetensors", "seq2seq.json"
 ENCODER = {"table": "embedding", "positions": "positions", "norm": "embedding_norm"}

@@ -11,11 +11,11 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
+from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.pack import finite
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.weight import Grouped, Weight, fill
-from torchwright.kernels.linear import PackedLinear
-from torchwright.kernels.pack import finite
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""

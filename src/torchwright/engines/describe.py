@@ -17,7 +17,7 @@ from torchwright.engines.apply import CONVOLUTIONS
 from torchwright.engines.call import written
 from torchwright.engines.identity import identity
 from torchwright.engines.program import export
-from torchwright.measure.roofline import Counts, count_operations
+from torchwright.hardware.measure.roofline import Counts, count_operations
 from torchwright.techniques.base import Target, Technique, techniques
 from torchwright.techniques.matmul_attention import AttentionCalls
 from torchwright.techniques.shared.real_pairs import has_complex
@@ -45,7 +45,7 @@ class Description:
 
 def describe_target(target: Target, names: Sequence[str] | None = None) -> Description:
     """With `names` these techniques alone are asked, and nothing is measured that only the choice among many needs."""
-    from torchwright.measure.microbench import LinearCalls, linear_kernel_seconds
+    from torchwright.hardware.measure.microbench import LinearCalls, linear_kernel_seconds
 
     cases = target.workload.cases(torch.float32)
     original = identity(target.model)

@@ -33,7 +33,7 @@ from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.messages import say_slower, signature, text_of, untraceable
 from torchwright.engines.spec import CallSpec, NotHeld, OutsideDomain, Takes, TensorSpec
-from torchwright.kernels.cpu.threads import torch_threads
+from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 

@@ -29,10 +29,10 @@ from typing_extensions import TypedDict  # that of typing serves pydantic from P
 
 from torchwright.core import nested
 from torchwright.core.json_file import parse_json
-from torchwright.devices import devices
 from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard, node_bits
 from torchwright.engines.operators import PLAIN, is_allowed
 from torchwright.engines.results import HOMES
+from torchwright.hardware.devices import devices
 
 MOST_VALUES = 20_000_000
 """The limit on one file's values: numbers, strings, lists and objects."""

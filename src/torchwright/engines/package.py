@@ -21,8 +21,8 @@ from torchwright.engines.door import CompiledCall
 from torchwright.engines.guards import Check, Fallback
 from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec
-from torchwright.kernels.cpu import build as kernels
-from torchwright.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.cpu import build as kernels
+from torchwright.hardware.kernels.gpu import operators as gpu
 
 
 class Package:

@@ -38,8 +38,8 @@ from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.engines.tables import keep_tables
 from torchwright.engines.traceable import named_arguments, sizes_by_len
-from torchwright.kernels.cpu import build
-from torchwright.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.workloads.base import Case
 
 CHECK_LEAST = "aot_inductor.check_lowerbound"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.core import system
 from torchwright.core.errors import RefusedTechnique
-from torchwright.devices import get_device
 from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.package import Package
 from torchwright.engines.program import CHECK_LEAST, compile_program
@@ -21,7 +20,8 @@ from torchwright.exporter.base import GraphTarget, Run, Written
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import profiled
 from torchwright.exporter.sizes import widen
-from torchwright.measure.toolchain import compiler_fault
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.measure.toolchain import compiler_fault
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,6 @@ from torch.export import ExportedProgram
 from torchwright.core import nested
 from torchwright.core.errors import ModelError, RefusedTechnique, TorchwrightError
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import written
 from torchwright.engines.converted import handed_over
@@ -28,6 +27,7 @@ from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.exporter.formats import Format
 from torchwright.exporter.obstacles import ChangesState, changing, explained
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import Phase, Target, from_step, in_order
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case, Workload

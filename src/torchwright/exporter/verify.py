@@ -30,7 +30,7 @@ from torchwright.exporter.probes import (
 )
 from torchwright.exporter.process import RunFailed, Runner
 from torchwright.exporter.reference import EXAMPLE, PAST, Call, read_calls
-from torchwright.measure.clock import DISTURBED_SHARE, paired_speedup
+from torchwright.hardware.measure.clock import DISTURBED_SHARE, paired_speedup
 from torchwright.workloads.accuracy import relative_error
 
 TURNS = 7

@@ -24,13 +24,13 @@ from torchwright.artifact.tree import write_tree
 from torchwright.core.errors import first_line
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.process.orphans import be_killed_first, die_with_parent
-from torchwright.devices import get_device
 from torchwright.exporter.base import exports
 from torchwright.exporter.locate import smallest
 from torchwright.exporter.package import EXPORT, PACKAGE, REFERENCE, Export
 from torchwright.exporter.probes import Probe, probes_of
 from torchwright.exporter.reference import calling, eager, read_calls, read_graph, read_settings
-from torchwright.measure.clock import Waiting
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.measure.clock import Waiting
 from torchwright.workloads.accuracy import relative_error
 
 TURN_SECONDS = 0.05

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.measure.clock import Rounds, Waiting, paired_speedup
+from torchwright.hardware.measure.clock import Rounds, Waiting, paired_speedup
 from torchwright.numpy_compile.call import ArrayCall
 from torchwright.numpy_compile.compare import Deviation, compare, no_less_accurate, require_own_memory
 from torchwright.numpy_compile.options import Options

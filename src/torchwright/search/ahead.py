@@ -16,8 +16,8 @@ from pathlib import Path
 from torchwright.core.cpu_load import usable_cores
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Step
-from torchwright.devices.cpu import available_memory_bytes
 from torchwright.engines.conversion import shorten
+from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.techniques.base import compiles, conversion_of, from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices.base import Device
 from torchwright.engines.apply import refusal, seen_target
+from torchwright.hardware.devices.base import Device
 from torchwright.search.state import Request
 from torchwright.techniques.base import from_step, techniques
 from torchwright.workloads.module import ModuleWorkload

@@ -20,7 +20,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.engines.base import Way
-from torchwright.measure.clock import Rounds, paired_speedup
+from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.report import view
 from torchwright.report.pictures import Row
 from torchwright.search import estimate

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from torchwright.core.records import Interval, Step
-from torchwright.measure.clock import Rounds, paired_speedup
+from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.search.state import FINISH_SHARE, Comparison, Search
 from torchwright.techniques.base import from_step
 from torchwright.trial.client import Candidate, TrialFailed

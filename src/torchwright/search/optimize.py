@@ -16,8 +16,8 @@ from torchwright.core.errors import ArtifactError, TorchwrightError, WorkloadErr
 from torchwright.core.process import interrupts
 from torchwright.core.quiet import errors_alone
 from torchwright.core.records import Event, Recipe
-from torchwright.devices import get_device
-from torchwright.kernels.cpu import build
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu import build
 from torchwright.report import html
 from torchwright.search import experience, resume
 from torchwright.search.asked import check_asked
@@ -128,5 +128,5 @@ def _build_kernels(watch: Watch, request: Request) -> None:
         return
     text = "compiling the kernels, once for this version"
     watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=request.budget.time_seconds))
-    with errors_alone("torchwright.kernels"), contextlib.suppress(build.BuildError, OSError):
+    with errors_alone("torchwright.hardware.kernels"), contextlib.suppress(build.BuildError, OSError):
         build.library()

@@ -27,7 +27,7 @@ from torchwright.engines.base import Way, engines
 from torchwright.engines.guards import check_seconds, in_words
 from torchwright.engines.program import GRAPHS, TENSORS
 from torchwright.engines.spec import CallSpec, Takes
-from torchwright.measure.roofline import Work, point
+from torchwright.hardware.measure.roofline import Work, point
 from torchwright.search import estimate
 from torchwright.search.state import Outcome, Search
 from torchwright.techniques.base import from_step

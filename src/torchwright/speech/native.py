@@ -17,7 +17,7 @@ from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.memory import Memory
 from torchwright.decoder.model import Decoder
-from torchwright.kernels.cpu.threads import own_threads, torch_threads
+from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.speech.steps import Encoded, Head, SpeechModel, Steps, keep
 from torchwright.speech.transcript import MOST_WINDOWS
 

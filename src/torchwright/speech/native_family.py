@@ -16,11 +16,11 @@ from torchwright.decoder.load import linear_maker
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.precision import Precision
 from torchwright.decoder.stacks import SIDES, Side, StackFamily
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.limits import LANES
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
-from torchwright.kernels.cpu import build
-from torchwright.kernels.limits import LANES
 from torchwright.speech.native import NativeSpeech
 from torchwright.speech.stem_parts import SpeechStack, StemParts
 

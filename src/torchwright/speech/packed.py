@@ -19,9 +19,9 @@ from torchwright.core.errors import ArtifactError, ModelError
 from torchwright.core.json_file import read_json
 from torchwright.decoder.kept import KeptParts
 from torchwright.decoder.precision import SIDES
+from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
-from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.speech.load import NATIVE
 from torchwright.speech.native import NativeSpeech
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from torchwright.core.records import Coverage
-from torchwright.devices.allocator import (
+from torchwright.hardware.devices.allocator import (
     HUGE_PAGES,
     PACKAGES,
     environment_for,

@@ -13,7 +13,7 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Coverage
-from torchwright.measure.toolchain import compiler_fault
+from torchwright.hardware.measure.toolchain import compiler_fault
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
 from torchwright.techniques.shared.function_attention import NAMES, FunctionAttention, Modification

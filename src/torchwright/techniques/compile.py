@@ -37,7 +37,7 @@ class Compile(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        from torchwright.measure.toolchain import compiler_fault
+        from torchwright.hardware.measure.toolchain import compiler_fault
 
         return compiler_fault(device)
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.kernels.cpu import build
-from torchwright.kernels.limits import LANES, LARGEST_HEAD
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.encoder_graph import drop_masks
 from torchwright.techniques.shared.multihead import separate_heads

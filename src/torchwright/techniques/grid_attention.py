@@ -16,9 +16,9 @@ from torch import nn
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import attached
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.kernels.cpu import build
-from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.limits import LANES, LARGEST_HEAD
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import of_classes, replace_where
 

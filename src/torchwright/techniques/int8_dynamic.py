@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from torchwright.core.records import DeviceFacts
-from torchwright.kernels import pack
-from torchwright.kernels.cpu import build
-from torchwright.kernels.limits import LONGEST
+from torchwright.hardware.kernels import pack
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.limits import LONGEST
 from torchwright.techniques.shared.encoder_graph import fuse_layers
 from torchwright.techniques.shared.int8_layers import Int8Layers
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.kernels import ops
+from torchwright.hardware.kernels import ops
 from torchwright.techniques.base import Phase, Target, Technique
 
 

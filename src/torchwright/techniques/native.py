@@ -14,8 +14,8 @@ from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.decoder import UnsupportedArchitecture, load_decoder
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.native import NativeModel
-from torchwright.kernels import ops
-from torchwright.kernels.linear import PackedLinear
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique
 
 DEVICES = ("cpu", "cuda")

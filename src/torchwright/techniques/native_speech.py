@@ -13,8 +13,8 @@ from torch import nn
 from torchwright.core.errors import ModelError
 from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.decoder.precision import Precision
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.folder import read_config
-from torchwright.kernels.linear import PackedLinear
 from torchwright.speech.load import NATIVE
 from torchwright.speech.native_calls import NativeCalls
 from torchwright.techniques.base import Phase, Target, Technique

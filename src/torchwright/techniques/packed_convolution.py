@@ -3,8 +3,9 @@
 oneDNN prepares a convolution again at every call, 22 us on an AMX machine; in small nets that is more than the
 arithmetic of most layers. Ours take 3 us, and the operators before and after a layer are fused into it in the
 exported graph (`shared/convolution_graph.py`). Large layers stay in float32: with AVX-512 ours keep up with oneDNN's
-at any size, and on a machine with tiles they multiply in bfloat16, each value as the sum of two (`kernels/conv.py`).
-Linear layers at small batch sizes, as after a net's last mean, take the same path, which reads weights once.
+at any size, and on a machine with tiles they multiply in bfloat16, each value as the sum of two
+(`hardware/kernels/conv.py`). Linear layers at small batch sizes, as after a net's last mean, take the same path, which
+reads weights once.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import nn
 
 from torchwright.core.layer_types import deviation, overridden
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.kernels import conv
-from torchwright.kernels.cpu import build
-from torchwright.kernels.limits import LANES
+from torchwright.hardware.kernels import conv
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.limits import LANES
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions

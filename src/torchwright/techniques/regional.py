@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.measure.toolchain import compiler_fault
+from torchwright.hardware.measure.toolchain import compiler_fault
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.blocks import repeated_blocks
 

@@ -15,13 +15,13 @@ from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.artifact.tree import write_tree
 from torchwright.core import nested
 from torchwright.core.records import Budget, CaseTime, Coverage, Interval, Measurement, Recipe, Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.base import Engine, Way, engines
 from torchwright.engines.package import Package
 from torchwright.engines.program import GRAPHS, TENSORS, read_programs
 from torchwright.engines.spec import Takes, package_file
 from torchwright.engines.takes import probe
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.trial.forms import build_forms, check_graphs
 from torchwright.workloads.accuracy import flatten

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.devices import devices, get_device
-from torchwright.devices.base import Device
+from torchwright.hardware.devices import devices, get_device
+from torchwright.hardware.devices.base import Device
 
 
 @pytest.fixture(scope="module", params=devices.names())

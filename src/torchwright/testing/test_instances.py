@@ -12,9 +12,9 @@ from torchwright.artifact.load import load
 from torchwright.core import nested
 from torchwright.core.errors import RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.base import Way, engines
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import Target, techniques
 from torchwright.testing.instances import Answer, Sign, build, call
 from torchwright.testing.shipped import RunsBy, prepared, ship

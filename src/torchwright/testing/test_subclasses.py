@@ -13,9 +13,9 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.base import engines
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import Target, techniques
 from torchwright.testing.shipped import RunsBy, prepared
 from torchwright.testing.subclasses import SUBCLASSES, inputs

@@ -16,9 +16,9 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.takes import with_tensors
+from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import (
     Phase,
     Target,

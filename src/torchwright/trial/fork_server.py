@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from torchwright.core import system
 from torchwright.core.process import interrupts
 from torchwright.core.process.orphans import die_with_parent
-from torchwright.devices import devices
+from torchwright.hardware.devices import devices
 
 REAP_SECONDS = 10.0
 """A killed process has ended by then, and a server that has nothing else to do has answered."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.engines.base import Engine, engines
-from torchwright.measure.page_faults import page_fault_seconds
+from torchwright.hardware.measure.page_faults import page_fault_seconds
 from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Session:
         """
         import torch
 
-        from torchwright.devices import get_device
+        from torchwright.hardware.devices import get_device
 
         tempfile.gettempdir()  # it remembers its answer
         os.environ["TMPDIR"] = scratch
@@ -115,8 +115,8 @@ class Session:
         """
         import torch
 
-        from torchwright.devices.allocator import apply_allocator
         from torchwright.engines.apply import apply_steps, weight_bytes
+        from torchwright.hardware.devices.allocator import apply_allocator
         from torchwright.techniques.base import conversion_of
 
         start = time.perf_counter()
@@ -160,8 +160,8 @@ class Session:
         """Load what another process compiled; this one then has only what an artifact's user has."""
         import torch
 
-        from torchwright.devices.allocator import apply_allocator
         from torchwright.engines.apply import reshaped
+        from torchwright.hardware.devices.allocator import apply_allocator
 
         apply_allocator(prepared.allocator)
         if prepared.threads:
@@ -218,7 +218,7 @@ class Session:
 
     def keep_memory(self) -> None:
         """Run the original in a process that keeps freed memory, as the recipe's does."""
-        from torchwright.devices.allocator import apply_allocator
+        from torchwright.hardware.devices.allocator import apply_allocator
 
         apply_allocator("retain")
 
@@ -269,8 +269,8 @@ class Session:
         allocator: str | None,
     ) -> Any:
         """Choose how the artifact answers calls other than the example's."""
-        from torchwright.devices.allocator import apply_allocator
         from torchwright.engines.program import read_programs
+        from torchwright.hardware.devices.allocator import apply_allocator
         from torchwright.trial.forms import check_graphs, choose
 
         apply_allocator(allocator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.measure.threads import ThreadChoice, choose_threads
+from torchwright.hardware.measure.threads import ThreadChoice, choose_threads
 from torchwright.trial.client import Candidate, Context
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 
 from torchwright.core.errors import ModelError, TorchwrightError, first_line
-from torchwright.devices.base import Device
-from torchwright.measure.clock import Waiting
-from torchwright.measure.page_faults import page_faults
-from torchwright.measure.threads import mean_seconds
+from torchwright.hardware.devices.base import Device
+from torchwright.hardware.measure.clock import Waiting
+from torchwright.hardware.measure.page_faults import page_faults
+from torchwright.hardware.measure.threads import mean_seconds
 from torchwright.workloads.base import Case, Run, changed_tensors, own_tensors
 
 TURN_SECONDS = 0.02

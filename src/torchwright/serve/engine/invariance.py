@@ -11,9 +11,9 @@ from torch import nn
 from torchwright.core.errors import WorkloadError
 from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.decoder.model import Decoder
-from torchwright.kernels import ops
-from torchwright.kernels.cpu import build
-from torchwright.kernels.limits import LANES
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.limits import LANES
 
 
 def require_invariance(decoder: Decoder) -> None:

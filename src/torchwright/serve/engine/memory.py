@@ -7,7 +7,7 @@ import torch
 from torchwright.core.errors import WorkloadError
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.config import DecoderConfig
-from torchwright.devices.cpu import available_memory_bytes
+from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.serve.options import KV_SHARE
 
 MOST = 0.9

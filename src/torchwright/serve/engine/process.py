@@ -25,7 +25,7 @@ from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.decoder.transformers_writer import TransformersWriter
-from torchwright.devices.allocator import retain_where_possible
+from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError, first_line
-from torchwright.devices.cpu import available_memory_bytes
+from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint_of_files

@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from torchwright.core.errors import ModelError
-from torchwright.devices.allocator import return_large_blocks
+from torchwright.hardware.devices.allocator import return_large_blocks
 from torchwright.serve.descriptors import fitting, raise_limit
 from torchwright.serve.folder import ServeTarget
 from torchwright.serve.formats.reasoning import REASONING_FORMATS, reasoning_format_of

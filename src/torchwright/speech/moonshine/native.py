@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from torchwright.hardware.kernels import ops
 from torchwright.hub.fields import Fields
-from torchwright.kernels import ops
 from torchwright.speech.moonshine.weights import EPS, moonshine, refuse
 from torchwright.speech.moonshine.windows import CONVOLUTIONS
 from torchwright.speech.native_family import NativeFamily

@@ -7,8 +7,8 @@ import torch
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.rope import Rope, read_rope
 from torchwright.decoder.stacks import ACTIVATIONS, Side, StackFamily
+from torchwright.hardware.kernels.limits import LANES
 from torchwright.hub.fields import Fields
-from torchwright.kernels.limits import LANES
 from torchwright.speech.moonshine.windows import LONGEST, states
 
 EPS = 1e-5

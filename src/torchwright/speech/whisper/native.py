@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.hardware.kernels import ops
 from torchwright.hub.fields import Fields
-from torchwright.kernels import ops
 from torchwright.speech.native_family import NativeFamily
 from torchwright.speech.stem_parts import StemParts, frames
 from torchwright.speech.whisper.weights import WHISPER

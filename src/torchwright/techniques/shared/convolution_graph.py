@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.shared.joining import (
     drop_copies,
     make_call,

@@ -13,8 +13,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from torchwright.kernels import pack
-from torchwright.kernels.cpu import build
+from torchwright.hardware.kernels import pack
+from torchwright.hardware.kernels.cpu import build
 from torchwright.techniques.shared.joining import (
     drop_copies,
     make_call,

@@ -12,9 +12,9 @@ from torch import nn
 
 from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.core.scheme import SCHEMES, Scheme, scheme_of
-from torchwright.kernels import ops
-from torchwright.kernels.linear import PackedLinear
-from torchwright.kernels.pack import finite
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.hardware.kernels.pack import finite
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
 

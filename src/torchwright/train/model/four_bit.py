@@ -1,8 +1,8 @@
 """Frozen matrices in four bits: a code for each weight, a table of sixteen values, a scale for each block of a row.
 
 `nf4` has the quantiles of a normal distribution (Dettmers et al., 2023, appendix E), `int4` whole numbers with the
-scales that `--quantize w4a8` searches (kernels/pack.py). Products use the dequantized values, which are recomputed in
-the backward pass: nothing of a matrix's full size is kept.
+scales that `--quantize w4a8` searches (hardware/kernels/pack.py). Products use the dequantized values, which are
+recomputed in the backward pass: nothing of a matrix's full size is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.kernels.pack import quantize_w4
+from torchwright.hardware.kernels.pack import quantize_w4
 
 FourBits = Literal["nf4", "int4"]
 BLOCK = 64

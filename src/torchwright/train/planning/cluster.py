@@ -271,7 +271,7 @@ def this_machine(processes: int) -> Accelerator:
     Links are gloo's over the loopback interface, of which 2 GB/s and 0.1 ms are a guess.
     On a busy machine the rates are lower bounds, and `source` says so.
     """
-    from torchwright.devices.cpu import CPU
+    from torchwright.hardware.devices.cpu import CPU
 
     facts, ceilings = CPU().identify(), CPU().ceilings()
     if not ceilings.tflops:

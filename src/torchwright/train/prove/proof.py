@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config, read_decoder_config
-from torchwright.devices.cpu import usable_memory_bytes
+from torchwright.hardware.devices.cpu import usable_memory_bytes
 from torchwright.hub.folder import resolve
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.parallel.apply import check_fits

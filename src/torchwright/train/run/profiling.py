@@ -21,7 +21,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from torchwright.core.process.files import replacing
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 from torchwright.profile.events import read
 from torchwright.profile.summing import CALL, summed
 from torchwright.profile.values import CallTime, KindTime, OperatorTime

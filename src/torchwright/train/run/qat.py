@@ -1,8 +1,9 @@
 """Training with the rounding that the packed kernels do, and a receipt that what is served is what was trained.
 
 Every linear layer but the routers rounds its weight and its input exactly as `PackedLinear` of the scheme does
-(`kernels/pack.py`, `kernels/reference.py`); gradients pass as if nothing were rounded (straight-through: Bengio et al.,
-2013; Jacob et al., 2018). Under autocast the products of the rounded values are taken in bfloat16.
+(`hardware/kernels/pack.py`, `hardware/kernels/reference.py`); gradients pass as if nothing were rounded
+(straight-through: Bengio et al., 2013; Jacob et al., 2018). Under autocast the products of the rounded values are
+taken in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from torch.nn import functional as F
 from torchwright.core.scheme import scheme_of
 from torchwright.decoder import read_decoder_config
 from torchwright.decoder.load import load_decoder
+from torchwright.hardware.kernels import pack, reference
+from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.trained import trained_scheme
-from torchwright.kernels import pack, reference
-from torchwright.kernels.linear import PackedLinear
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.blocks import Experts, activate
 from torchwright.train.run.config import Qat

@@ -222,7 +222,7 @@ def _windows_in_memory(config: Mapping[str, Any], context: int) -> int:
     """
     import torch
 
-    from torchwright.devices.cpu import available_memory_bytes
+    from torchwright.hardware.devices.cpu import available_memory_bytes
 
     card = torch.cuda.is_available()
     free = torch.cuda.mem_get_info()[0] if card else available_memory_bytes() // torchrun.on_this_machine()

@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.devices import get_device
-from torchwright.devices.allocator import retain_where_possible
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.ledger import Ledger
 from torchwright.stuck.watch import Beat
 from torchwright.train.data.documents import Report

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from torchwright.core.cpu_load import Load
-from torchwright.measure.threads import (
+from torchwright.hardware.measure.threads import (
     ThreadChoice,
     choose_threads,
     disturbance,

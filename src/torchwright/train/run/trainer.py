@@ -15,7 +15,7 @@ import torch
 
 from torchwright.caches.why import counting
 from torchwright.core.scheme import scheme_of
-from torchwright.devices import get_device
+from torchwright.hardware.devices import get_device
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import write_trained_scheme
 from torchwright.ledger import Ledger

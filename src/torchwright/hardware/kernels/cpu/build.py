@@ -1,0 +1,257 @@
+"""Compiles the C++ of `csrc/` on first use: once per version of the sources, the flags, the compiler and torch.
+
+One object file per instruction set, chosen at run time (`TORCHWRIGHT_ISA` forces one), so that a library built here
+runs on a lesser machine that shares the cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+from torchwright.core import system
+from torchwright.core.paths import UnsafeFolder, cache_folder, private_folder
+from torchwright.core.process import folders
+from torchwright.hardware.kernels import fake
+
+log = logging.getLogger("torchwright.hardware.kernels")
+
+SOURCES = Path(__file__).with_name("csrc")
+SCRATCH = "building-"
+"""Names of unfinished builds next to the library; the next build removes those of killed ones."""
+SECONDS = 300
+"""A compiler that takes longer hangs."""
+TOLD_AGAIN = 600
+"""Seconds for which a failure is reported again without a build, which would take a minute in each trial."""
+COMMON = ("-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
+"""No contraction: the compiler would fuse a product and a sum in one tile size and not in another.
+
+A row's result would then depend on its neighbours. Kernels that want a fused operation write one."""
+X86 = {
+    "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "avx2_vnni": ("-march=x86-64-v3", "-mavxvnni"),
+    "avx2": ("-march=x86-64-v3",),
+}
+"""Instruction set → compiler flags; `portable` has none."""
+
+
+class BuildError(Exception):
+    """The kernels could not be compiled; the text says why and what mends it."""
+
+
+_outcome: list[str | None] = []
+"""The result of the first `load_fault`: a plain list, since torch.compile would trace into `functools.cache`."""
+
+
+def load_fault() -> str | None:
+    """Compile the kernels where needed and register their operators: the fault that prevented it, or None."""
+    if not _outcome:
+        _outcome.append(attempt())
+    return _outcome[0]
+
+
+def attempt() -> str | None:
+    """`load_fault`, tried again."""
+    try:
+        torch.ops.load_library(str(library()))
+    except (BuildError, OSError) as error:
+        return f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+    fake.register()
+    return None
+
+
+def library() -> Path:
+    """Return the compiled library; building it takes a minute or two of one core, and a warning reports it.
+
+    Raises `BuildError` without a compiler, or if it fails or did so some minutes ago (`forget` asks it again).
+    """
+    compiler = find_compiler()
+    sets = instruction_sets(compiler)
+    path = place(compiler, sets)
+    try:
+        private_folder(path.parent)
+    except UnsafeFolder as error:
+        raise BuildError(str(error)) from None
+    if path.is_file():
+        return path
+    with system.locked(path.parent / "lock"):
+        if not path.is_file():
+            _raise_again(path)
+            log.warning("torchwright: compiling the kernels, once for this version")
+            try:
+                _build(compiler, sets, path)
+            except BuildError as error:
+                _failure(path).write_text(str(error), encoding="utf-8")
+                raise
+    return path
+
+
+def ready() -> bool:
+    """Check whether the library is built already, or cannot be."""
+    try:
+        compiler = find_compiler()
+        path = place(compiler, instruction_sets(compiler))
+        _raise_again(path)
+        return path.is_file()
+    except BuildError:
+        return True
+
+
+def forget() -> None:
+    """A failure that was kept, so that the next `library` asks the compiler."""
+    for path in (cache_folder() / "kernels").glob("*.failed"):
+        path.unlink(missing_ok=True)
+
+
+def _failure(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def _raise_again(library: Path) -> None:
+    """`BuildError` as another process met it a while ago."""
+    path = _failure(library)
+    with contextlib.suppress(FileNotFoundError):
+        if 0 <= time.time() - path.stat().st_mtime < TOLD_AGAIN:
+            raise BuildError(path.read_text(encoding="utf-8"))
+
+
+def find_compiler() -> str:
+    """The C++ compiler of this machine, or the one that CXX names."""
+    wanted = system.cxx()
+    if system.is_msvc(wanted) and shutil.which("clang++"):
+        wanted = "clang++"  # the kernels' vectors are written as GCC and Clang have them
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler was found ({wanted}); {system.cxx_remedy()}")
+    if system.is_msvc(compiler):
+        raise BuildError(
+            f"{compiler} does not take the kernels' vectors; install LLVM, or set CXX to its clang++"
+        )
+    return compiler
+
+
+def place(compiler: str, sets: dict[str, tuple[str, ...]]) -> Path:
+    """Return the path of the library of these sources, commands and versions."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    commands = [*compile_commands(compiler, sets, Path()).values(), link_command(compiler, [], Path())]
+    version = _run([compiler, "--version"]).stdout
+    said = repr((version, commands, torch.__version__, platform.machine()))
+    digest.update(said.replace(str(SOURCES), "").encode())  # another checkout of the same sources shares it
+    return cache_folder() / "kernels" / f"torchwright-{digest.hexdigest()[:16]}{system.library_suffix()}"
+
+
+def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Path) -> dict[Path, list[str]]:
+    """Object file → the command that makes it."""
+    commands: dict[Path, list[str]] = {}
+    common = ("-std=c++20", *system.shared_code(), *COMMON)  # torch's headers ask for C++20 since 2.14
+    for name, flags in sets.items():
+        target = folder / f"{name}.o"
+        # Where there are vector instructions the portable code is for the very old machine, and as slow to compile as
+        # all others together at the level at which the compiler looks for vectors itself.
+        last = name == "portable" and len(sets) > 1
+        commands[target] = [
+            compiler,
+            "-O2" if last else "-O3",
+            *common,
+            *flags,
+            f"-DTW_ISA={name}",
+            "-c",
+            str(SOURCES / "table.cpp"),
+        ]
+    root = Path(torch.__file__).parent / "include"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    have = [f"-DTW_HAVE_{name.upper()}" for name in sets]
+    include = [f"-I{root}", f"-I{root / 'torch/csrc/api/include'}"]
+    commands[folder / "ops.o"] = [
+        *(compiler, "-O2", *common, *system.openmp(), abi, *have, *include),
+        *("-c", str(SOURCES / "ops.cpp")),
+    ]
+    return {target: [*command, "-o", str(target)] for target, command in commands.items()}
+
+
+def link_command(compiler: str, objects: list[Path], path: Path) -> list[str]:
+    libraries = Path(torch.__file__).parent / "lib"
+    return [
+        *(compiler, "-shared", *system.openmp_library(), *map(str, objects), "-o", str(path)),
+        *(f"-L{libraries}", "-ltorch_cpu", "-lc10", *system.found_beside(libraries)),
+    ]
+
+
+def _build(compiler: str, sets: dict[str, tuple[str, ...]], path: Path) -> None:
+    folders.sweep(path.parent, SCRATCH)
+    scratch = folders.make(path.parent, SCRATCH)
+    try:
+        commands = compile_commands(compiler, sets, scratch.path)
+        linked = scratch.path / f"kernels{system.library_suffix()}"
+        _together([*commands.values()], scratch.path)
+        _together([link_command(compiler, list(commands), linked)], scratch.path)
+        linked.replace(path)
+    finally:
+        scratch.remove()
+
+
+def _together(commands: list[list[str]], scratch: Path) -> None:
+    """Run them side by side; the first that fails stops the others, with the processes that they started."""
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with contextlib.ExitStack() as stack:
+        running: list[subprocess.Popen[str]] = []
+        for command in commands:
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                **system.apart(),
+            )
+            running.append(stack.enter_context(process))
+            stack.callback(_kill, process)
+        for process in running:
+            _wait(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        system.kill_all(process)
+
+
+def _wait(process: subprocess.Popen[str]) -> None:
+    try:
+        _, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"the C++ compiler took more than {SECONDS} s") from None
+    if process.returncode:
+        lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines()[-1:]
+        raise BuildError(f"the C++ compiler failed: {lines[0].strip()[:300] if lines else 'no message'}")
+
+
+def instruction_sets(compiler: str) -> dict[str, tuple[str, ...]]:
+    """The instruction sets of this architecture that the compiler knows."""
+    wanted = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    known = {name: flags for name, flags in wanted.items() if _accepts(compiler, flags)}
+    return {**known, "portable": ()}
+
+
+@functools.cache
+def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
+    return _run([compiler, *flags, "-E", "-x", "c++", os.devnull]).returncode == 0
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"the C++ compiler took more than {SECONDS} s") from None

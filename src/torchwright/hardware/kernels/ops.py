@@ -1,0 +1,107 @@
+"""The kernels as the decoder calls them: the compiled operators where they can run, else what `reference` says.
+
+Compiled: float32 and bfloat16, by C++ on a CPU and by Triton on a GPU. float64, other devices and machines without a
+C++ compiler or Triton take the plain PyTorch of `reference`, with the same results within rounding.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchwright.hardware.kernels import pack, reference
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.gpu import pack as gpu_pack
+from torchwright.hardware.kernels.limits import LANES
+
+native: Any = torch.ops.torchwright
+triton: Any = torch.ops.torchwright_gpu
+FAST = (torch.float32, torch.bfloat16)
+COMPILED: dict[str, Any] = {"cpu": build, "cuda": gpu}
+"""Type of a torch device → the module that compiles its kernels."""
+
+
+def fault(kind: str) -> str | None:
+    """Why a kind of device has no kernels here, or None where they are ready; the first call may compile them."""
+    if kind not in COMPILED:
+        return f"they are for {' and '.join(COMPILED)}; this device is {kind}"
+    return COMPILED[kind].load_fault()
+
+
+def on(device: torch.device, dtype: torch.dtype) -> Any:
+    """The operators that take tensors of this type on this device, or None where `reference` has to."""
+    if dtype not in FAST:
+        return None
+    if device.type == "cpu" and not gpu.INTERPRETED:  # asked for every operator of a decode step
+        return native if build.load_fault() is None else None
+    return triton if gpu.takes(device) and gpu.load_fault() is None else None
+
+
+def layout(*, for_gpu: bool) -> ModuleType:
+    """Return the module that packs weights: `pack_bf16`, `unpack_bf16` and so on."""
+    return gpu_pack if for_gpu else pack
+
+
+def fast(x: torch.Tensor) -> bool:
+    """Check whether compiled kernels take this tensor."""
+    return on(x.device, x.dtype) is not None
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `reference.rms_norm`."""
+    return (on(x.device, x.dtype) or reference).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference.add_rms_norm`."""
+    return (on(x.device, x.dtype) or reference).add_rms_norm(x, residual, weight, eps)
+
+
+def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+    """See `reference.gated`."""
+    return (on(gate_up.device, gate_up.dtype) or reference).gated(gate_up, kind)
+
+
+def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """See `reference.activate`."""
+    return _of_cpus(on(x.device, x.dtype)).activate(x, kind)
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions_T: torch.Tensor,
+    slots_T: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    *args: Any,
+) -> torch.Tensor:
+    """See `reference.rope_store`."""
+    kernels = _paged(qkv, v_pages.shape[-2 if v_pages.dim() == reference.PAIRED else -1])
+    return kernels.rope_store(qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args)
+
+
+def paged_attention(
+    q_THD: torch.Tensor, *args: Any, causal: bool = True, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `reference.paged_attention`."""
+    kernels = _paged(q_THD, q_THD.shape[-1])
+    if causal and bias is None:
+        return kernels.paged_attention(q_THD, *args)
+    return _of_cpus(kernels).paged_attention(q_THD, *args, causal=causal, bias=bias)
+
+
+def _of_cpus(kernels: Any) -> Any:
+    """Kernels that have what those for GPUs lack so far, or the reference."""
+    return reference if kernels is None or kernels is triton else kernels
+
+
+def _paged(x: torch.Tensor, head_size: int) -> Any:
+    kernels = on(x.device, x.dtype)
+    return reference if kernels is None or (kernels is native and head_size % LANES) else kernels

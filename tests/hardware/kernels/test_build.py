@@ -1,0 +1,304 @@
+"""The library is compiled once for each set of sources, flags and compiler; without it the reference serves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchwright.core.scheme import MADE
+from torchwright.hardware.kernels import ops, reference
+from torchwright.hardware.kernels.cpu import build
+from torchwright.hardware.kernels.cpu.build import BuildError
+from torchwright.hardware.kernels.linear import PackedLinear
+
+Compiler = Callable[..., Path]
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """Makes a script the compiler: it writes each command to a log and an empty file where the output belongs."""
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
+
+    def make(version: str = "fake 1.0", known: str = "*", work: str = ":") -> Path:
+        script, log = tmp_path / f"compiler {len(list(tmp_path.iterdir()))}", tmp_path / "log"
+        script.write_text(
+            f"""#!/bin/sh
+case " $* " in
+    *" --version "*) echo "{version}"; exit 0 ;;
+    *" -E "*) case " $* " in {known}) exit 0 ;; *) exit 1 ;; esac ;;
+esac
+echo "$*" >> "{log}"
+{work}
+while [ $# -gt 1 ]; do
+    if [ "$1" = -o ]; then : > "$2"; fi
+    shift
+done
+"""
+        )
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+        return log
+
+    return make
+
+
+def commands(log: Path) -> list[str]:
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_built_once(compiler: Compiler, caplog: pytest.LogCaptureFixture) -> None:
+    """A line says so, since it takes a while."""
+    caplog.set_level(
+        logging.WARNING, logger="torchwright.hardware.kernels"
+    )  # a library may have set one for all
+    log = compiler()
+    path = build.library()
+    assert path.is_file()
+    assert caplog.messages == ["torchwright: compiling the kernels, once for this version"]
+    once = commands(log)
+    assert sum("-shared" in command for command in once) == 1
+    assert sum("table.cpp" in command for command in once) == len(once) - 2
+    assert build.library() == path
+    assert commands(log) == once
+    assert len(caplog.messages) == 1
+    assert sorted(file.name for file in path.parent.iterdir()) == ["lock", path.name]
+
+
+def test_built_once_by_many_at_a_time(compiler: Compiler) -> None:
+    log = compiler(work="sleep 0.05")
+    with ThreadPoolExecutor(4) as pool:
+        paths = {future.result() for future in [pool.submit(build.library) for _ in range(4)]}
+    assert len(paths) == 1
+    assert sum("-shared" in command for command in commands(log)) == 1
+
+
+def test_another_compiler_source_or_flag_builds_again(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    paths = [build.library()]
+    compiler(version="fake 2.0")
+    paths.append(build.library())
+    monkeypatch.setattr(build, "COMMON", (*build.COMMON, "-g"))
+    paths.append(build.library())
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "csrc")
+    shutil.copytree(Path(build.__file__).with_name("csrc"), build.SOURCES)
+    assert build.library() == paths[-1], "another checkout of the same sources"
+    with (build.SOURCES / "vec.h").open("a") as source:
+        source.write("// changed\n")
+    paths.append(build.library())
+    assert len(set(paths)) == 4
+    assert all(path.is_file() for path in paths)
+
+
+def test_only_instruction_sets_that_the_compiler_knows(compiler: Compiler) -> None:
+    log = compiler(known='*" -march=x86-64-v3 "*')
+    build.library()
+    found = [command for command in commands(log) if "table.cpp" in command]
+    if "avx2" in build.instruction_sets(os.environ["CXX"]):
+        assert not any("avx512" in command for command in found)
+    assert sum("-DTW_ISA=portable" in command for command in found) == 1
+    (main,) = [command for command in commands(log) if "ops.cpp" in command]
+    assert "-DTW_HAVE_PORTABLE" in main
+    assert "-DTW_HAVE_AVX512" not in main
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match=r"no-such-compiler.*apt-get install g\+\+`, or set CXX"):
+        build.library()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (
+            "echo 'a.cpp: In function f' >&2; echo 'a.cpp:7:3: error: no such thing' >&2; echo 'error: 2' >&2; exit 1",
+            "the C\\+\\+ compiler failed: a.cpp:7:3: error: no such thing$",
+        ),
+        ("echo killed >&2; exit 137", "the C\\+\\+ compiler failed: killed$"),
+        ("exit 1", "the C\\+\\+ compiler failed: no message$"),
+        (
+            "case $* in *-shared*) echo 'ld: error: no space' >&2; exit 1;; esac",
+            "failed: ld: error: no space$",
+        ),
+    ],
+)
+def test_a_compiler_that_fails(compiler: Compiler, work: str, message: str) -> None:
+    compiler(work=work)
+    with pytest.raises(BuildError, match=message):
+        build.library()
+    folder = Path(os.environ["TORCHWRIGHT_CACHE"]) / "kernels"
+    assert {file.suffix for file in folder.iterdir()} == {"", ".failed"}
+
+
+def test_a_failure_is_told_again_for_a_while(compiler: Compiler) -> None:
+    log = compiler(work="echo 'a.cpp:7:3: error: no header' >&2; exit 1")
+    assert not build.ready()
+    for _ in range(3):
+        with pytest.raises(BuildError, match="no header"):
+            build.library()
+    once = commands(log)
+    assert once
+    assert build.ready()  # it cannot be
+    (kept,) = Path(os.environ["TORCHWRIGHT_CACHE"]).glob("kernels/*.failed")
+    long_ago = time.time() - build.TOLD_AGAIN - 1
+    os.utime(kept, (long_ago, long_ago))
+    with pytest.raises(BuildError, match="no header"):
+        build.library()
+    assert len(commands(log)) > len(once)
+    build.forget()
+    assert not build.ready()
+
+
+def test_an_interrupted_build_leaves_nothing(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder, none of the compilers' own temporary files, and none of the processes that they started."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    compiler(work=f'sleep 60 & note="$! $(mktemp)"; echo "$note" > "{notes}/$$"; wait')
+
+    def interrupted(process: subprocess.Popen[str]) -> None:
+        wait_for(lambda: any(file.read_text().endswith("\n") for file in notes.iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.library()
+    for note in notes.iterdir():
+        if note.read_text():
+            child, temporary = note.read_text().split()
+            wait_for(lambda child=child: not alive(int(child)))
+            assert not Path(temporary).exists()
+    assert [file.name for file in (tmp_path / "cache" / "kernels").iterdir()] == ["lock"]
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(compiler: Compiler, tmp_path: Path) -> None:
+    compiler()
+    left = tmp_path / "cache" / "kernels" / f"{build.SCRATCH}0a1b2c3d"
+    left.mkdir(parents=True)
+    (left / "amx.o").touch()
+    path = build.library()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["lock", path.name]
+
+
+@pytest.mark.parametrize("when", ["*", "*-shared*", "*--version*"])
+def test_a_compiler_that_hangs(compiler: Compiler, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler(work=f"case $* in {when}) exec sleep 20;; esac")
+    if "version" in when:
+        script = Path(os.environ["CXX"])
+        script.write_text("#!/bin/sh\nexec sleep 20\n")
+    monkeypatch.setattr(build, "SECONDS", 0.5)
+    with pytest.raises(BuildError, match=r"took more than 0\.5 s"):
+        build.library()
+
+
+def test_a_cache_that_cannot_be_written(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "file"))
+    assert "Not a directory" in str(build.attempt())
+
+
+def test_what_cannot_be_loaded_is_a_reason(compiler: Compiler) -> None:
+    compiler()
+    assert "file too short" in str(build.attempt())  # the fake compiler's library is empty
+
+
+def test_no_compiler_is_a_reason(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "set CXX" in str(build.attempt())
+
+
+def test_the_reference_serves_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "load_fault", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(ops, "native", None)
+    assert ops.fault("cpu") is not None
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 96), torch.randn(96)
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    assert torch.equal(ops.add_rms_norm(x, x, weight, 1e-5)[0], reference.add_rms_norm(x, x, weight, 1e-5)[0])
+    assert torch.equal(ops.gated(x, "silu"), reference.gated(x, "silu"))
+    for scheme in MADE.values():
+        layer = PackedLinear(torch.randn(70, 96), None, scheme)
+        assert torch.equal(layer(x), layer.reference(x))
+    k, v = torch.zeros(2, 2, 16, 16), torch.zeros(2, 2, 16, 16)
+    still, at = torch.empty(3, 0), torch.arange(3)
+    q = ops.rope_store(torch.randn(3, 96), still, still, at, at, k, v, None, None, 2, 2, None, None, 1e-5)
+    table, starts, contexts = (torch.tensor(values).int() for values in ([[0]], [0, 3], [3]))
+    out = ops.paged_attention(q, k, v, None, None, table, starts, contexts, 0.25, 0, 0.0)
+    assert out.shape == (3, 2, 16)
+    assert k[0, :, :, :3].any()
+
+
+def test_an_unknown_instruction_set_is_refused(native: object) -> None:
+    """With the list; a known one is then taken."""
+    script = """
+import os, torch
+from torchwright.hardware.kernels.cpu import build; from torchwright.hardware.kernels import ops
+assert build.load_fault() is None
+try:
+    ops.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5)
+except ValueError as error:
+    print(str(error).splitlines()[0])
+os.environ["TORCHWRIGHT_ISA"] = "portable"
+ops.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5)
+print(ops.native.isa())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TORCHWRIGHT_ISA": "avx1024"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    names = ", ".join(ops.native.isas())
+    assert done.stdout.splitlines() == [
+        f"TORCHWRIGHT_ISA=avx1024 cannot run here; this machine has: {names}",
+        "portable",
+    ]
+
+
+@pytest.mark.slow
+def test_a_real_build(native: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty cache, portable only, and used in a process of its own."""
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "X86", {})
+    path = build.library()
+    script = f"""
+import torch
+torch.ops.load_library({str(path)!r})
+print(torch.ops.torchwright.isas(), torch.ops.torchwright.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[0] == "['portable'] [[1.0, 1.0, 1.0, 1.0]]", done.stderr
