@@ -25,7 +25,7 @@ from torchwright.train.run.history import read_history
 
 LEAST = 0.8
 """Acceptance of issue 59: share of the speed on one thread."""
-BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
+BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled"
 WORDS = ["--model", str(BUNDLED), "--data", str(BUNDLED / "calibration.txt"), "--lora"]
 
 

@@ -31,7 +31,7 @@ import turns
 from finetune_peers import Job, by_hand, trl
 from torchwright.hardware.measure.clock import paired_speedup
 
-BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
+BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled"
 CONTEXT, BATCH_TOKENS, FACTS = 128, 1024, 24
 RANK = 16
 RATES = {"full": 1e-3, "lora": 5e-3}

@@ -30,7 +30,7 @@ from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.workloads.encoding import TextModel
 from torchwright.workloads.forward import ForwardWorkload
 
-BUNDLED = Path(torchwright.__file__).parent / "bundled"
+BUNDLED = Path(torchwright.__file__).parent / "workloads" / "bundled"
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert-base": ("DistilBertForSequenceClassification", {"num_labels": 2}),

@@ -24,7 +24,7 @@ from torchwright.train.model import Transformer
 from torchwright.train.run.config import Optimizer
 from torchwright.train.run.optimizer import Optimizers
 
-BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
+BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled"
 RATE, BETAS, EPS, DECAY = 3e-4, (0.9, 0.95), 1e-8, 0.1
 FUSED = "adamw, fused"
 Step = Callable[[], None]

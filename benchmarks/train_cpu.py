@@ -26,7 +26,7 @@ import torch
 
 import turns
 
-BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
+BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled"
 CONTEXT, BATCH_TOKENS, MICRO_BATCHES = 512, 2048, 2
 ROWS = BATCH_TOKENS // CONTEXT
 ENOUGH = 10_000

@@ -92,7 +92,7 @@ def follow(journey: str, source: Path) -> Counter[tuple[str, str]]:
                 subprocess.run([sys.executable, "journey.py"], cwd=place, env=environment, check=True)
             case "train":
                 (place / "RUN.toml").write_text(
-                    RUN.format(folder=source.resolve() / "torchwright" / "bundled")
+                    RUN.format(folder=source.resolve() / "torchwright" / "workloads" / "bundled")
                 )
                 (place / "corpus.txt").write_text("A ship was wrecked upon a coast of rocks. " * 400)
                 command = [*COMMAND, "train", "RUN.toml"]

@@ -40,7 +40,7 @@ from torchwright.train.run.read import read_run
 from torchwright.train.run.trainer import MODEL
 
 RUN_FILE = Path(__file__).with_name("bundled.toml")
-PACKAGE_DATA = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
+PACKAGE_DATA = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled"
 BYTES_ALLOWED = 25_000_000
 PROMPTS = (
     "The :mod:`json` module provides",

@@ -30,7 +30,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 import speech_corpus as corpus
 from torchwright.speech.whisper.features import LogMel
 
-BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled" / "speech"
+BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled" / "speech"
 BANDS, FRAMES = 80, 100 * corpus.SECONDS
 POSITIONS, LONGEST = corpus.TICKS_PER_SECOND * corpus.SECONDS, 48
 SPECIAL = (

@@ -23,7 +23,7 @@ from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.detect import from_target
 from torchwright.workloads.module import ModuleWorkload
 
-BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
+BUNDLED = Path(__file__).parents[2] / "src/torchwright/workloads/bundled"
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from torchwright.workloads.detect import from_target
 from torchwright.workloads.huggingface import load_model
 from torchwright.workloads.module import ModuleWorkload
 
-BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
+BUNDLED = Path(__file__).parents[2] / "src/torchwright/workloads/bundled"
 
 
 @pytest.fixture(scope="module")

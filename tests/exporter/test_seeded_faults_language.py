@@ -23,7 +23,7 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config
 from torchwright.workloads.detect import from_target
 
-BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
+BUNDLED = Path(__file__).parents[2] / "src/torchwright/workloads/bundled"
 UP, NORM = "model.layers.1.mlp.up_proj", "model.layers.1.input_layernorm"
 WIDTH = 128
 Change = Callable[[torch.Tensor], torch.Tensor]

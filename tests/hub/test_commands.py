@@ -23,7 +23,7 @@ from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight
 from torchwright.workloads.detect import from_target
 
-BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
+BUNDLED = Path(__file__).parents[2] / "src/torchwright/workloads/bundled"
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torchwright.train.run.checkpoint import FOLDER, whole
 from torchwright.train.run.metrics import read_figures
 
-BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
+BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "workloads" / "bundled"
 VOCABULARY = 128
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

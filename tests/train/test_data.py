@@ -33,7 +33,7 @@ from torchwright.train.run.read import parse_run
 from torchwright.train.run.schedule import plan_step, steps
 from torchwright.train.run.setup import Batches
 
-BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
+BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "workloads" / "bundled"
 VOCABULARY = 1000
 TEXT = Data.model_fields["text"].default
 UINT16 = np.dtype(np.uint16)

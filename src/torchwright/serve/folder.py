@@ -52,7 +52,7 @@ def find(target: str | None) -> ServeTarget:
     the native decoder nor transformers knows, and `ArtifactError` for an artifact that cannot be read.
     """
     if target is None:
-        return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
+        return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parents[1] / "workloads" / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
         workload, served_as, engine = _workload(path)

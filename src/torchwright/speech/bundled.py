@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchwright.core.errors import ModelError
 
-FOLDER = Path(__file__).parents[1] / "bundled" / "speech"
+FOLDER = Path(__file__).parents[1] / "workloads" / "bundled" / "speech"
 NOTICE = "the bundled speech model knows 194 English words and the letters; --model names one that knows more"
 
 

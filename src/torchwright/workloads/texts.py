@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from torchwright.core.errors import WorkloadError
 
-BUNDLED = Path(__file__).parent.parent / "bundled"
+BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_TEXTS = (BUNDLED / "eval.txt", BUNDLED / "calibration.txt")
 KEPT = 5
 """One part in so many of a user's text, its end, is kept for calibration; of the bundled texts it is about as much."""

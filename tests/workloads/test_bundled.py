@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import torchwright
 
-FOLDER = Path(torchwright.__file__).parent / "bundled"
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+FOLDER = Path(torchwright.__file__).parent / "workloads" / "bundled"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 BYTES_ALLOWED = 25_000_000
 FILES = {
     "LICENSE.txt",
