@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 import turns
-from torchwright.decoder import load_decoder
-from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
-from torchwright.decoder.sampling import Sampling
 from torchwright.hardware.measure.clock import paired_speedup
+from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.models.decoder.sampling import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hub"))
 made: Any = importlib.import_module("quantized")

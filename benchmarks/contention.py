@@ -30,7 +30,7 @@ import torch
 
 import turns
 from serving_load import server
-from torchwright.decoder.load import load_decoder
+from torchwright.models.decoder.load import load_decoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.language import BUNDLED

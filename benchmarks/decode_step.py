@@ -27,11 +27,11 @@ import torch
 
 import turns
 from torchwright.decode_bench import Sizes, decode_work
-from torchwright.decoder import LoadedDecoder, Sampler, Sampling, load_decoder, model
-from torchwright.decoder.cache import CacheSequence
-from torchwright.decoder.plan import MOST_ROWS
-from torchwright.decoder.scores import Logits
 from torchwright.hardware.measure.clock import paired_speedup
+from torchwright.models.decoder import LoadedDecoder, Sampler, Sampling, load_decoder, model
+from torchwright.models.decoder.cache import CacheSequence
+from torchwright.models.decoder.plan import MOST_ROWS
+from torchwright.models.decoder.scores import Logits
 from torchwright.workloads.language import BUNDLED
 
 FIRST = 17

@@ -22,11 +22,11 @@ from pathlib import Path
 import diffusers
 import torch
 
-from torchwright.diffusion.diffuser import Diffuser
-from torchwright.diffusion.glyphs import digit_of, load_reader, read
-from torchwright.diffusion.sampling import Plan, steps_to_reuse
-from torchwright.diffusion.tiny import write_pixart
-from torchwright.diffusion.workload import DiffusionWorkload
+from torchwright.models.diffusion.diffuser import Diffuser
+from torchwright.models.diffusion.glyphs import digit_of, load_reader, read
+from torchwright.models.diffusion.sampling import Plan, steps_to_reuse
+from torchwright.models.diffusion.tiny import write_pixart
+from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.techniques.step_caching import THRESHOLDS
 
 

@@ -141,7 +141,7 @@ def continuations(
     model: torch.nn.Module, prompts: Sequence[str], *, longest: int, stop: Sequence[int] = ()
 ) -> list[str]:
     """The most likely text behind each prompt, of at most `longest` tokens."""
-    from torchwright.decoder.text import FolderTokenizer
+    from torchwright.models.decoder.text import FolderTokenizer
     from torchwright.train.run.evaluate import continued
 
     text = FolderTokenizer(BUNDLED, None)

@@ -23,8 +23,8 @@ import torch
 import turns
 from finetune import BUNDLED, continuations
 from torchwright.core.intervals import share_bounds
-from torchwright.decoder import read_decoder_config
 from torchwright.hub.chat_template import ChatTemplate
+from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.run.loop import train_run
 from torchwright.train.run.read import parse_run

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import llm_shapes
-import torchwright.decoder as native
+import torchwright.models.decoder as native
 import turns
 from torchwright.core.records import DeviceFacts
 from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work

@@ -26,8 +26,8 @@ import torch
 import llm_shapes
 import turns
 from serving_load import server
-from torchwright.decoder.load import load_decoder
-from torchwright.decoder.packed import write_packed
+from torchwright.models.decoder.load import load_decoder
+from torchwright.models.decoder.packed import write_packed
 
 STARTS = 5
 SERVED = {
@@ -42,7 +42,7 @@ def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 before, begun = status("VmRSS"), time.perf_counter()
 from pathlib import Path
-from torchwright.decoder.packed import read_packed
+from torchwright.models.decoder.packed import read_packed
 model = read_packed(Path(sys.argv[1]), Path(sys.argv[2]))
 ready = time.perf_counter() - begun
 ids = list(range(10, 42))

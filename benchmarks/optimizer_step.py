@@ -19,7 +19,7 @@ import torch
 from torch._higher_order_ops.foreach_map import foreach_map
 
 import turns
-from torchwright.decoder import read_decoder_config
+from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Optimizer
 from torchwright.train.run.optimizer import Optimizers

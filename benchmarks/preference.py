@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from finetune import BUNDLED, WORDS
-from torchwright.decoder.families import read_decoder_config
+from torchwright.models.decoder.families import read_decoder_config
 from torchwright.train.data.packing import Packed
 from torchwright.train.run.corpus import open_data
 from torchwright.train.run.loop import train_run

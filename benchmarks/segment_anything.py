@@ -28,7 +28,7 @@ from torchwright.api import optimize_cli
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Quality, Step
 from torchwright.hardware.devices import get_device
-from torchwright.segment.workload import SegmentWorkload
+from torchwright.models.segment.workload import SegmentWorkload
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.trial.client import Context, TrialFailed, TrialProcess
 from torchwright.workloads.base import Workload

@@ -30,7 +30,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from torchwright.decoder.load_seq2seq import load_seq2seq
+from torchwright.models.decoder.load_seq2seq import load_seq2seq
 
 Answer = Callable[[Sequence[Sequence[int]], int], Any]
 """Of sources (as token ids) and the number of new tokens."""

@@ -34,9 +34,9 @@ import torch
 import llm_shapes
 import turns
 from llm_cpu import Peer
-from torchwright.decoder.cache import PAGE
-from torchwright.decoder.generate import LoadedDecoder
-from torchwright.decoder.load import load_decoder
+from torchwright.models.decoder.cache import PAGE
+from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.load import load_decoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import SamplingOptions, Submit

@@ -26,10 +26,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import speech_corpus as corpus
-from torchwright.speech.base import Recognizer
-from torchwright.speech.bundled import bundled
-from torchwright.speech.load import load_speech
-from torchwright.speech.score import edits
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.bundled import bundled
+from torchwright.models.speech.load import load_speech
+from torchwright.models.speech.score import edits
 
 SENTENCES, PAUSES = 120, (0.4, 0.9)
 MARKS = 6

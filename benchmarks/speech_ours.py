@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from speech_rules import BANDS, END, FRAMES, PROMPT, Windows
-from torchwright.speech.whisper.features import LogMel
+from torchwright.models.speech.whisper.features import LogMel
 
 
 class Torchwright:
@@ -16,9 +16,9 @@ class Torchwright:
 
     def __init__(self, folder: Path, how: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        from torchwright.decoder.precision import read_precision
-        from torchwright.speech.load import load_speech  # noqa: F401  (its faults are told before the timing)
-        from torchwright.speech.whisper.native import FAMILY
+        from torchwright.models.decoder.precision import read_precision
+        from torchwright.models.speech.load import load_speech  # noqa: F401  (its faults are told before the timing)
+        from torchwright.models.speech.whisper.native import FAMILY
 
         self.model = FAMILY.load_native(folder, torch.bfloat16, read_precision(how))
         self.features = LogMel(folder, bands=BANDS, frames=FRAMES)

@@ -25,7 +25,7 @@ from speech import make
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Step
 from torchwright.hardware.measure.clock import paired_speedup
-from torchwright.speech.workload import SpeechWorkload
+from torchwright.models.speech.workload import SpeechWorkload
 from torchwright.techniques.base import in_order, parse_step
 from torchwright.trial.client import Candidate, Context, TrialFailed, start_candidate
 from torchwright.workloads.base import Run

@@ -28,8 +28,8 @@ import speech_corpus as corpus
 import torchwright as tw
 from speech_scores import FIRST_SEED, ORIGINAL, Sentences, growth, row, rungs, shown
 from torchwright.core.records import Interval
-from torchwright.speech.bundled import bundled
-from torchwright.speech.score import rate
+from torchwright.models.speech.bundled import bundled
+from torchwright.models.speech.score import rate
 
 CALIBRATED = 2 * FIRST_SEED
 """Seeds of the sentences by which a search judges."""

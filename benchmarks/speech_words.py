@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from speech_scores import ORIGINAL, rungs
-from torchwright.speech.base import Recognizer
-from torchwright.speech.score import normalizer, word_error_rate
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.score import normalizer, word_error_rate
 
 SETS = {"librivox": "transcription", "cards": "cards.transcription"}
 """Folder → the file of its words: a line `<s> words </s> (name)` for each recording."""

@@ -109,7 +109,7 @@ def windows(folder: Path) -> Any:
 
 def by_hand(folder: Path) -> Callable[[], float]:
     """What one writes on an afternoon."""
-    from torchwright.decoder import read_decoder_config
+    from torchwright.models.decoder import read_decoder_config
     from torchwright.train.model import Transformer, explicit_attention
 
     data = windows(folder)

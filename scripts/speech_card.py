@@ -7,7 +7,7 @@ from pathlib import Path
 import speech_corpus as corpus
 from speech_scores import ORIGINAL, Sentences, row, rungs, shown
 from torchwright.hub.folder import read_config
-from torchwright.speech.score import rate
+from torchwright.models.speech.score import rate
 
 RUNGS = (ORIGINAL, "bf16", "w8a8", "w4a8")
 

@@ -20,10 +20,10 @@ import numpy as np
 import speech_corpus as corpus
 from speech_scores import FIRST_SEED, Sentences
 from torchwright.hub.folder import read_config
-from torchwright.speech.base import Recognizer
-from torchwright.speech.bundled import bundled
-from torchwright.speech.load import load_speech
-from torchwright.speech.steps import Head
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.bundled import bundled
+from torchwright.models.speech.load import load_speech
+from torchwright.models.speech.steps import Head
 
 TOGETHER = 4
 """Heads at most."""

@@ -1,6 +1,6 @@
 """Word error rates of a small Whisper on sentences that `speech_corpus.py` makes: of the original and of our layers.
 
-Words are compared as Whisper's own evaluation compares them (`torchwright.speech.score`).
+Words are compared as Whisper's own evaluation compares them (`torchwright.models.speech.score`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 import speech_corpus as corpus
 from torchwright.core.records import Interval
-from torchwright.speech.base import Recognizer
-from torchwright.speech.load import family, load_speech
-from torchwright.speech.score import normalizer, rate, word_errors
-from torchwright.speech.steps import TransformersSpeech
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.load import family, load_speech
+from torchwright.models.speech.score import normalizer, rate, word_errors
+from torchwright.models.speech.steps import TransformersSpeech
 from torchwright.workloads.huggingface import load_model
 
 ORIGINAL = "transformers, float32"

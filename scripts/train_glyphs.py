@@ -28,8 +28,8 @@ from PIL import Image, ImageDraw, ImageFont
 from safetensors.torch import save_file
 from torch import nn
 
-from torchwright.diffusion import glyphs
-from torchwright.diffusion.tiny import tokenizer
+from torchwright.models.diffusion import glyphs
+from torchwright.models.diffusion.tiny import tokenizer
 
 FILES = {"sans": "DejaVuSans-Bold.ttf", "serif": "DejaVuSerif-Bold.ttf", "mono": "DejaVuSansMono.ttf"}
 PATCH, CHANNELS = 4, 4

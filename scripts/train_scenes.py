@@ -19,8 +19,8 @@ from transformers import SamConfig, SamModel
 import torchwright as tw
 from scenes import SIDE, UNSEEN, Scene, box_of, point_on, scene
 from torchwright.answer import is_artifact
-from torchwright.segment.masks import iou
-from torchwright.segment.square import normalized
+from torchwright.models.segment.masks import iou
+from torchwright.models.segment.square import normalized
 
 PATCH, WIDTH, LAYERS, HEADS = 8, 96, 4, 3
 DECODER = 64
@@ -164,7 +164,7 @@ def judge(models: list[str], count: int) -> None:
 
 def of_scene(segmenter: Any, each: Scene, random: np.random.Generator) -> list[tuple[float, float, float]]:
     """(IoU by a point, by a box, of the best of the point's three masks) of each object."""
-    from torchwright.segment.prompts import Prompt
+    from torchwright.models.segment.prompts import Prompt
 
     encoded, found = segmenter.encode(each.picture_HW3), []
     for true_HW in each.masks_NHW:

@@ -28,7 +28,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 from transformers.generation.configuration_utils import GenerationConfig
 
 import speech_corpus as corpus
-from torchwright.speech.whisper.features import LogMel
+from torchwright.models.speech.whisper.features import LogMel
 
 BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled" / "speech"
 BANDS, FRAMES = 80, 100 * corpus.SECONDS
@@ -320,8 +320,8 @@ def train(args: argparse.Namespace) -> None:
 
 def validate(folder: Path, count: int = 40) -> dict[str, float]:
     """Word error rate on fresh sentences of voices that were heard, and of others."""
-    from torchwright.speech.load import load_speech
-    from torchwright.speech.score import edits
+    from torchwright.models.speech.load import load_speech
+    from torchwright.models.speech.score import edits
 
     model, found = load_speech(folder / "model"), dict[str, float]()
     for name, voices in (("heard", corpus.HEARD), ("never heard", corpus.NEVER_HEARD)):

@@ -9,8 +9,8 @@ import torch
 
 from factories import make_recipe
 from torchwright.artifact import folder as artifact
-from torchwright.decoder import load_decoder
-from torchwright.decoder.packed import write_packed
+from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.packed import write_packed
 from torchwright.workloads.language import LanguageWorkload
 
 PROMPT, NEW = 32, 16

@@ -26,8 +26,8 @@ from torchwright import answer
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
 from torchwright.core.scheme import ASKED
-from torchwright.decoder.load import KV_DTYPES
 from torchwright.hardware.kernels import ops
+from torchwright.models.decoder.load import KV_DTYPES
 
 CONTEXT = 256
 HELLO = "Hello, world"

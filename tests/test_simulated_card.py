@@ -17,9 +17,9 @@ from simulated_card import FACTS, OnCard, simulated_card
 from torchwright import answer, api
 from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.core.records import Budget
-from torchwright.decoder.native import NativeModel
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.hardware.devices import get_device
+from torchwright.models.decoder.native import NativeModel
 from torchwright.search.optimize import Request, optimize
 from torchwright.techniques.base import parse_step
 from torchwright.workloads.base import Workload

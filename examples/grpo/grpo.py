@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rollouts import Answer, Rollouts, exact_match
 from sums import CONFIG, CONTEXT, END, Sum, encode, question, sums, write_examples, write_tokenizer
-from torchwright.decoder import load_decoder, read_decoder_config
+from torchwright.models.decoder import load_decoder, read_decoder_config
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.train.model import Transformer, load_weights, save_folder

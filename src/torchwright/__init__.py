@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
     from torchwright.core.errors import TorchwrightError
-    from torchwright.decoder.load import load_decoder
-    from torchwright.decoder.load_seq2seq import load_seq2seq
-    from torchwright.diffusion.load import load_diffuser
     from torchwright.exporter.export import export
+    from torchwright.models.decoder.load import load_decoder
+    from torchwright.models.decoder.load_seq2seq import load_seq2seq
+    from torchwright.models.diffusion.load import load_diffuser
+    from torchwright.models.segment.load import load_class_segmenter, load_segmenter
+    from torchwright.models.speech.load import load_speech
     from torchwright.numpy_compile import compile_numpy
-    from torchwright.segment.load import load_class_segmenter, load_segmenter
-    from torchwright.speech.load import load_speech
     from torchwright.train.sequence import sequence_parallel
 
 __all__ = [
@@ -58,12 +58,12 @@ _HOMES = {
     "verify": "torchwright.api",
     "bench": "torchwright.api",
     "load": "torchwright.artifact.load",
-    "load_decoder": "torchwright.decoder.load",
-    "load_diffuser": "torchwright.diffusion.load",
-    "load_seq2seq": "torchwright.decoder.load_seq2seq",
-    "load_class_segmenter": "torchwright.segment.load",
-    "load_segmenter": "torchwright.segment.load",
-    "load_speech": "torchwright.speech.load",
+    "load_decoder": "torchwright.models.decoder.load",
+    "load_diffuser": "torchwright.models.diffusion.load",
+    "load_seq2seq": "torchwright.models.decoder.load_seq2seq",
+    "load_class_segmenter": "torchwright.models.segment.load",
+    "load_segmenter": "torchwright.models.segment.load",
+    "load_speech": "torchwright.models.speech.load",
     "export": "torchwright.exporter.export",
     "compile_numpy": "torchwright.numpy_compile",
     "sequence_parallel": "torchwright.train.sequence",

@@ -21,14 +21,6 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.core.records import Recipe
-from torchwright.decoder.generate import LoadedDecoder
-from torchwright.decoder.load import load_decoder
-from torchwright.decoder.load_seq2seq import load_seq2seq
-from torchwright.decoder.sampling import Sampling
-from torchwright.decoder.stacks import stack_family
-from torchwright.decoder.transformers_writer import load_transformers_writer
-from torchwright.diffusion.diffuser import Diffuser
-from torchwright.diffusion.load import load_diffuser
 from torchwright.hardware.devices import default_name, get_device
 from torchwright.hardware.kernels import ops
 from torchwright.hub.architectures import (
@@ -40,9 +32,17 @@ from torchwright.hub.architectures import (
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
+from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.load import load_decoder
+from torchwright.models.decoder.load_seq2seq import load_seq2seq
+from torchwright.models.decoder.sampling import Sampling
+from torchwright.models.decoder.stacks import stack_family
+from torchwright.models.decoder.transformers_writer import load_transformers_writer
+from torchwright.models.diffusion.diffuser import Diffuser
+from torchwright.models.diffusion.load import load_diffuser
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.load import load_speech
 from torchwright.report import view
-from torchwright.speech.base import Recognizer
-from torchwright.speech.load import load_speech
 from torchwright.workloads.generation import Writer
 from torchwright.workloads.language import BUNDLED
 

@@ -22,14 +22,14 @@ from torch import nn
 from torchwright.answer import DTYPES, is_artifact, open_model, promise
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import RooflinePoint
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
-from torchwright.decoder.load import KV_DTYPES
-from torchwright.decoder.sampling import Sampling
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.measure.roofline import Work, point
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.models.decoder.load import KV_DTYPES
+from torchwright.models.decoder.sampling import Sampling
 from torchwright.workloads.language import LanguageWorkload
 
 TURNS = (3, 9)

@@ -12,8 +12,8 @@ from folders import causal, save
 from language_artifacts import native_artifact
 from torchwright.artifact.load import quota_notice
 from torchwright.core.errors import ArtifactError
-from torchwright.decoder.native import NativeModel
-from torchwright.decoder.packed import FORMS, TENSORS
+from torchwright.models.decoder.native import NativeModel
+from torchwright.models.decoder.packed import FORMS, TENSORS
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,15 @@ pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
 def test_layers_are_ranked_by_what_they_do_to_the_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchwright.diffusion.tiny import write_pixart
-    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.models.diffusion.tiny import write_pixart
+    from torchwright.models.diffusion.workload import DiffusionWorkload
 
     workload = DiffusionWorkload(write_pixart(tmp_path, layers=1), steps=4)
     model = workload.build()
 
     def picture() -> torch.Tensor:
         """Two steps of the last prompt, which judges nothing."""
-        from torchwright.diffusion.diffuser import Diffuser
+        from torchwright.models.diffusion.diffuser import Diffuser
 
         with torch.inference_mode():
             drawn = Diffuser(workload.opened, model).draw(

@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).parent))
 import media
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.segment.picture import read_picture
+from torchwright.models.segment.picture import read_picture
 
 pytest.importorskip("soundfile")
-from torchwright.speech.files import decoded
+from torchwright.models.speech.files import decoded
 
 SECONDS = 5.0
 """Processor time after which a file counts as hanging."""

@@ -16,14 +16,14 @@ from torchwright.answer import open_speech
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError
-from torchwright.decoder.families import read_decoder_config
-from torchwright.decoder.load import load_decoder
-from torchwright.diffusion.folder import open_pipeline
 from torchwright.engines.base import engines
 from torchwright.exporter.base import exports
 from torchwright.hub.chat_template import ChatTemplate
+from torchwright.models.decoder.families import read_decoder_config
+from torchwright.models.decoder.load import load_decoder
+from torchwright.models.diffusion.folder import open_pipeline
+from torchwright.models.segment.load import load_segmenter
 from torchwright.remade import workload_of
-from torchwright.segment.load import load_segmenter
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight

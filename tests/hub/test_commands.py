@@ -15,9 +15,9 @@ import transformers
 
 from torchwright import answer
 from torchwright.cli import main
-from torchwright.decoder import load_decoder
-from torchwright.decoder.packed import read_packed, write_packed
 from torchwright.hardware.kernels import ops
+from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.packed import read_packed, write_packed
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight

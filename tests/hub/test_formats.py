@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from torchwright.core.errors import ModelError
-from torchwright.decoder import load_decoder
 from torchwright.hardware.kernels import ops
 from torchwright.hub import weight
 from torchwright.hub.weight import Grouped
+from torchwright.models.decoder import load_decoder
 from torchwright.workloads.huggingface import load_model
 
 INT8_ROWS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}

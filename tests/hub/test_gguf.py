@@ -14,11 +14,11 @@ import quantized as made
 import torch
 
 from torchwright.core.errors import ModelError
-from torchwright.decoder import load_decoder
 from torchwright.hardware.kernels import ops
 from torchwright.hub.gguf.folder import opened
 from torchwright.hub.gguf.header import read_gguf
 from torchwright.hub.gguf.tokenizer import SPLITS
+from torchwright.models.decoder import load_decoder
 
 BUNDLED = Path(__file__).parents[2] / "src/torchwright/workloads/bundled"
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")

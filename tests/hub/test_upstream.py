@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from test_formats import CASES
 from test_gguf import letters
 
-from torchwright.decoder import load_decoder
 from torchwright.hub.checkpoint import Checkpoint
+from torchwright.models.decoder import load_decoder
 
 
 @pytest.fixture(autouse=True)

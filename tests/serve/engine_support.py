@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from torchwright.decoder import LoadedDecoder, load_decoder
+from torchwright.models.decoder import LoadedDecoder, load_decoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.workloads.language import BUNDLED
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS), str(TESTS / "decoder")]  # factories, folders; tiny
+sys.path += [str(TESTS), str(TESTS / "models" / "decoder")]  # factories, folders; tiny
 
 
 @dataclass

@@ -30,6 +30,7 @@ import httpx
 import numpy as np
 import zmq
 
+from torchwright.models.speech.transcript import Segment, Unheard, Window, Word
 from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.server import Server, load_model
@@ -67,7 +68,6 @@ from torchwright.serve.wire.messages import (
     decode_to_engine,
     encode,
 )
-from torchwright.speech.transcript import Segment, Unheard, Window, Word
 
 MODEL = "torchwright-bundled"
 CONTEXT = 1024

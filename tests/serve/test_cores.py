@@ -8,8 +8,8 @@ import pytest
 import torch
 from engine_support import bundled, drain, engine, request
 
-from torchwright.decoder import load_decoder
 from torchwright.hardware.kernels.cpu.threads import torch_threads
+from torchwright.models.decoder import load_decoder
 from torchwright.serve.engine.cores import CoreShare
 from torchwright.workloads.language import BUNDLED
 

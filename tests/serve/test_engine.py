@@ -13,9 +13,9 @@ import torch
 from engine_support import Result, alone, answers, bundled, drain, engine, request, take, tiny_decoder, words
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.decoder import PAGE, LoadedDecoder
-from torchwright.decoder.layers import MixtureOfExperts
-from torchwright.decoder.scores import Logits
+from torchwright.models.decoder import PAGE, LoadedDecoder
+from torchwright.models.decoder.layers import MixtureOfExperts
+from torchwright.models.decoder.scores import Logits
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
 from torchwright.serve.options import EngineOptions
@@ -374,7 +374,7 @@ def test_every_end_is_logged_with_its_reason(model: LoadedDecoder, caplog: pytes
 
 
 def test_a_model_on_stock_operators_is_not_deterministic(model: LoadedDecoder) -> None:
-    from torchwright.decoder import load_decoder
+    from torchwright.models.decoder import load_decoder
     from torchwright.workloads.language import BUNDLED
 
     stock = load_decoder(BUNDLED, torch.float32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_support import Results, alone, bundled, drain, engine, request, take, tiny_decoder, words
 
-from torchwright.decoder import LoadedDecoder
+from torchwright.models.decoder import LoadedDecoder
 from torchwright.serve.wire.messages import Cancel, Stats, Submit
 
 FAMILIES = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engine_support import alone, answers, bundled, compiled, drain, engine, know, request, words
 
-from torchwright.decoder import LoadedDecoder
+from torchwright.models.decoder import LoadedDecoder
 from torchwright.serve.grammar import masks as grammars
 from torchwright.serve.wire.messages import Cancel, Grammar, ThinkingBudget
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.decoder import PAGE, PagedCache, read_decoder_config
 from torchwright.hardware.devices.cpu import available_memory_bytes
+from torchwright.models.decoder import PAGE, PagedCache, read_decoder_config
 from torchwright.serve.engine import process
 from torchwright.serve.engine.memory import is_out_of_memory, page_bytes, page_count
 from torchwright.serve.engine.process import ServedDecoder

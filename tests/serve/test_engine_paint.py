@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "diffusion"))
+sys.path.append(str(Path(__file__).parents[1] / "models" / "diffusion"))
 from http_support import command
 
 from torchwright.serve.wire.messages import Failed, FromEngine, Paint, Painted, RequestRefused
@@ -21,14 +21,14 @@ pytest.importorskip("PIL", reason="pictures are written with Pillow")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from torchwright.diffusion.tiny import write_pixart
+    from torchwright.models.diffusion.tiny import write_pixart
 
     return write_pixart(tmp_path_factory.mktemp("pixart"))
 
 
 @pytest.fixture
 def served(folder: Path):
-    from torchwright.diffusion.load import load_diffuser
+    from torchwright.models.diffusion.load import load_diffuser
     from torchwright.serve.engine.paint import ServedDiffuser
 
     return ServedDiffuser(load_diffuser(folder), max_queue=3)
@@ -50,7 +50,7 @@ def pictures(sent: list[FromEngine]) -> dict[str, bytes]:
 
 
 def test_company_changes_nothing(served, folder):
-    from torchwright.diffusion.load import load_diffuser
+    from torchwright.models.diffusion.load import load_diffuser
 
     alone = load_diffuser(folder).draw("a red dog", seed=3, steps=3, size=(24, 16)).pixels_HW3
     for message in (asked("left", "a house", steps=5), asked("one"), asked("two", "the sea", seed=9)):

@@ -12,15 +12,15 @@ import httpx
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "decoder"))
+sys.path.append(str(Path(__file__).parents[1] / "models" / "decoder"))
 from engine_support import Results, drain, request, take
 from http_support import command
 from seq2seqs import tiny, tokenizer
 
 from torchwright.core.errors import WorkloadError
-from torchwright.decoder.load_seq2seq import load_seq2seq
-from torchwright.decoder.scores import Logits
-from torchwright.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.models.decoder.load_seq2seq import load_seq2seq
+from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions

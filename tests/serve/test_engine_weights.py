@@ -10,7 +10,7 @@ import torch
 from engine_support import drain, engine, request, take, tiny_decoder
 
 from torchwright.core.errors import ModelError
-from torchwright.decoder import LoadedDecoder
+from torchwright.models.decoder import LoadedDecoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.wire.messages import Cancel
 

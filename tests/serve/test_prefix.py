@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.serve.engine.prefix import PrefixTree
 
 

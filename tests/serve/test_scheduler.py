@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchwright.decoder.cache import PAGE, CacheSequence
+from torchwright.models.decoder.cache import PAGE, CacheSequence
 from torchwright.serve.engine.request import AGEING_S, Sequence, order
 from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.engine.scheduler import Scheduler, StepPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_support import answers, bundled, request, words
 
-from torchwright.decoder import LoadedDecoder
+from torchwright.models.decoder import LoadedDecoder
 from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, LONGEST_PAUSE, Lookup
 
 

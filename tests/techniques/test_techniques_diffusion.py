@@ -17,12 +17,12 @@ from torchwright.hardware.devices import get_device
 from torchwright.techniques.base import from_step
 
 pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
-sys.path.append(str(Path(__file__).parents[1] / "diffusion"))
+sys.path.append(str(Path(__file__).parents[1] / "models" / "diffusion"))
 
 
 def workload_of(family: str, folder: Path, size: str) -> Any:
     tiny_families = importlib.import_module("tiny_families")
-    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.models.diffusion.workload import DiffusionWorkload
 
     return DiffusionWorkload(tiny_families.write(family, folder), steps=2, size=size)
 

@@ -15,13 +15,13 @@ import folders
 from torchwright.core.errors import ArtifactError, ModelError, RefusedTechnique, UnknownName
 from torchwright.core.records import Step
 from torchwright.core.scheme import W4A8
-from torchwright.decoder import load_decoder
-from torchwright.decoder.native import NativeModel
-from torchwright.decoder.packed import FORMS, TENSORS
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.sensitivity import rank_modules
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.native import NativeModel
+from torchwright.models.decoder.packed import FORMS, TENSORS
 from torchwright.techniques import techniques
 from torchwright.techniques.base import from_step, parse_step
 from torchwright.workloads.language import LanguageWorkload

@@ -11,7 +11,7 @@ import torch
 from preloaded import PRELOADED
 from torchwright.train.prove import processes
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "decoder"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "decoder"))
 
 # Runs are compared to the bit, and the load of this machine must not choose their threads.
 os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from runs import BUNDLED, CONFIG, make_run
 
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.model import Transformer, save_folder
 
 WORDS = ["sun", "moon", "tree", "river", "stone", "bird", "cloud", "fire"]

@@ -30,7 +30,7 @@ from runs import CONFIG, MIXTURE, make_run  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from torchwright.cli.failures import exit_code  # noqa: E402
-from torchwright.decoder import read_decoder_config  # noqa: E402
+from torchwright.models.decoder import read_decoder_config  # noqa: E402
 from torchwright.train.model import Transformer, save_folder  # noqa: E402
 from torchwright.train.run import loop, trainer  # noqa: E402, F401
 from torchwright.train.run.metrics import read_figures  # noqa: E402

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.decoder import load_decoder, read_decoder_config
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder import load_decoder, read_decoder_config
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.layout import Layout
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.balance import BalancingLoss, Load

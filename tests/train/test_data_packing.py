@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import CONFIG
 
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.data.documents import Document, write_documents
 from torchwright.train.data.mixture import ROUND, Mixture, shares
 from torchwright.train.data.packing import Packed, PackedHeldOut, pack

@@ -14,7 +14,7 @@ from runs import CONFIG, MIXTURE, make_run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.layout import LayoutError
 from torchwright.train.model.blocks import Experts, Here
 from torchwright.train.parallel.dispatch import AllToAll, DeepEP, Dispatch, make_transport

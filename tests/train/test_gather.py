@@ -15,7 +15,7 @@ from runs import CONFIG, checkpoints, losses, make_run, run_processes
 from safetensors.torch import load_file
 
 from torchwright.cli import main
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.layout import Layout
 from torchwright.train.planning.cluster import Cluster, read_device
 from torchwright.train.planning.job import Job, JobError, LayoutPlan

@@ -15,7 +15,7 @@ from pairs import SMALL, WORDS, small_model
 from runs import assert_same, checkpoints, make_run, run_processes, state
 
 from torchwright.cli import main
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.data.shards import DataError
 from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE

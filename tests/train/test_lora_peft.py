@@ -11,9 +11,9 @@ import torch
 from runs import CONFIG, losses, make_run
 from safetensors.torch import load_file
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import decoder_config
 from torchwright.hub.run_folder import ADAPTER
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.data.shards import Shards
 from torchwright.train.model import Transformer, save_folder
 from torchwright.train.model.lora import adapters, add_adapters, freeze, reset_adapters

@@ -157,8 +157,8 @@ def test_a_recognizer_learns_what_it_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_word_error_rate_is_of_what_transcribe_writes(tmp_path: Path) -> None:
-    from torchwright.speech.load import load_speech
-    from torchwright.speech.score import normalizer, word_errors
+    from torchwright.models.speech.load import load_speech
+    from torchwright.models.speech.score import normalizer, word_errors
 
     run = make_speech(tmp_path, count=32, samples=50 * 16, batch=16, evaluation={"transcribed": 4})
     outcome = train(run)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny import MODELS, TOKENS, build, save, token_ids
 
 from torchwright.core.errors import ModelError
-from torchwright.decoder import load_decoder, read_decoder_config
+from torchwright.models.decoder import load_decoder, read_decoder_config
 from torchwright.train.model import (
     Transformer,
     check_shapes,

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torchwright.decoder import read_decoder_config
+from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Optimizer
 from torchwright.train.run.data_section import RunError

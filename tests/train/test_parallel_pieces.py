@@ -21,7 +21,7 @@ from tiny import build, save, token_ids
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from torchwright.decoder import DecoderConfig, read_decoder_config
+from torchwright.models.decoder import DecoderConfig, read_decoder_config
 from torchwright.train.data.batch import of_windows
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.model import Scores, Transformer, explicit_attention, load_weights, save_folder

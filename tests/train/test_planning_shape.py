@@ -12,7 +12,7 @@ from tiny import COMMON, MODELS
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwright.core.errors import ModelError, UnknownName
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model import Transformer
 from torchwright.train.planning.models import KNOWN, read_model
 from torchwright.train.shape import Kind, Shape

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torchwright.decoder import read_decoder_config
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder import read_decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Experts
 from torchwright.train.prove.processes import on_processes

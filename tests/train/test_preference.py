@@ -15,7 +15,7 @@ from pairs import SMALL, pairs_run, small_model, write_pairs
 from runs import assert_same, checkpoints, losses, run_processes, state
 
 from torchwright.cli import main
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.data.packing import Packed
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.model import Transformer

@@ -15,8 +15,8 @@ from tiny import COMMON, MODELS
 
 from torchwright.cli import main
 from torchwright.cli.printing import console
-from torchwright.decoder import read_decoder_config
-from torchwright.decoder.families import decoder_config
+from torchwright.models.decoder import read_decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.prove import Divergence, Part, Proof, proof, prove, prove_layout, render
 from torchwright.train.prove.proof import choose, read_model, used

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.core.scheme import scheme_of
-from torchwright.decoder import read_decoder_config
 from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Qat
 from torchwright.train.run.loop import train

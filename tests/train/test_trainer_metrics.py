@@ -16,8 +16,8 @@ from rich.console import Console
 from runs import CONFIG, MIXTURE
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchwright.decoder import read_decoder_config
 from torchwright.hardware.devices.base import Ceilings
+from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.run import trainer as loop_trainer
 from torchwright.train.run.checkpoint import CheckpointError

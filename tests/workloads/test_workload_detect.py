@@ -11,7 +11,7 @@ import torch
 
 from folders import causal, encoder, eval_text, image, save, sentence_transformer, write_json
 from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
-from torchwright.speech.workload import SpeechWorkload
+from torchwright.models.speech.workload import SpeechWorkload
 from torchwright.workloads import workloads
 from torchwright.workloads.detect import from_description, from_target, kind_of
 from torchwright.workloads.encoder import EncoderWorkload

@@ -14,10 +14,10 @@ from folders import VOCABULARY, change_json, eval_text, save
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget
-from torchwright.decoder.seq2seq_workload import Seq2SeqWorkload
 from torchwright.engines.program import export
+from torchwright.models.decoder.seq2seq_workload import Seq2SeqWorkload
+from torchwright.models.speech.workload import SpeechWorkload
 from torchwright.search.optimize import Request, optimize
-from torchwright.speech.workload import SpeechWorkload
 from torchwright.workloads import sounds
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload

@@ -14,13 +14,13 @@ from torchwright.cli.printing import print_json, say
 from torchwright.core.ansi import CLEAR_LINE, takes_movement
 from torchwright.core.process.files import check_writable, replacing
 from torchwright.core.process.interrupts import importing
-from torchwright.diffusion.limits import STEPS, Style
-from torchwright.diffusion.schedulers import NAMES
+from torchwright.models.diffusion.limits import STEPS, Style
+from torchwright.models.diffusion.schedulers import NAMES
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from torchwright.diffusion.diffuser import Diffuser, Drawn
+    from torchwright.models.diffusion.diffuser import Diffuser, Drawn
 
 MOST_COUNT = 1000
 
@@ -127,7 +127,7 @@ def command(
     check_writable(out.parent)
     with importing():
         from torchwright.answer import open_diffuser
-        from torchwright.diffusion.picture import check_pictures
+        from torchwright.models.diffusion.picture import check_pictures
 
     check_pictures()
     diffuser = open_diffuser(model, trust=trust)
@@ -206,7 +206,7 @@ def _tell(done: int, total: int) -> None:
 
 
 def _write(path: Path, frames_FHW3: np.ndarray) -> None:
-    from torchwright.diffusion.picture import encoded_film
+    from torchwright.models.diffusion.picture import encoded_film
 
     with replacing(path) as beside:
         beside.write_bytes(encoded_film(frames_FHW3))

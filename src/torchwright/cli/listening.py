@@ -13,7 +13,7 @@ from torchwright.cli.printing import say
 from torchwright.core.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from torchwright.speech.base import Recognizer
+    from torchwright.models.speech.base import Recognizer
 
 SAMPLE_BYTES = 2
 BLOCK_BYTES = 8192
@@ -31,8 +31,8 @@ def listen(recognizer: Recognizer, *, quiet: bool = False, **options: Any) -> No
     """
     import numpy as np
 
-    from torchwright.speech.live import STEP_SECONDS, Live
-    from torchwright.speech.sound import RATE
+    from torchwright.models.speech.live import STEP_SECONDS, Live
+    from torchwright.models.speech.sound import RATE
 
     if sys.stdin.isatty():
         raise WorkloadError(

@@ -20,8 +20,8 @@ from torchwright.core.process.files import check_writable
 from torchwright.core.process.interrupts import importing
 
 if TYPE_CHECKING:
-    from torchwright.segment.base import Segmenter
-    from torchwright.segment.semantic import ClassSegmenter
+    from torchwright.models.segment.base import Segmenter
+    from torchwright.models.segment.semantic import ClassSegmenter
 
 
 WHICH = "say which object: --point X,Y, --box X0,Y0,X1,Y1, or --everything."
@@ -162,9 +162,14 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter | ClassS
         from torchwright.answer import is_artifact
         from torchwright.artifact.load import load
         from torchwright.hub.folder import resolve
-        from torchwright.segment.base import Segmenter
-        from torchwright.segment.load import WANTED, load_class_segmenter, load_segmenter, names_classes
-        from torchwright.segment.semantic import ClassSegmenter
+        from torchwright.models.segment.base import Segmenter
+        from torchwright.models.segment.load import (
+            WANTED,
+            load_class_segmenter,
+            load_segmenter,
+            names_classes,
+        )
+        from torchwright.models.segment.semantic import ClassSegmenter
 
     if not is_artifact(model):
         opened = load_class_segmenter if names_classes(resolve(model, WANTED)) else load_segmenter
@@ -196,7 +201,7 @@ def _asked(prompts: dict[str, Any], everything: bool, how: dict[str, int | None]
 
 def _check_fits(segmenter: Segmenter | ClassSegmenter, everything: bool, asked: dict[str, Any]) -> None:
     """What only the model's kind decides: whether there must be prompts, or none."""
-    from torchwright.segment.semantic import ClassSegmenter
+    from torchwright.models.segment.semantic import ClassSegmenter
 
     prompted = everything or any(asked.values())
     if isinstance(segmenter, ClassSegmenter) and prompted:
@@ -225,9 +230,9 @@ def _segment(
     quiet: bool,
 ) -> dict[str, Any]:
     """One picture's masks, written; returns its facts."""
-    from torchwright.segment.files import check_target, write_classes, write_masks
-    from torchwright.segment.picture import read_picture
-    from torchwright.segment.semantic import ClassSegmenter
+    from torchwright.models.segment.files import check_target, write_classes, write_masks
+    from torchwright.models.segment.picture import read_picture
+    from torchwright.models.segment.semantic import ClassSegmenter
 
     check_target(target)
     pixels_HW3, begun = read_picture(picture), time.monotonic()

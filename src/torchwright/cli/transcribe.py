@@ -18,12 +18,12 @@ from torchwright.core.ansi import CLEAR_LINE, takes_movement
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.escapes import escaped
 from torchwright.core.process.interrupts import importing
-from torchwright.speech.bundled import NOTICE
-from torchwright.speech.transcript import MOST_WINDOWS
+from torchwright.models.speech.bundled import NOTICE
+from torchwright.models.speech.transcript import MOST_WINDOWS
 
 if TYPE_CHECKING:
-    from torchwright.speech.base import Recognizer
-    from torchwright.speech.transcript import Transcript
+    from torchwright.models.speech.base import Recognizer
+    from torchwright.models.speech.transcript import Transcript
 
 
 @click.command("transcribe")
@@ -199,8 +199,8 @@ def _transcribe(
     quiet: bool,
 ) -> dict[str, Any]:
     """One file, its text shown or written; what was found is kept when it ends early. Returns its facts."""
-    from torchwright.speech.formats import facts
-    from torchwright.speech.transcript import Transcript
+    from torchwright.models.speech.formats import facts
+    from torchwright.models.speech.transcript import Transcript
 
     live = shown and form == "text"
     whole, begun = Transcript(), time.monotonic()
@@ -228,7 +228,7 @@ def _transcribe(
 def _deliver(whole: Transcript, target: Path | None, form: str, *, shown: bool, finished: bool) -> None:
     """Write or show a transcript; of one that is not finished the file's name says so."""
     from torchwright.core.process.files import replacing
-    from torchwright.speech.formats import FORMATS
+    from torchwright.models.speech.formats import FORMATS
 
     text = FORMATS[form](whole)
     if target is not None:

@@ -26,7 +26,7 @@ class NativeEngine(Eager):
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
-        from torchwright.decoder.native import NativeModel
+        from torchwright.models.decoder.native import NativeModel
 
         model = NativeModel.load(kept.path, kept.path / MODEL, kept.device)
         model.loaded.threads = kept.threads

@@ -17,8 +17,8 @@ class NativeSpeechEngine(NativeEngine):
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
-        from torchwright.speech.load import family
-        from torchwright.speech.native_calls import NativeCalls
+        from torchwright.models.speech.load import family
+        from torchwright.models.speech.native_calls import NativeCalls
 
         model = NativeCalls.load(kept.path, kept.path / MODEL)
         folder = kept.path / MODEL

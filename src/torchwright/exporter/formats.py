@@ -39,7 +39,7 @@ def stored_names(layers: Sequence[str], folder: Path) -> set[str]:
 
     Raises `RefusedTechnique` for a name that is not a layer.
     """
-    from torchwright.decoder.families import FAMILIES, read_decoder_config
+    from torchwright.models.decoder.families import FAMILIES, read_decoder_config
 
     names: Any = FAMILIES[read_decoder_config(folder).architecture].names
     found: set[str] = set()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torchwright.core.errors import ModelError, RefusedTechnique, shown
-from torchwright.decoder.families import decoder_config
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.gguf_file import BLOCK, Stored, Value, stored, write_gguf
 from torchwright.hub.chat_template import ChatTemplate
@@ -24,6 +23,7 @@ from torchwright.hub.gguf.folder import opened
 from torchwright.hub.gguf.names import LAYER, WHOLE
 from torchwright.hub.gguf.tokenizer import CONTROL, LLAMA3, QWEN2, USER_DEFINED
 from torchwright.hub.tokenizer import open_tokenizer
+from torchwright.models.decoder.families import decoder_config
 from torchwright.workloads.huggingface import load_model
 
 if TYPE_CHECKING:

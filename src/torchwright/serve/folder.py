@@ -9,7 +9,6 @@ from typing import Any
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.core.errors import ArtifactError, ModelError
 from torchwright.core.json_file import read_json
-from torchwright.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.hub.architectures import (
     UnsupportedArchitecture,
     folder_instead,
@@ -18,7 +17,8 @@ from torchwright.hub.architectures import (
     runs_on_transformers,
 )
 from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
-from torchwright.speech.families import FAMILIES
+from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
+from torchwright.models.speech.families import FAMILIES
 
 NATIVE = "native"
 """Prefix of the names of engines that run on the native decoder."""

@@ -41,7 +41,7 @@ SECTIONS = ("rope_scaling", "rope_parameters")
 """Fields of every native family that are integers, and those that are objects; null counts as absent."""
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 KEEPS = ("awq", "gptq", "gguf", "compressed-tensors", "torchao")
-"""Formats whose integers stay as they are where a layout has them (decoder/repack.py)."""
+"""Formats whose integers stay as they are where a layout has them (models/decoder/repack.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchwright.core.records import Coverage
-from torchwright.diffusion.workload import DiffusionWorkload
+from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import part_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from torchwright.core.records import Coverage
-from torchwright.diffusion.workload import DiffusionWorkload
+from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 

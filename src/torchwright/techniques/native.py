@@ -11,11 +11,11 @@ from torch import nn
 
 from torchwright.core.errors import ModelError
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.decoder import UnsupportedArchitecture, load_decoder
-from torchwright.decoder.families import read_decoder_config
-from torchwright.decoder.native import NativeModel
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.models.decoder import UnsupportedArchitecture, load_decoder
+from torchwright.models.decoder.families import read_decoder_config
+from torchwright.models.decoder.native import NativeModel
 from torchwright.techniques.base import Phase, Target, Technique
 
 DEVICES = ("cpu", "cuda")

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.decoder.load_seq2seq import load_seq2seq
-from torchwright.decoder.seq2seq_calls import NativeAnswers
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.models.decoder.load_seq2seq import load_seq2seq
+from torchwright.models.decoder.seq2seq_calls import NativeAnswers
 from torchwright.techniques.base import Phase, Target, Technique
 
 

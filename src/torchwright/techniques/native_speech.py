@@ -12,11 +12,11 @@ from torch import nn
 
 from torchwright.core.errors import ModelError
 from torchwright.core.records import Coverage, DeviceFacts
-from torchwright.decoder.precision import Precision
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.folder import read_config
-from torchwright.speech.load import NATIVE
-from torchwright.speech.native_calls import NativeCalls
+from torchwright.models.decoder.precision import Precision
+from torchwright.models.speech.load import NATIVE
+from torchwright.models.speech.native_calls import NativeCalls
 from torchwright.techniques.base import Phase, Target, Technique
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from torchwright.core.records import Coverage
-from torchwright.diffusion.sampling import steps_to_reuse
-from torchwright.diffusion.workload import DiffusionWorkload
+from torchwright.models.diffusion.sampling import steps_to_reuse
+from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torchwright.core.records import Coverage
-from torchwright.diffusion.workload import DiffusionWorkload
+from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import part_of
 

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import FAMILIES
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.families import FAMILIES
 from torchwright.train.layout import cut
 
 

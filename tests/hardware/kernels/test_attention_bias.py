@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from torchwright.decoder.batch import Batch
-from torchwright.decoder.cache import PAGE, PagedCache
-from torchwright.decoder.pages import LayerPages
-from torchwright.decoder.stacks import STACKS
 from torchwright.hardware.kernels import ops, reference
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hub.fields import Fields
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.cache import PAGE, PagedCache
+from torchwright.models.decoder.pages import LayerPages
+from torchwright.models.decoder.stacks import STACKS
 
 HEADS, D, REACH = 4, 32, 320
 T5 = {"d_model": 64, "d_kv": D, "d_ff": 64, "num_heads": HEADS, "num_layers": 1, "vocab_size": 9}

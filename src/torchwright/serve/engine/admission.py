@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchwright.core.errors import WorkloadError
-from torchwright.decoder.cache import PAGE
+from torchwright.models.decoder.cache import PAGE
 from torchwright.serve.engine.sampling import sampling_of
 from torchwright.serve.wire.messages import RequestRefused, Submit
 

@@ -21,9 +21,9 @@ from concurrent import futures
 import torch
 
 from torchwright.core.errors import ModelError
-from torchwright.decoder.cache import PAGE, PagedCache
-from torchwright.decoder.generate import LoadedDecoder
-from torchwright.decoder.rope import BY_LENGTH
+from torchwright.models.decoder.cache import PAGE, PagedCache
+from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.rope import BY_LENGTH
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.cores import CoreShare
 from torchwright.serve.engine.fingerprint import fingerprint

@@ -10,10 +10,10 @@ from itertools import chain
 import numpy as np
 
 from torchwright.core.errors import TorchwrightError
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.transcript import Window
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.wire.messages import EngineReady, Failed, Heard, RequestRefused, Transcribe
-from torchwright.speech.base import Recognizer
-from torchwright.speech.transcript import Window
 
 
 class ServedRecognizer:

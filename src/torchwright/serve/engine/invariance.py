@@ -9,11 +9,11 @@ from __future__ import annotations
 from torch import nn
 
 from torchwright.core.errors import WorkloadError
-from torchwright.decoder.layers import MixtureOfExperts
-from torchwright.decoder.model import Decoder
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LANES
+from torchwright.models.decoder.layers import MixtureOfExperts
+from torchwright.models.decoder.model import Decoder
 
 
 def require_invariance(decoder: Decoder) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from torchwright.core.errors import WorkloadError
-from torchwright.decoder.cache import PAGE
-from torchwright.decoder.config import DecoderConfig
 from torchwright.hardware.devices.cpu import available_memory_bytes
+from torchwright.models.decoder.cache import PAGE
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.serve.options import KV_SHARE
 
 MOST = 0.9

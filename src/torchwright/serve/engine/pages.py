@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.decoder.cache import PagedCache
+from torchwright.models.decoder.cache import PagedCache
 from torchwright.serve.engine.prefix import PrefixTree
 from torchwright.serve.engine.request import Sequence
 

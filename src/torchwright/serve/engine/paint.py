@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from torchwright.core.errors import ModelError, TorchwrightError
-from torchwright.diffusion.diffuser import Diffuser
+from torchwright.models.diffusion.diffuser import Diffuser
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.wire.messages import EngineReady, Failed, FromEngine, Paint, Painted, RequestRefused
 

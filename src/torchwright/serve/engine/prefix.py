@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
+from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
 
 Edge = tuple[int, ...]
 SLACK = 64

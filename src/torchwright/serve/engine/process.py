@@ -21,11 +21,11 @@ from torchwright.answer import is_artifact, open_diffuser, open_model, open_spee
 from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, first_line
 from torchwright.core.process.orphans import die_with_parent
-from torchwright.decoder.cache import PAGE
-from torchwright.decoder.generate import LoadedDecoder
-from torchwright.decoder.seq2seq import LoadedSeq2Seq
-from torchwright.decoder.transformers_writer import TransformersWriter
 from torchwright.hardware.devices.allocator import retain_where_possible
+from torchwright.models.decoder.cache import PAGE
+from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.models.decoder.transformers_writer import TransformersWriter
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchwright.decoder.cache import CacheSequence
+from torchwright.models.decoder.cache import CacheSequence
 from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.engine.speculate import Lookup
 from torchwright.serve.grammar.masks import Constraint

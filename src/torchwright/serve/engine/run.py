@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from torchwright.core.errors import ModelError
-from torchwright.decoder.batch import Batch
-from torchwright.decoder.cache import PagedCache
-from torchwright.decoder.model import Decoder
-from torchwright.decoder.scores import Logits
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.cache import PagedCache
+from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.scores import Logits
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
 from torchwright.serve.engine.sampling import logprob

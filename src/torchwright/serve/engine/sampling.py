@@ -12,7 +12,7 @@ from dataclasses import fields
 
 import torch
 
-from torchwright.decoder.sampling import Sampler, Sampling
+from torchwright.models.decoder.sampling import Sampler, Sampling
 from torchwright.serve.wire.messages import SamplingOptions, Submit, TokenLogprob
 
 

@@ -16,10 +16,10 @@ import msgspec
 import torch
 
 from torchwright.core.errors import ModelError, WorkloadError
-from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
-from torchwright.decoder.memory import Memory
-from torchwright.decoder.scores import Logits
-from torchwright.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
+from torchwright.models.decoder.memory import Memory
+from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from torchwright.models.speech.transcript import Options
 from torchwright.serve.api_error import unavailable
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json
@@ -30,7 +31,6 @@ from torchwright.serve.wire.messages import (
     Submit,
     Transcribe,
 )
-from torchwright.speech.transcript import Options
 
 PROBE_SECONDS = 20.0
 """How long the engine may take for the one token of /health_generate."""

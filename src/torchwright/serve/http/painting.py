@@ -11,7 +11,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchwright.diffusion.limits import Style
+from torchwright.models.diffusion.limits import Style
 from torchwright.serve.http.guard import held_body, record_of
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json, watch
@@ -82,7 +82,7 @@ async def paint(service: Service, request: Request, body: ImageRequest, seeds: r
 
 def _file(painted: Painted, body: ImageRequest) -> str:
     """The picture's file in base64."""
-    from torchwright.diffusion.picture import encoded
+    from torchwright.models.diffusion.picture import encoded
 
     assert painted.pixels is not None
     pixels_HW3 = np.frombuffer(painted.pixels, np.uint8).reshape(*painted.size, 3)

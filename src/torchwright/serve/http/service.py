@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchwright.diffusion.folder import INDEX
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object, read_config
+from torchwright.models.diffusion.folder import INDEX
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.sounds import Sounds

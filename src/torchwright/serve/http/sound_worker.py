@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from torchwright.core.errors import TorchwrightError
+from torchwright.models.speech.sound import BLOCK, RATE, opened
+from torchwright.models.speech.sound_error import SoundError
 from torchwright.serve.workers import forks
-from torchwright.speech.sound import BLOCK, RATE, opened
-from torchwright.speech.sound_error import SoundError
 
 
 class SoundJob(msgspec.Struct, frozen=True):

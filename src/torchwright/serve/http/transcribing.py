@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from torchwright.models.speech.transcript import Options, Window
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.guard import while_there
 from torchwright.serve.http.service import Service, new_id
@@ -22,7 +23,6 @@ from torchwright.serve.openai.transcription_answer import TranscriptionAnswer
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
 from torchwright.serve.wire.mailbox import Dropped
 from torchwright.serve.wire.messages import Heard, Transcribe
-from torchwright.speech.transcript import Options, Window
 
 
 async def transcriptions(service: Service, request: Request) -> Response:

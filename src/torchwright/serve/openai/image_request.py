@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_GUIDANCE, MOST_SEED, MOST_STEPS
+from torchwright.models.diffusion.limits import LONGEST_PROMPT, MOST_GUIDANCE, MOST_SEED, MOST_STEPS
 from torchwright.serve.limits import PICTURE_PIXELS, PICTURES
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Text

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from torchwright.models.speech.formats import as_srt, as_vtt
+from torchwright.models.speech.transcript import Segment, Transcript, Window, compression_ratio
 from torchwright.serve.openai.transcription_request import TranslationRequest
-from torchwright.speech.formats import as_srt, as_vtt
-from torchwright.speech.transcript import Segment, Transcript, Window, compression_ratio
 
 MEDIA_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 """Of forms that are no JSON."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from torchwright.models.speech.transcript import Options, Timestamps
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Text
-from torchwright.speech.transcript import Options, Timestamps
 
 Form = Literal["json", "text", "srt", "vtt", "verbose_json"]
 PROMPT_CHARACTERS = 10_000

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from torchwright.diffusion.limits import Style
-from torchwright.speech.transcript import Options, Window
+from torchwright.models.diffusion.limits import Style
+from torchwright.models.speech.transcript import Options, Window
 
 OUT_OF_MEMORY = 12
 """Exit code of an engine that could not get memory: the number of ENOMEM."""

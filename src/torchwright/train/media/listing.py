@@ -14,7 +14,7 @@ from typing import Any
 
 from torchwright.core.paths import private_cache
 from torchwright.core.process.files import replacing
-from torchwright.segment.picture import SUFFIXES
+from torchwright.models.segment.picture import SUFFIXES
 from torchwright.train.data.documents import Report
 from torchwright.train.data.rows import READERS, Row, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError

@@ -13,11 +13,11 @@ from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.hub.tokenizer import open_tokenizer
-from torchwright.speech.languages import language_code
-from torchwright.speech.sound import RATE, opened
-from torchwright.speech.whisper.features import HOP, LogMel
-from torchwright.speech.whisper.pieces import FRAMES_PER_TICK
-from torchwright.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
+from torchwright.models.speech.languages import language_code
+from torchwright.models.speech.sound import RATE, opened
+from torchwright.models.speech.whisper.features import HOP, LogMel
+from torchwright.models.speech.whisper.pieces import FRAMES_PER_TICK
+from torchwright.models.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
 from torchwright.train.media.config import SpeechData, SpeechRun
 from torchwright.train.media.listing import Item, Listing, list_sounds
 from torchwright.train.media.samples import MediaBatch

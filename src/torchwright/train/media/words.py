@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchwright.core.errors import WorkloadError
-from torchwright.speech.load import load_speech
-from torchwright.speech.score import normalizer, word_errors
+from torchwright.models.speech.load import load_speech
+from torchwright.models.speech.score import normalizer, word_errors
 from torchwright.train.media.listing import Item
 
 

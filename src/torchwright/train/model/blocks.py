@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.config import ExpertsConfig as ExpertsConfig
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import ExpertsConfig as ExpertsConfig
 from torchwright.train.model.attention import Attend, Scores, fused_attention
 from torchwright.train.model.rotary import rotate
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.fill import DEVIATION, fill
 from torchwright.train.model.transformer import SCORE, Transformer
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from torchwright.core.errors import ModelError
 from torchwright.core.layer_types import overridden
-from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
-from torchwright.decoder.families import read_decoder_config
 from torchwright.hub.folder import copy_files, model_files, read_config
+from torchwright.models.decoder.config import DecoderConfig, UnsupportedArchitecture
+from torchwright.models.decoder.families import read_decoder_config
 from torchwright.train.model.attention import visible
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear

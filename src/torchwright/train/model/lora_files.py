@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from torchwright.core.errors import unknown
-from torchwright.decoder.config import DecoderConfig
 from torchwright.hub.adapter import CONFIG, MAGNITUDE, PREFIX, WEIGHTS, A, B
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear
 from torchwright.train.model.lora import Adapter, adapters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchwright.decoder.rope import BY_LENGTH, ROPES, Rope
+from torchwright.models.decoder.rope import BY_LENGTH, ROPES, Rope
 
 
 class Rotary(nn.Module):

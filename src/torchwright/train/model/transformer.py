@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import FAMILIES
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.families import FAMILIES
 from torchwright.train.model.attention import Attend
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, Turn
 from torchwright.train.model.fill import initialize

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.transformer import Transformer

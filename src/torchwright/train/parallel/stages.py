@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.layout import cut
 from torchwright.train.model.fill import named_tensors, whole
 from torchwright.train.model.transformer import Transformer

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.parallel.apply import check_fits
 from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.run.check import check_run

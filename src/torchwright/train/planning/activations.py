@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 
-from torchwright.decoder.families import FAMILIES
+from torchwright.models.decoder.families import FAMILIES
 from torchwright.train.layout import Layout
 from torchwright.train.model.attention import BLOCK, MOST_BLOCKS
 from torchwright.train.parallel.ring import TILE

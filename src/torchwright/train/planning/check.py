@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.data.batch import of_windows
 from torchwright.train.layout import Layout
 from torchwright.train.parallel.ring import INSIDE

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.core.errors import unknown
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import FAMILIES, read_decoder_config
 from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config_file
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.families import FAMILIES, read_decoder_config
 
 
 def _llama(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.layout import Layout
 from torchwright.train.planning.accepted import refusal
 from torchwright.train.planning.cluster import Accelerator, Cluster

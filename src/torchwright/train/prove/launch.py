@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.prove.compare import RankReport
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.prove.shrink import Small, exact, rounds, shrink

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import decoder_config, read_decoder_config
 from torchwright.hardware.devices.cpu import usable_memory_bytes
 from torchwright.hub.folder import resolve
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.families import decoder_config, read_decoder_config
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.parallel.apply import check_fits
 from torchwright.train.prove.compare import RankReport

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.data.batch import WindowBatch, of_windows
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.model.fill import fill

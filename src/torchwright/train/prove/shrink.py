@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.rope import Rope
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.rope import Rope
 from torchwright.train.layout import Layout
 from torchwright.train.run import config as runs
 

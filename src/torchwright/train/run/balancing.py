@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model import Transformer
 from torchwright.train.model.balance import BalancingLoss, Load
 from torchwright.train.model.blocks import MixtureOfExperts

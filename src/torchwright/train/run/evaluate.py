@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torchwright.decoder.text import FolderTokenizer
+from torchwright.models.decoder.text import FolderTokenizer
 from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Precision, Run
 from torchwright.train.run.corpus import Corpus, held_out

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from torchwright.decoder.config import DecoderConfig
 from torchwright.hub.folder import read_config
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model import Transformer
 from torchwright.train.model.classifier import classifier
 from torchwright.train.model.vocabulary import IGNORE

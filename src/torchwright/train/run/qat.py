@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.core.scheme import scheme_of
-from torchwright.decoder import read_decoder_config
-from torchwright.decoder.load import load_decoder
 from torchwright.hardware.kernels import pack, reference
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.trained import trained_scheme
+from torchwright.models.decoder import read_decoder_config
+from torchwright.models.decoder.load import load_decoder
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.blocks import Experts, activate
 from torchwright.train.run.config import Qat

@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from torchwright.decoder.families import decoder_config
 from torchwright.hub.chat_template import template_files
 from torchwright.hub.run_folder import SOURCE
+from torchwright.models.decoder.families import decoder_config
 from torchwright.train.model.foreign import read_model_config
 from torchwright.train.run.config import Run
 from torchwright.train.run.data_section import RunError

@@ -1,0 +1,1 @@
+"""Model families that Torchwright runs itself: language models, speech, segmentation, diffusion."""

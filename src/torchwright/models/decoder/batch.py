@@ -1,0 +1,47 @@
+"""The input of one forward call: new tokens of several sequences, laid out one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchwright.models.decoder.pages import LayerPages
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The memory of each sequence of a batch (`memory.py`)."""
+
+    layers: Sequence[LayerPages]
+    """Its keys and values, a layer of the decoder after the other."""
+    block_tables_BP: torch.Tensor
+    """int32, as in a `Batch`."""
+    lengths_B: torch.Tensor
+    """int32."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T new tokens of B sequences, and where their keys and values lie."""
+
+    ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    """int64, as are ids and slots."""
+    slots_T: torch.Tensor
+    """page · 16 + place: where each token's key and value go."""
+    lengths_T: torch.Tensor
+    """The length that a length-dependent rotary embedding reads for each token (`rope.py`), int64."""
+    block_tables_BP: torch.Tensor
+    """Pages of each sequence in order, int32; places past its end are 0 and not read."""
+    query_starts: torch.Tensor
+    """(B + 1,) int32: sequence b's tokens are rows `query_starts[b]` to `query_starts[b + 1]`."""
+    context_lens_B: torch.Tensor
+    """Length of each sequence after these tokens, int32."""
+    last_rows_B: torch.Tensor
+    """The row of each sequence's last token, int64."""
+    longest: int
+    """The largest length, known without reading a tensor."""
+    memory: Remembered | None = None
+    """For a decoder that attends to one."""

@@ -1,0 +1,238 @@
+"""The key-value cache: pages of 16 tokens that sequences own, share and give back.
+
+cache = PagedCache(config, pages=64, dtype=torch.bfloat16)
+sequence = cache.sequence(prompt_tokens=len(ids))
+batch = cache.append([(sequence, ids)])     reserves slots, says where everything lies
+hidden = decoder(batch, cache)              writes the keys and values
+other = cache.fork(sequence)                shares all pages; the half-full one is copied when either appends
+cache.free(sequence)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchwright.core.errors import WorkloadError
+from torchwright.hardware.kernels.cpu.memory import zeros
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.reference import PAGE
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.pages import LayerPages
+
+__all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
+
+
+class CacheFull(WorkloadError):
+    """More tokens than there are free pages for; a serving engine asks `can_append` first."""
+
+
+@dataclass(eq=False)
+class CacheSequence:
+    """One sequence's pages and its length so far; made by `PagedCache.sequence` or `fork`."""
+
+    prompt_tokens: int
+    """Length of the whole prompt, however it is cut into chunks."""
+    length: int = 0
+    pages: array[int] = field(default_factory=lambda: array("i"))
+
+
+class PagePool:
+    """Page numbers with reference counts: a page is free again when its last user releases it."""
+
+    def __init__(self, pages: int) -> None:
+        self._users = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages with one user each; raises `CacheFull` and takes none when there are fewer."""
+        if count > len(self._free):
+            raise CacheFull(
+                f"the key-value cache has no room for {count} more pages of {PAGE} tokens",
+                found=f"{len(self._free)} of {len(self._users)} pages free",
+                next="finish or free a sequence, or make the cache larger",
+            )
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._users[page] = 1
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One more user for each page."""
+        for page in pages:
+            assert self._users[page] > 0, f"page {page} is free"
+            self._users[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One user fewer for each page."""
+        for page in pages:
+            assert self._users[page] > 0, f"page {page} is free"
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free.append(page)
+
+    def shared(self, page: int) -> bool:
+        return self._users[page] > 1
+
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raise `AssertionError` unless `holders`, the pages of each user, are all users that there are."""
+        users = Counter(page for pages in holders for page in pages)
+        for page, count in enumerate(self._users):
+            assert count == users[page], f"page {page} has {count} users, {users[page]} of them known"
+        free = [page for page, count in enumerate(self._users) if not count]
+        assert sorted(self._free) == free, f"{len(self._free)} pages are listed as free, {len(free)} are"
+
+
+class PagedCache:
+    """Keys and values of all layers for `pages` · 16 tokens, shared out among sequences.
+
+    `dtype` is float32, bfloat16 or int8 (symmetric, one scale for each token and head).
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.pool, self.dtype, self.device = PagePool(pages), dtype, torch.device(device)
+        self.layers = [_layer(pages, config, dtype, self.device) for _ in range(config.layers)]
+
+    def sequence(self, prompt_tokens: int) -> CacheSequence:
+        """A new, empty sequence whose prompt will have `prompt_tokens` tokens."""
+        return CacheSequence(prompt_tokens)
+
+    def fork(self, sequence: CacheSequence) -> CacheSequence:
+        """A sequence that continues from the same tokens and shares their pages."""
+        self.pool.share(sequence.pages)
+        return CacheSequence(sequence.prompt_tokens, sequence.length, array("i", sequence.pages))
+
+    def attach(self, sequence: CacheSequence, pages: Sequence[int]) -> None:
+        """Let an empty sequence begin with full pages that others hold; they share them from now on."""
+        assert not sequence.pages, "only an empty sequence can begin with shared pages"
+        self.pool.share(pages)
+        sequence.pages, sequence.length = array("i", pages), len(pages) * PAGE
+
+    def exchange(self, sequence: CacheSequence, place: int, page: int) -> None:
+        """Let a sequence read another sequence's equal full page instead of its own."""
+        self.pool.share([page])
+        self.pool.release([sequence.pages[place]])
+        sequence.pages[place] = page
+
+    def free(self, sequence: CacheSequence) -> None:
+        """Give the sequence's pages back and leave it empty."""
+        self.pool.release(sequence.pages)
+        sequence.pages, sequence.length = array("i"), 0
+
+    def rewind(self, sequence: CacheSequence, length: int) -> None:
+        """Forget what comes after the first `length` tokens, and give the pages back that held nothing else."""
+        assert 0 <= length <= sequence.length, "a sequence is not as long as what it is wound back to"
+        kept = -(-length // PAGE)
+        self.pool.release(sequence.pages[kept:])
+        sequence.pages, sequence.length = sequence.pages[:kept], length
+
+    def can_append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> bool:
+        """Check whether enough pages are free to `append` these pieces."""
+        return sum(self.need(sequence, len(ids)) for sequence, ids in pieces) <= self.pool.free
+
+    def append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> Batch:
+        """Reserve slots for new tokens, at least one of each sequence, and describe them for `Decoder.forward`.
+
+        Raises `CacheFull` and changes nothing when the pages do not suffice.
+        """
+        new = self.pool.allocate(sum(self.need(sequence, len(ids)) for sequence, ids in pieces))
+        for sequence, added in pieces:
+            self._extend(sequence, len(added), new)
+        self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        lengths: list[int] = []
+        starts = [0]
+        longest = max(sequence.length for sequence, _ in pieces)
+        tables_BP = np.zeros((len(pieces), -(-longest // PAGE)), np.int32)
+        for row, (sequence, more) in enumerate(pieces):
+            pages, prompt = sequence.pages, sequence.prompt_tokens
+            places = range(sequence.length - len(more), sequence.length)
+            ids.extend(more)
+            positions.extend(places)
+            slots += [pages[place // PAGE] * PAGE + place % PAGE for place in places]
+            lengths += [max(place + 1, prompt) for place in places]
+            starts.append(len(ids))
+            tables_BP[row, : len(pages)] = pages
+        of_64_bits = {
+            "ids_T": ids,
+            "positions_T": positions,
+            "slots_T": slots,
+            "lengths_T": lengths,
+            "last_rows_B": [start - 1 for start in starts[1:]],
+        }
+        of_32_bits = {
+            "block_tables_BP": tables_BP,
+            "query_starts": starts,
+            "context_lens_B": [sequence.length for sequence, _ in pieces],
+        }
+        arrays = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
+        arrays |= {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()}
+        return Batch(**_on(self.device, arrays), longest=longest)
+
+    def need(self, sequence: CacheSequence, tokens: int) -> int:
+        """Pages that `append` takes for so many more tokens."""
+        pages = -(-(sequence.length + tokens) // PAGE) - len(sequence.pages)
+        return pages + self._splits(sequence)
+
+    def _splits(self, sequence: CacheSequence) -> bool:
+        """Check whether the next token falls into a page that another sequence also reads."""
+        return sequence.length % PAGE > 0 and self.pool.shared(sequence.pages[-1])
+
+    def _extend(self, sequence: CacheSequence, tokens: int, new: list[int]) -> None:
+        assert tokens > 0, "a sequence without new tokens"
+        if self._splits(sequence):
+            shared, own = sequence.pages[-1], new.pop()
+            for layer in self.layers:
+                layer.copy(shared, own)
+            self.pool.release([shared])
+            sequence.pages[-1] = own
+        sequence.length += tokens
+        while len(sequence.pages) * PAGE < sequence.length:
+            sequence.pages.append(new.pop())
+
+
+def _on(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays, the widest type first, as tensors; they go to a GPU in one piece, because each transfer takes time."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    whole = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
+    parts = torch.from_numpy(whole).to(device).split([array.nbytes for array in arrays.values()])
+    return {
+        name: part.view(torch.from_numpy(array).dtype).view(array.shape)
+        for (name, array), part in zip(arrays.items(), parts, strict=True)
+    }
+
+
+def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> LayerPages:
+    heads, size = config.kv_heads, config.head_dim
+    if dtype == torch.bfloat16 and not gpu.takes(device):
+        k, v = (pages, heads, size // 2, PAGE, 2), (pages, heads, PAGE // 2, size, 2)
+    else:
+        k, v = (pages, heads, size, PAGE), (pages, heads, PAGE, size)
+    scale = (pages, heads, PAGE)
+    has_scale = dtype == torch.int8
+    return LayerPages(
+        _zeros(k, dtype, device),
+        _zeros(v, dtype, device),
+        _zeros(scale, torch.float32, device) if has_scale else None,
+        _zeros(scale, torch.float32, device) if has_scale else None,
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

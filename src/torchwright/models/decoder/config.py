@@ -1,0 +1,101 @@
+"""A decoder's shape, read from a Hugging Face config.json; `families.py` holds what differs from family to family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torchwright.hub.architectures import UnsupportedArchitecture as UnsupportedArchitecture
+from torchwright.models.decoder.rope import Rope
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture-of-experts feed-forward block: each token goes to `chosen` of `count` experts."""
+
+    count: int
+    chosen: int
+    feed_forward: int
+    normalize: bool
+    """True if the chosen experts' weights are scaled to sum to 1."""
+    bias: bool = False
+    """True if a bias is added to the shares for the choice of experts, and not to their weights (DeepSeek-AI, 2024)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Everything the decoder computes with; one entry for each layer in `windows`, `ropes` and `sparse`."""
+
+    architecture: str
+    vocabulary: int
+    model: int
+    """Model size (E)."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    context: int
+    """The most tokens of one sequence."""
+    eps: float
+    activation: str
+    """silu or gelu_tanh; where nothing is gated also gelu or relu."""
+    tied: bool
+    """The output layer is the embedding table."""
+    ropes: tuple[Rope | None, ...]
+    windows: tuple[int, ...]
+    """0 is full attention, else how many last tokens a query sees, itself included."""
+    sparse: tuple[bool, ...]
+    """True for layers whose feed-forward block is the mixture of experts."""
+    experts: ExpertsConfig | None = None
+    scale: float
+    """Attention scores are multiplied by it."""
+    qk_norm: str = "none"
+    """none, head (one norm for each head) or projection (one norm over all heads together)."""
+    norm_offset: float = 0.0
+    """Added to norm weights as they are read."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    gated: bool = True
+    """True if feed-forward blocks have a gate; the activation applies to it."""
+    causal: bool = True
+    """True if a token attends only to earlier ones; in an encoder it attends to all."""
+    remembers: bool = False
+    """True if each layer also attends to a memory, the states of an encoder."""
+    post_norm: bool = False
+    """True if a LayerNorm follows each block's sum with the residual stream, and none precedes a block."""
+    embedding_norm: bool = False
+    """True if a LayerNorm precedes the first layer; stacks with `post_norm` may have one in any case."""
+    clip_qkv: float | None = None
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    eos: tuple[int, ...] = ()
+    bos: int | None = None
+
+    @property
+    def groups(self) -> int:
+        """Query heads of one key-value head."""
+        return self.heads // self.kv_heads
+
+    def restarts_at(self, prompt_tokens: int, length: int) -> bool:
+        """Check whether a sequence's cached keys become invalid once it reaches `length`.
+
+        "longrope" turns positions by other angles beyond the trained length. transformers throws the cache away there
+        (Phi-3), so that an answer does not depend on where its prompt ended.
+        """
+        return any(prompt_tokens <= trained == length - 1 for trained in self._restarts)
+
+    @cached_property
+    def _restarts(self) -> set[int]:
+        return {rope.original for rope in self.ropes if rope and rope.kind == "longrope"}

@@ -1,0 +1,124 @@
+"""The decoder: embedding, layers, final norm, output layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.cache import PagedCache
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.layers import join
+from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
+from torchwright.models.decoder.post_norm import embedding_norm, layer_of
+from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
+from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.turns import Turns
+from torchwright.models.decoder.weights import DecoderParts
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over ragged batches and a paged cache.
+
+    batch = cache.append([(sequence, ids), …])
+    logits_BV = decoder.answer(batch, cache, batch.last_rows_B).values_NV
+    """
+
+    embedding: torch.Tensor
+    positions: torch.Tensor | None
+    norm: torch.Tensor | None
+
+    def __init__(self, config: DecoderConfig, weights: DecoderParts) -> None:
+        super().__init__()
+        self.config = config
+        embedding_VE = weights.embedding()
+        self.register_buffer("embedding", embedding_VE.to(weights.device))
+        # Gemma scales by the factor as the model's dtype rounds it.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding_VE.dtype).item()
+        self.register_buffer("positions", weights.positions())
+        self.embedding_norm = embedding_norm(config, weights)
+        self.layers = nn.ModuleList()
+        for layer in range(config.layers):
+            self.layers.append(layer_of(config, weights, layer).to(weights.device))
+            weights.release()
+        norm_E = weights.final_norm()
+        self.register_buffer("norm", None if norm_E is None else norm_E.to(weights.device))
+        self.head = weights.head(embedding_VE).to(weights.device)
+        weights.release()
+        self.turns = Turns(config)
+
+    def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
+        """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
+        if plan := self._plan(batch, cache):
+            return plan.hidden(self.turns(batch), batch)
+        stream_TE = F.embedding(batch.ids_T, self.embedding)
+        if self.embedding_scale != 1:
+            stream_TE = stream_TE * self.embedding_scale
+        if self.positions is not None:
+            stream_TE = stream_TE + F.embedding(batch.positions_T, self.positions)
+        if self.embedding_norm is not None:
+            stream_TE = self.embedding_norm(stream_TE)
+        delta_TE = None
+        for layer, turn, pages in zip(self.layers, self.turns.by_layer(batch), cache.layers, strict=True):
+            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turn, pages)
+        return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
+
+    def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
+        """`forward`, then `logits` of these rows (int64): a step is one operator where a plan describes it, and one
+        launch where it was recorded."""
+        plan = self._plan(batch, cache)
+        if plan is None or not plan.answers:
+            recorded_TV = self._recorded(batch, cache)
+            return Logits(
+                self.logits(self(batch, cache)[rows_N]) if recorded_TV is None else recorded_TV[rows_N]
+            )
+        values_NV, peaks_NP = plan.logits(self.turns(batch), batch, rows_N)
+        return Logits(values_NV, peaks_NP) if self._plain else Logits(self._shaped(values_NV))
+
+    def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
+        """Logits (N, V) in float32 of hidden states (N, E)."""
+        return self._shaped(self.head(hidden_NE).float())
+
+    def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
+        """The step as one operator, None where the layers have to be called."""
+        if len(batch.ids_T) > MOST_ROWS or self.embedding_norm is not None:
+            return None
+        plan = plans.get(cache)
+        memory = None if batch.memory is None else batch.memory.layers
+        if plan is None or not plan.holds(self.embedding, self.layers, self.head, memory):
+            parts = Parts(
+                self.embedding,
+                self.embedding_scale,
+                self.layers,
+                self.turns.of_layer,
+                self.norm,
+                self.head,
+                self.positions,
+                memory,
+            )
+            plans[cache] = plan = DecodePlan(parts, self.config, cache)
+        return None if plan.unplanned or plan.watched else plan
+
+    def _recorded(self, batch: Batch, cache: PagedCache) -> torch.Tensor | None:
+        """Logits (T, V) of a step that was recorded, None where the layers have to be called."""
+        if not recordable(batch):
+            return None
+        recorded = steps.get(cache)
+        if recorded is None or not recorded.holds:
+            recorded = RecordedSteps(self, self.config, lambda *of: self.logits(self(*of)))
+            steps[cache] = recorded
+        return recorded.logits(batch, cache)
+
+    @property
+    def _plain(self) -> bool:
+        """Check whether the output layer's numbers are the logits."""
+        return self.config.logit_scale == 1 and not self.config.logit_soft_cap
+
+    def _shaped(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        if config.logit_scale != 1:
+            logits_NV = logits_NV * config.logit_scale
+        if config.logit_soft_cap:
+            logits_NV = torch.tanh(logits_NV / config.logit_soft_cap) * config.logit_soft_cap
+        return logits_NV

@@ -1,0 +1,144 @@
+"""A decoder's parts as an artifact keeps them: packed for the kernels, in one memory-mapped file.
+
+decoder.safetensors   every tensor of the decoder under its module's name
+decoder.json          the form of each packed layer, for which kind of device, and the type of cached keys and values
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from torchwright.core.errors import ArtifactError
+from torchwright.core.json_file import read_json
+from torchwright.hardware.kernels.cpu.memory import HUGE, lasting, read
+from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
+from torchwright.hub.tensor_header import read_header
+from torchwright.models.decoder.families import read_decoder_config
+from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.load import KV_DTYPES, stop_ids
+from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.weights import DecoderParts
+
+TENSORS, FORMS = "decoder.safetensors", "decoder.json"
+PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}
+NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
+
+
+def write_packed(model: LoadedDecoder, folder: Path) -> None:
+    """Keep a decoder whose linear layers are packed."""
+    forms: dict[str, dict[str, Any]] = {}
+    for name, module in model.decoder.named_modules():
+        if isinstance(module, PackedLinear):
+            forms[name] = module.form.as_dict()
+    kv = next(name for name, dtype in KV_DTYPES.items() if dtype == model.kv_dtype)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.decoder.state_dict().items()}
+    save_file(tensors, folder / TENSORS)
+    described = {"kv": kv, "for_gpu": gpu.takes(model.device), "layers": forms}
+    (folder / FORMS).write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> LoadedDecoder:
+    """The decoder that `write_packed` kept: packed weights copied into huge pages, the rest read as it is used.
+
+    `model_folder` holds config.json and the tokenizer; `device` is where it was packed for. Raises `ArtifactError` for
+    files that are damaged or that do not fit the configuration or the device.
+    """
+    try:
+        described = read_json(folder / FORMS)
+        forms = {name: PackedForm.from_dict(form) for name, form in described["layers"].items()}
+        kv_dtype = KV_DTYPES[described["kv"]]
+        config = read_decoder_config(model_folder)
+        for_gpu = bool(described.get("for_gpu"))
+        place = torch.device(device)
+        if forms and for_gpu != gpu.takes(place):
+            raise ValueError(f"its weights are packed for a {'GPU' if for_gpu else 'CPU'}, not for {device}")
+        with closing(_PackedWeights(forms, folder / TENSORS, place)) as weights:
+            decoder = Decoder(config, weights).eval()
+    except (
+        OSError,
+        SafetensorError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ArtifactError(
+            f"the decoder in {folder} cannot be read", found=f"{type(error).__name__}: {error}"
+        ) from error
+    return LoadedDecoder(decoder, model_folder, kv_dtype=kv_dtype, stop=stop_ids(config, model_folder))
+
+
+class _PackedWeights(DecoderParts):
+    """Gives a `Decoder` its parts by the names that they have in its own state dict."""
+
+    def __init__(self, forms: dict[str, PackedForm], path: Path, device: torch.device) -> None:
+        self._forms, self._path, self.device = forms, path, device
+        self._file: Any = None
+        self._offsets = {name: tensor.begin for name, tensor in read_header(path).items()}
+        self._bytes = FileIO(path)
+
+    def embedding(self) -> torch.Tensor:
+        """Mapped: of its rows, only those of tokens that occur are read."""
+        return self._open().get_tensor("embedding")
+
+    def head(self, embedding_VE: torch.Tensor) -> nn.Module:
+        return self._layer("head")
+
+    def final_norm(self) -> torch.Tensor:
+        return self._read("norm")
+
+    def norm(self, layer: int, part: str) -> torch.Tensor | None:
+        name = f"layers.{layer}.{NORMS.get(part, part)}"
+        return self._read(name) if name in self._offsets else None
+
+    def linear(self, layer: int, part: str) -> nn.Module:
+        return self._layer(f"layers.{layer}.{PARTS[part]}")
+
+    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
+        at = f"layers.{layer}.mlp.experts.{expert}"
+        return self._layer(f"{at}.gate_up"), self._layer(f"{at}.down")
+
+    def router(self, layer: int) -> torch.Tensor:
+        return self._read(f"layers.{layer}.mlp.router")
+
+    def expert_bias(self, layer: int) -> torch.Tensor | None:
+        name = f"layers.{layer}.mlp.bias"
+        return self._read(name) if name in self._offsets else None
+
+    def release(self) -> None:
+        """Let go of what was read of the file, which would count twice."""
+        self._file = None
+
+    def close(self) -> None:
+        self.release()
+        self._bytes.close()
+
+    def _open(self) -> Any:
+        if self._file is None:
+            self._file = safe_open(self._path, framework="pt").__enter__()
+        return self._file
+
+    def _read(self, name: str) -> torch.Tensor:
+        mapped = self._open().get_tensor(name)
+        if mapped.nbytes < HUGE:
+            return lasting(mapped)
+        return read(self._bytes, self._offsets[name], tuple(mapped.shape), mapped.dtype)
+
+    def _layer(self, name: str) -> nn.Module:
+        found: dict[str, Any] = {
+            part: self._read(f"{name}.{part}")
+            for part in ("packed", "scale", "bias")
+            if f"{name}.{part}" in self._offsets
+        }
+        return PackedLinear.from_packed(self._forms[name], found, for_gpu=gpu.takes(self.device))

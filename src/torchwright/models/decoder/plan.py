@@ -1,0 +1,145 @@
+"""A step as one operator, from token ids to logits: a decoder over one cache, described to the kernels once.
+
+Results are bitwise those of the decoder's own calls: both run the same kernels on the same rows in the same order. A
+layer's `unplanned` says why it has no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.limits import LANES
+from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.cache import LayerPages, PagedCache
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.layers import Layer
+from torchwright.models.decoder.turns import Turn
+
+MOST_ROWS = 64
+"""Tokens of a step that takes the plan: more spend their time in products, and a plan keeps memory for its rows."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that a step computes with, in addition to the cache."""
+
+    embedding_VE: torch.Tensor
+    """In the type of the residual stream."""
+    embedding_scale: float
+    layers: nn.ModuleList
+    turns: Sequence[int]
+    """Each layer's place among the turns of a step."""
+    norm_E: torch.Tensor | None
+    head: nn.Module
+    positions_PE: torch.Tensor | None = None
+    """Added to the embedding at each position."""
+    memory: Sequence[LayerPages] | None = None
+    """Pages that the layers attend to in addition to the cache."""
+
+
+class DecodePlan:
+    """The plan of a decoder over one cache, as described to the kernels."""
+
+    def __init__(self, parts: Parts, config: DecoderConfig, cache: PagedCache) -> None:
+        self._parts = parts
+        layers = [cast(Layer, module) for module in parts.layers]
+        self._linears = [place for layer in layers for place in layer.linears()]
+        self._hooks = hooks(parts.layers)
+        self._head_hooks = hooks(parts.head)
+        self.unplanned = _unplanned(layers, config, parts.embedding_VE.dtype, cache.device)
+        """Why these layers cannot run as one operator, None where they can."""
+        self._has_head = isinstance(parts.head, PackedLinear)
+        if self.unplanned is not None:
+            return
+        made: Any = torch.classes.torchwright.DecodePlan
+        cap, gated = config.attention_soft_cap, config.gated
+        self.native = made(
+            config.heads, config.scale, cap, config.activation, gated, config.eps, parts.norm_E
+        )
+        self.native.embed_by(parts.embedding_VE, parts.embedding_scale, parts.positions_PE)
+        memory = parts.memory or [None] * len(layers)
+        for layer, turn, pages, remembered in zip(layers, parts.turns, cache.layers, memory, strict=True):
+            layer.plan(self.native, turn, pages, remembered)
+        if isinstance(parts.head, PackedLinear):
+            self.native.add_linear(*parts.head.planned())
+
+    def holds(
+        self,
+        embedding_VE: torch.Tensor,
+        layers: nn.ModuleList,
+        head: nn.Module,
+        memory: Sequence[LayerPages] | None,
+    ) -> bool:
+        """Check whether these are the plan's parts: a technique may have replaced some since."""
+        parts = self._parts
+        return (
+            embedding_VE is parts.embedding_VE
+            and layers is parts.layers
+            and head is parts.head
+            and memory is parts.memory
+            and all(owner.get(name) is linear for owner, name, linear in self._linears)
+        )
+
+    @property
+    def watched(self) -> bool:
+        """Check whether a hook watches a part of a layer, which the operator does not call."""
+        return any(self._hooks)
+
+    @property
+    def answers(self) -> bool:
+        """Check whether the plan has the output layer, and no hook watches it."""
+        return self._has_head and not any(self._head_hooks)
+
+    def hidden(self, turns: Iterable[Turn], batch: Batch) -> torch.Tensor:
+        """Hidden states (T, E) after the final norm."""
+        return self.native.hidden(*_step(turns, batch))
+
+    def logits(
+        self, turns: Iterable[Turn], batch: Batch, rows_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output layer's numbers (N, V) of these rows (int64), and the largest of each `PANEL`; float32.
+
+        A panel with a NaN has NaN as its largest."""
+        return self.native.logits(*_step(turns, batch), rows_N)
+
+
+plans: WeakKeyDictionary[PagedCache, DecodePlan] = WeakKeyDictionary()
+"""The plan of every cache that a step ran over; outside the caches, so that a copy has a plan of its own."""
+
+
+def _unplanned(
+    layers: Sequence[Layer], config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    if ops.on(device, dtype) is not ops.native:
+        return f"there are no compiled kernels for {dtype} on {device.type}"
+    if config.head_dim % LANES:
+        return f"heads of {config.head_dim} dimensions, which the compiled attention does not take"
+    return next((layer.unplanned for layer in layers if layer.unplanned), None)
+
+
+def _step(turns: Iterable[Turn], batch: Batch) -> tuple[Any, ...]:
+    return (
+        batch.ids_T,
+        [*chain.from_iterable(turns)],
+        batch.slots_T,
+        batch.block_tables_BP,
+        batch.query_starts,
+        batch.context_lens_B,
+        [] if batch.memory is None else [batch.memory.block_tables_BP, batch.memory.lengths_B],
+    )
+
+
+def hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """Return the tables in which hooks on the module are registered."""
+    return [
+        watching for part in module.modules() for watching in (part._forward_hooks, part._forward_pre_hooks)
+    ]

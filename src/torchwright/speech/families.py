@@ -1,7 +1,0 @@
-"""Which families of speech models there are, by `model_type` of config.json, and where each one is. No torch here."""
-
-FAMILIES = {
-    "whisper": "torchwright.speech.whisper.model:Whisper",
-    "moonshine": "torchwright.speech.moonshine.model:Moonshine",
-}
-"""To add one, write a `Recognizer` and put it here."""

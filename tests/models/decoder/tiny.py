@@ -1,0 +1,188 @@
+"""Small random models of every family, each set up so that what is special to the family changes its logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 128
+TOKENS = 40
+"""Length of the tests' sequences: beyond every window and every trained length below."""
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+HALF = 8
+"""Rotated dimensions over two, at the head size of 16 that COMMON gives."""
+
+
+def rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **values}}
+
+
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {
+    "short_factor": [1.0 + 0.05 * i for i in range(HALF)],
+    "long_factor": [1.5 + 0.5 * i for i in range(HALF)],
+}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied-biases": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32},
+    ),
+    "llama-all-heads": ("Llama", {"num_key_value_heads": 4}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1}),
+    "llama-linear": ("Llama", rope("linear", factor=3.0)),
+    "llama-dynamic": ("Llama", rope("dynamic", factor=4.0) | {"max_position_embeddings": 16}),
+    "llama-llama3": ("Llama", rope("llama3", **LLAMA3, original_max_position_embeddings=16)),
+    "llama-yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "llama-yarn-options": (
+        "Llama",
+        rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=16,
+            beta_fast=4.0,
+            beta_slow=0.5,
+            truncate=False,
+        ),
+    ),
+    "llama-yarn-mscale": (
+        "Llama",
+        rope("yarn", factor=8.0, original_max_position_embeddings=16, mscale=1.4, mscale_all_dim=0.7),
+    ),
+    "llama-longrope": (
+        "Llama",
+        rope("longrope", **LONGROPE, factor=4.0, original_max_position_embeddings=16),
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "attention_bias": True}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)}),
+    "phi3-longrope": (
+        "Phi3",
+        rope("longrope", **LONGROPE, partial_rotary_factor=1.0) | {"original_max_position_embeddings": 16},
+    ),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        MOE | {"moe_intermediate_size": 32, "norm_topk_prob": True, "decoder_sparse_step": 2, "head_dim": 32},
+    ),
+    "qwen3-moe-dense-layer": (
+        "Qwen3Moe",
+        MOE | {"moe_intermediate_size": 32, "mlp_only_layers": [1], "head_dim": 16},
+    ),
+    "olmoe": ("Olmoe", MOE | {"clip_qkv": 1.0}),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
+    "seed-oss-qkv-bias": ("SeedOss", {"head_dim": 16}),
+}
+"""Name of a model → its configuration class and what differs from `COMMON`: logits are compared with transformers."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 9},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "Qwen3": {"head_dim": 16},
+    "SmolLM3": {"no_rope_layer_interval": 2},
+    "Gemma2": {
+        "head_dim": 16,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+    },
+    "Gemma3Text": {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24},
+    "Phi3": {},
+    "Olmo2": {},
+    "Granite": {"attention_multiplier": 0.3},
+    "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "Qwen3Moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "Olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "SeedOss": {"head_dim": 16},
+}
+"""Configuration class without "Config" → what differs from `COMMON`, so that the family's fields matter.
+
+tests/models/decoder/test_config_fields.py changes every field of each and compares logits with transformers.
+"""
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """The transformers model in float32 with eager attention; weights wide enough for logits of order 1."""
+    kind, overrides = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**(COMMON | overrides))
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" in parameter_name:
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)
+        else:
+            parameter.data.normal_(std=0.15)
+    return model.requires_grad_(False)
+
+
+def save(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def token_ids(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
