@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import turns
-from torchwright.api import optimize_cli
-from torchwright.artifact.folder import open_artifact
+from torchwright.optimization.api import optimize_cli
+from torchwright.optimization.artifact.folder import open_artifact
 from torchwright.workloads.language import LanguageWorkload
 
 STARTS = 5

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchwright.artifact.folder import read_recipe
+from torchwright.optimization.artifact.folder import read_recipe
 
 TIMES, WIDEST, FACTOR = 5.0, 2.0, 2.0
 """Limits of issue 57: times of the quiet run, the ends of an interval, and claims."""

@@ -23,8 +23,8 @@ from torch import nn
 from modules import VISION, make
 from torchwright.hardware.kernels import conv
 from torchwright.hardware.kernels.cpu import build
-from torchwright.techniques.packed_convolution import FEWEST
-from torchwright.techniques.shared.wrapping import named
+from torchwright.optimization.techniques.packed_convolution import FEWEST
+from torchwright.optimization.techniques.shared.wrapping import named
 
 MODELS = ("mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "shufflenet_v2")
 CALLS = 3

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 import turns
-from torchwright.decode_bench import Sizes, decode_work
 from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.models.decoder import LoadedDecoder, Sampler, Sampling, load_decoder, model
 from torchwright.models.decoder.cache import CacheSequence
 from torchwright.models.decoder.plan import MOST_ROWS
 from torchwright.models.decoder.scores import Logits
+from torchwright.optimization.decode_bench import Sizes, decode_work
 from torchwright.workloads.language import BUNDLED
 
 FIRST = 17

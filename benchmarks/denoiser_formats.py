@@ -22,7 +22,7 @@ import torch
 import hundred_models
 import turns
 from segment_anything import BF16, COMPILE, GRAPHS, refused, started
-from torchwright.trial.client import TrialProcess
+from torchwright.optimization.trial.client import TrialProcess
 from torchwright.workloads.module import ModuleWorkload
 
 FORMATS = ("float8_dynamic", "int8_dynamic", "mxfp8", "nvfp4", "float8_weight_only", "int8_weight_only")

@@ -27,7 +27,7 @@ from torchwright.models.diffusion.glyphs import digit_of, load_reader, read
 from torchwright.models.diffusion.sampling import Plan, steps_to_reuse
 from torchwright.models.diffusion.tiny import write_pixart
 from torchwright.models.diffusion.workload import DiffusionWorkload
-from torchwright.techniques.step_caching import THRESHOLDS
+from torchwright.optimization.techniques.step_caching import THRESHOLDS
 
 
 def main() -> None:

@@ -22,14 +22,14 @@ import torch
 from torch import nn
 
 import turns
-from torchwright.engines.call import parameters_of
-from torchwright.engines.door import Door
-from torchwright.engines.module import OptimizedModule
-from torchwright.engines.package import Package
-from torchwright.engines.packaging import described
-from torchwright.engines.program import compile_program, export_one
-from torchwright.engines.spec import Takes
-from torchwright.engines.takes import tensors_of
+from torchwright.optimization.engines.call import parameters_of
+from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.module import OptimizedModule
+from torchwright.optimization.engines.package import Package
+from torchwright.optimization.engines.packaging import described
+from torchwright.optimization.engines.program import compile_program, export_one
+from torchwright.optimization.engines.spec import Takes
+from torchwright.optimization.engines.takes import tensors_of
 from torchwright.workloads.base import Case
 
 ROUNDS, CALLS = 41, 2000

@@ -6,9 +6,9 @@
 
 `search` records exhaustive searches, each in a process of its own and a file of DIR; what has a file already is passed
 over. `hundred.py --recipes DIR` records its own there, which end with their time. `table` puts these files into
-src/torchwright/search/experience.json, each in the place of what that has of the same model. `apart` searches each
-model once more, with a table of all the others (leave one out), and prints both searches side by side. The gain is the
-speed-up less one, as measured when a step was kept.
+src/torchwright/optimization/search/experience.json, each in the place of what that has of the same model. `apart`
+searches each model once more, with a table of all the others (leave one out), and prints both searches side by side.
+The gain is the speed-up less one, as measured when a step was kept.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import outside_modules
 import turns
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.records import Budget, Recipe
+from torchwright.optimization.search import experience
+from torchwright.optimization.search.experience import Record
+from torchwright.optimization.search.optimize import optimize
+from torchwright.optimization.search.recorded import TRIED, reached, record, wait
+from torchwright.optimization.search.state import Request
 from torchwright.report.terminal import LiveProgress
-from torchwright.search import experience
-from torchwright.search.experience import Record
-from torchwright.search.optimize import optimize
-from torchwright.search.recorded import TRIED, reached, record, wait
-from torchwright.search.state import Request
 from torchwright.workloads.module import ModuleWorkload
 
 APART = "apart"

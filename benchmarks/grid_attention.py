@@ -24,7 +24,7 @@ import turns
 from torchwright.hardware.devices import default_name
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.gpu import operators
-from torchwright.techniques.grid_attention import AttentionOverGrid
+from torchwright.optimization.techniques.grid_attention import AttentionOverGrid
 
 FORMS = {"windows": (25, 14), "whole": (1, 64)}
 """Batch and places of a side."""

@@ -18,8 +18,8 @@ import torch
 import modules
 import torchwright as tw
 import turns
-from torchwright.api import optimize_cli
 from torchwright.core.errors import TorchwrightError
+from torchwright.optimization.api import optimize_cli
 from torchwright.workloads.base import Workload
 from torchwright.workloads.language import LanguageWorkload
 from torchwright.workloads.module import ModuleWorkload

@@ -34,8 +34,8 @@ import llm_shapes
 import torchwright.models.decoder as native
 import turns
 from torchwright.core.records import DeviceFacts
-from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work
 from torchwright.hardware.devices import get_device
+from torchwright.optimization.decode_bench import Sizes, Work, decode_work, point, prefill_work
 
 PROMPT, NEW = 512, 32
 ROUNDS = 7

@@ -23,10 +23,10 @@ import torch
 
 import llm_shapes
 import turns
-from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work
 from torchwright.hardware.devices.cuda import CUDA
 from torchwright.hardware.kernels.gpu import operators
 from torchwright.models.decoder import load_decoder
+from torchwright.optimization.decode_bench import Sizes, Work, decode_work, point, prefill_work
 from torchwright.workloads.huggingface import cache_keyword
 
 PROMPT, NEW = 512, 64

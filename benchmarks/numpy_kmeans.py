@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.numpy_compile import compile_numpy
+from torchwright.optimization.numpy import compile_numpy
 
 
 def kmeans_step(X_ND, means_KD):

@@ -18,12 +18,12 @@ from torch import nn
 import turns
 from torchwright.core.records import Step
 from torchwright.core.scheme import BF16, GROUPS, W4A8, W4A16, W8A8, Scheme, scheme_of
-from torchwright.engines.apply import apply_steps, make_target
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.linear import PackedLinear
-from torchwright.techniques.base import Target
-from torchwright.techniques.shared.packed_weights import mean_products, mean_squares
-from torchwright.techniques.shared.wrapping import replace_module
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.techniques.base import Target
+from torchwright.optimization.techniques.shared.packed_weights import mean_products, mean_squares
+from torchwright.optimization.techniques.shared.wrapping import replace_module
 from torchwright.workloads.language import LanguageWorkload
 
 Calibration = Callable[[Target], dict[nn.Module, torch.Tensor]]

@@ -24,13 +24,13 @@ import torch
 from torch import nn
 
 import turns
-from torchwright.api import optimize_cli
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Quality, Step
 from torchwright.hardware.devices import get_device
 from torchwright.models.segment.workload import SegmentWorkload
-from torchwright.techniques.base import parse_step, techniques
-from torchwright.trial.client import Context, TrialFailed, TrialProcess
+from torchwright.optimization.api import optimize_cli
+from torchwright.optimization.techniques.base import parse_step, techniques
+from torchwright.optimization.trial.client import Context, TrialFailed, TrialProcess
 from torchwright.workloads.base import Workload
 from torchwright.workloads.pictures import picture
 

@@ -26,8 +26,8 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Step
 from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.models.speech.workload import SpeechWorkload
-from torchwright.techniques.base import in_order, parse_step
-from torchwright.trial.client import Candidate, Context, TrialFailed, start_candidate
+from torchwright.optimization.techniques.base import in_order, parse_step
+from torchwright.optimization.trial.client import Candidate, Context, TrialFailed, start_candidate
 from torchwright.workloads.base import Run
 
 BASE = "the base"

@@ -18,11 +18,11 @@ import torch
 
 import hundred_models
 from torchwright.core.errors import RefusedTechnique
-from torchwright.engines.apply import apply_steps, make_target
 from torchwright.hardware.devices import get_device
-from torchwright.search.attempt import WRONG
-from torchwright.techniques.base import Phase, Technique, techniques
-from torchwright.techniques.shared.wrapping import outputs, worst_error
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.search.attempt import WRONG
+from torchwright.optimization.techniques.base import Phase, Technique, techniques
+from torchwright.optimization.techniques.shared.wrapping import outputs, worst_error
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 

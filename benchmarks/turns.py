@@ -1,7 +1,8 @@
 """What the benchmarks share: contenders in processes of their own, timed in turn, and rows as they finish.
 
-A contender's process is Torchwright's own trial process (`torchwright.trial.client`), so a crash or a hang ends in a
-row and not in the benchmark. What it runs is the contender's own: `ByHand` and `ByHandLanguage` here, or an artifact.
+A contender's process is Torchwright's own trial process (`torchwright.optimization.trial.client`), so a crash or a
+hang ends in a row and not in the benchmark. What it runs is the contender's own: `ByHand` and `ByHandLanguage` here,
+or an artifact.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from torchwright.artifact.folder import open_artifact
 from torchwright.core.records import Interval, Quality
 from torchwright.hardware.devices import default_name, get_device
 from torchwright.hardware.measure.clock import paired_speedup
-from torchwright.trial.client import Context, TrialProcess
-from torchwright.trial.travel import pack
+from torchwright.optimization.artifact.folder import open_artifact
+from torchwright.optimization.trial.client import Context, TrialProcess
+from torchwright.optimization.trial.travel import pack
 from torchwright.workloads.base import Case, Run, Workload
 from torchwright.workloads.language import LanguageWorkload
 

@@ -26,6 +26,8 @@ from blocks import ROOT, settle, table, with_blocks
 from torchwright.cli.group import cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import BUILTINS, LISTED, imported_rows
+from torchwright.optimization.techniques.base import describe
+from torchwright.optimization.techniques.properties import PROPERTIES
 from torchwright.serve.formats.base import ToolFormat
 from torchwright.serve.formats.reasoning import REASONING_FORMATS, ReasoningFormat
 from torchwright.serve.formats.tools import TOOL_FORMATS
@@ -35,8 +37,6 @@ from torchwright.serve.http.openapi import Operation
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.parse import REFUSED
 from torchwright.serve.openai.protocol import SPELLED_OUT, Shared
-from torchwright.techniques.base import describe
-from torchwright.techniques.properties import PROPERTIES
 from torchwright.train.data.layouts import NAMES, public_data_sets
 
 WIDTH = 100

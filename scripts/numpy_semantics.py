@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import torch._numpy as tnp
 
-from torchwright.numpy_compile import operations, semantics
-from torchwright.numpy_compile.operations import Operation
+from torchwright.optimization.numpy import operations, semantics
+from torchwright.optimization.numpy.operations import Operation
 
 DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64")
 """Dtypes that the table covers. Others are probed at first use."""

@@ -18,9 +18,9 @@ from transformers import SamConfig, SamModel
 
 import torchwright as tw
 from scenes import SIDE, UNSEEN, Scene, box_of, point_on, scene
-from torchwright.answer import is_artifact
 from torchwright.models.segment.masks import iou
 from torchwright.models.segment.square import normalized
+from torchwright.optimization.open_model import is_artifact
 
 PATCH, WIDTH, LAYERS, HEADS = 8, 96, 4, 3
 DECODER = 64

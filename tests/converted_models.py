@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.engines.apply import make_target
-from torchwright.engines.base import engines
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.base import from_step, parse_step
+from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.engines.base import engines
+from torchwright.optimization.techniques.base import from_step, parse_step
 from torchwright.workloads.module import ModuleWorkload
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.engines.call import parameters_of, spec_of
-from torchwright.engines.door import CompiledCall, Door
-from torchwright.engines.graphs import GraphCall
-from torchwright.engines.package import Package
-from torchwright.engines.program import FreeSizes, compile_program, export_one
-from torchwright.engines.spec import Takes
+from torchwright.optimization.engines.call import parameters_of, spec_of
+from torchwright.optimization.engines.door import CompiledCall, Door
+from torchwright.optimization.engines.graphs import GraphCall
+from torchwright.optimization.engines.package import Package
+from torchwright.optimization.engines.program import FreeSizes, compile_program, export_one
+from torchwright.optimization.engines.spec import Takes
 from torchwright.workloads.base import Case
 
 

@@ -12,10 +12,10 @@ from torch.export import Dim
 
 from factories import make_recipe
 from small_artifacts import edit
-from torchwright.artifact import folder as artifact
-from torchwright.artifact.fingerprint import fingerprint_here
-from torchwright.artifact.tree import write_tree
-from torchwright.engines.program import write_programs
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.artifact.fingerprint import fingerprint_here
+from torchwright.optimization.artifact.tree import write_tree
+from torchwright.optimization.engines.program import write_programs
 from torchwright.workloads.module import ModuleWorkload
 
 

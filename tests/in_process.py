@@ -10,9 +10,9 @@ import pytest
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval
-from torchwright.techniques.base import techniques
-from torchwright.trial.client import Context, TrialFailed
-from torchwright.trial.session import Session
+from torchwright.optimization.techniques.base import techniques
+from torchwright.optimization.trial.client import Context, TrialFailed
+from torchwright.optimization.trial.session import Session
 
 TRIED = ("dtype", "compile", "int8_dynamic", "threads")
 """Techniques that are cheap to ask whether they can run."""
@@ -30,7 +30,7 @@ class InProcessTrial:
         essential: bool = False,
     ) -> None:
         from torchwright.hardware.devices import get_device
-        from torchwright.trial.travel import unpack
+        from torchwright.optimization.trial.travel import unpack
 
         assert not environment
         self.session = Session()
@@ -70,14 +70,18 @@ class InProcessTrial:
 
 def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = None) -> None:
     """Run trials here and now; with `speedup`, every comparison finds just that, whatever the clock says."""
-    for room in ("torchwright.trial.client", "torchwright.search.save", "torchwright.api"):
+    for room in (
+        "torchwright.optimization.trial.client",
+        "torchwright.optimization.search.save",
+        "torchwright.optimization.api",
+    ):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
-    monkeypatch.setattr("torchwright.search.compare.COMPARE_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.trial.timed.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.search.claim.ROWS_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.search.finish.PROCESSES", 1)
+    monkeypatch.setattr("torchwright.optimization.search.compare.COMPARE_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.optimization.trial.timed.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.optimization.search.claim.ROWS_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.optimization.search.finish.PROCESSES", 1)
     monkeypatch.setattr(
-        "torchwright.trial.forms.ROWS_COST", float("inf")
+        "torchwright.optimization.trial.forms.ROWS_COST", float("inf")
     )  # one package, however it was timed
     monkeypatch.setattr("torchwright.hardware.measure.microbench.linear_kernel_seconds", lambda *args: {})
     monkeypatch.setattr("torchwright.report.html.render", lambda recipe, pictures: "<!doctype html>")
@@ -85,7 +89,9 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     known = {name: target for name, target in techniques._targets.items() if name in TRIED}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
-        monkeypatch.setattr("torchwright.trial.session.Session.waited", lambda session: 0.0)
+        monkeypatch.setattr("torchwright.optimization.trial.session.Session.waited", lambda session: 0.0)
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
-        monkeypatch.setattr("torchwright.search.compare.paired_speedup", lambda before, after: decree)
-        monkeypatch.setattr("torchwright.api.paired_speedup", lambda before, after: decree)
+        monkeypatch.setattr(
+            "torchwright.optimization.search.compare.paired_speedup", lambda before, after: decree
+        )
+        monkeypatch.setattr("torchwright.optimization.api.paired_speedup", lambda before, after: decree)

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from factories import make_recipe
-from torchwright.artifact import folder as artifact
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.packed import write_packed
+from torchwright.optimization.artifact import folder as artifact
 from torchwright.workloads.language import LanguageWorkload
 
 PROMPT, NEW = 32, 16

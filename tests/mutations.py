@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from small_artifacts import seal
-from torchwright.artifact import folder as artifact
+from torchwright.optimization.artifact import folder as artifact
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308),

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from torchwright.core.records import DeviceFacts, Step
-from torchwright.techniques.base import Phase, Technique
-from torchwright.techniques.shared.for_parts import ForParts
+from torchwright.optimization.techniques.base import Phase, Technique
+from torchwright.optimization.techniques.shared.for_parts import ForParts
 
 
 @dataclass(frozen=True, kw_only=True)

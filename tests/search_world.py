@@ -18,13 +18,13 @@ from search_techniques import FAKES
 from torchwright.core.cpu_load import Load
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Budget, Coverage, Event, Identity, Ranked, Recipe, Rung, Step
-from torchwright.engines.describe import Description
-from torchwright.search.finish import Form, settle
-from torchwright.search.loop import run
-from torchwright.search.state import Outcome, Search
-from torchwright.techniques.base import conversion_of, from_step, techniques
-from torchwright.trial.client import Candidate, Context, TrialFailed
-from torchwright.trial.values import Memory, Prepared
+from torchwright.optimization.engines.describe import Description
+from torchwright.optimization.search.finish import Form, settle
+from torchwright.optimization.search.loop import run
+from torchwright.optimization.search.state import Outcome, Search
+from torchwright.optimization.techniques.base import conversion_of, from_step, techniques
+from torchwright.optimization.trial.client import Candidate, Context, TrialFailed
+from torchwright.optimization.trial.values import Memory, Prepared
 
 UNSEEN_SECONDS = 0.01
 """What it takes to look at data that chooses nothing."""
@@ -311,8 +311,8 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
         def compare(self, *, reference: str) -> Any:
             return self.process.compare(reference=reference)
 
-    monkeypatch.setattr("torchwright.trial.client.start_candidate", made.start)
-    monkeypatch.setattr("torchwright.trial.client.TrialProcess", Short)
+    monkeypatch.setattr("torchwright.optimization.trial.client.start_candidate", made.start)
+    monkeypatch.setattr("torchwright.optimization.trial.client.TrialProcess", Short)
     return made
 
 

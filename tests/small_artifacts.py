@@ -15,8 +15,8 @@ from torch import nn
 
 import torchwright as tw
 from in_process import trials_in_process
-from torchwright.artifact import folder as artifact
 from torchwright.core.paths import file_digest
+from torchwright.optimization.artifact import folder as artifact
 
 INPUT = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
 
@@ -30,7 +30,7 @@ def made(tmp: Path, model: nn.Module, techniques: list[str]) -> Path:
     """An artifact of a search whose every comparison ends at twice the speed."""
     with pytest.MonkeyPatch.context() as patch:
         trials_in_process(patch, 2.0)
-        patch.setattr("torchwright.artifact.folder.cache_folder", lambda: tmp / "cache")
+        patch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp / "cache")
         result = tw.optimize(model, INPUT, techniques=techniques, max_drop=0.05, time_budget=600)
         assert [step.name for step in result.recipe.steps] == [name.partition(":")[0] for name in techniques]
         with warnings.catch_warnings(action="ignore"):  # of those that hold no model

@@ -16,19 +16,20 @@ import pytest
 
 import torchwright
 from factories import make_recipe, make_rung
-from torchwright.artifact import folder as artifact
 from torchwright.cli import main
 from torchwright.cli.group import VERBS, InOrder, cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import BUILTINS, LISTED, describe_registry, imported_rows, list_rows
 from torchwright.core.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
 from torchwright.core.records import Budget, Event, Recipe, Step
+from torchwright.optimization.artifact import folder as artifact
 
 HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
 
 
 class FakeAPI:
-    """Stands where `torchwright.api` does: remembers its calls and returns, or raises, what a test sets."""
+    """Stands where `torchwright.optimization.api` does: remembers its calls and returns, or raises, what a test
+    sets."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -62,7 +63,7 @@ class FakeAPI:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
     fake = FakeAPI()
-    monkeypatch.setitem(sys.modules, "torchwright.api", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torchwright.optimization.api", fake)  # type: ignore[arg-type]
     monkeypatch.setattr(torchwright, "api", fake, raising=False)
     return fake
 

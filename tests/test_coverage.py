@@ -18,9 +18,9 @@ from search_world import World, fake_world, product, step
 from torchwright.core.intervals import share_bounds
 from torchwright.core.records import Budget, Interval
 from torchwright.hardware.measure.clock import paired_speedup
-from torchwright.search.compare import compare
-from torchwright.search.state import Search
-from torchwright.trial.client import Context
+from torchwright.optimization.search.compare import compare
+from torchwright.optimization.search.state import Search
+from torchwright.optimization.trial.client import Context
 from torchwright.workloads import accuracy
 
 SAMPLES = (2, 7, 30, 200)

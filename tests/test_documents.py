@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchwright.api import default_out
+from torchwright.optimization.api import default_out
 
 ROOT = Path(__file__).parents[1]
 

@@ -22,12 +22,12 @@ import torchwright as tw
 from factories import make_recipe
 from folders import causal, change_json, save
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
-from torchwright import answer
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
 from torchwright.core.scheme import ASKED
 from torchwright.hardware.kernels import ops
 from torchwright.models.decoder.load import KV_DTYPES
+from torchwright.optimization import open_model
 
 CONTEXT = 256
 HELLO = "Hello, world"
@@ -49,7 +49,8 @@ def folder(kept: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchwright.artifact.folder.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
+        "torchwright.optimization.artifact.folder.cache_folder",
+        lambda: tmp_path_factory.getbasetemp() / "cache",
     )
 
 
@@ -80,7 +81,7 @@ def answered(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_the_text_and_nothing_else_is_on_standard_output(kept, capsys):
     assert generate(kept, "--prompt", HELLO) == 0
-    expected = tw.load_decoder(kept, default_dtype()).generate(HELLO, max_new_tokens=answer.NEW_TOKENS)
+    expected = tw.load_decoder(kept, default_dtype()).generate(HELLO, max_new_tokens=open_model.NEW_TOKENS)
     assert expected
     assert capsys.readouterr().out == line(expected)
 
@@ -106,7 +107,7 @@ def test_characters_that_standard_output_does_not_have_are_replaced(capsys, monk
         on_text("é is one")
         return SimpleNamespace(text="é is one")
 
-    monkeypatch.setattr(answer, "generate", say)
+    monkeypatch.setattr(open_model, "generate", say)
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     assert generate("--prompt", HELLO) == 0
@@ -119,7 +120,7 @@ def test_the_text_ends_with_one_line_break(capsys, monkeypatch, text, shown):
         on_text(text)
         return SimpleNamespace(text=text)
 
-    monkeypatch.setattr(answer, "generate", say)
+    monkeypatch.setattr(open_model, "generate", say)
     assert generate("--prompt", HELLO) == 0
     assert capsys.readouterr().out == shown
 
@@ -195,8 +196,8 @@ def test_the_values_in_the_help_are_those_of_the_code(capsys):
     assert f"--quantize none|{'|'.join(ASKED)}[:group_size=N]" in text
     (kv,) = (word for word in text.split() if word.startswith("bf16|int8"))
     assert set(kv.split("|")) == KV_DTYPES.keys()
-    assert f"--dtype {'|'.join(answer.DTYPES)}" in text
-    assert f"[default: ({answer.NEW_TOKENS}, or as many as fit); x>=1]" in text
+    assert f"--dtype {'|'.join(open_model.DTYPES)}" in text
+    assert f"[default: ({open_model.NEW_TOKENS}, or as many as fit); x>=1]" in text
 
 
 # ------------------------------------------------------------------------------------------------------- artifacts
@@ -223,7 +224,7 @@ def test_an_artifact_of_fixed_calls_answers(kept, tmp_path, capsys):
     prompt = "a" * (PROMPT - 2)
     slots = tw.load(out).model.geometry.slots
     assert generate(out, "--prompt", prompt, "--json") == 0
-    assert answered(capsys)["new_tokens"] <= slots - PROMPT < answer.NEW_TOKENS
+    assert answered(capsys)["new_tokens"] <= slots - PROMPT < open_model.NEW_TOKENS
     assert slots - PROMPT > NEW
     assert generate(out, "--prompt", prompt, "--max-new-tokens", slots - PROMPT + 1) == 2
     assert "do not fit" in capsys.readouterr().err
@@ -246,16 +247,16 @@ def test_an_artifact_of_another_kind_is_named(tmp_path, capsys, monkeypatch):
     (tmp_path / "recipe.json").touch()
     recipe = make_recipe(workload={"kind": "image"})
     loaded = SimpleNamespace(model=torch.nn.Identity(), notices=[], recipe=recipe)
-    monkeypatch.setattr("torchwright.answer.load", lambda target, trust: loaded)
+    monkeypatch.setattr("torchwright.optimization.open_model.load", lambda target, trust: loaded)
     assert generate(tmp_path, "--prompt", HELLO) == 2
     assert "holds no language model. Found: the workload 'image'." in capsys.readouterr().err
 
 
 def test_notices_of_an_artifact_go_to_standard_error(kept, tmp_path, capsys, monkeypatch):
     out = fixed_artifact(kept, tmp_path / "out")
-    real = answer.load
+    real = open_model.load
     monkeypatch.setattr(
-        "torchwright.answer.load",
+        "torchwright.optimization.open_model.load",
         lambda target, trust: dataclasses.replace(real(target, trust=trust), notices=["compiling afresh"]),
     )
     assert generate(out, "--prompt", HELLO, "--max-new-tokens", 2) == 0
@@ -264,7 +265,7 @@ def test_notices_of_an_artifact_go_to_standard_error(kept, tmp_path, capsys, mon
 
 def test_what_runs_otherwise_than_it_was_measured_says_so(kept, tmp_path, capsys, monkeypatch):
     out = fixed_artifact(kept, tmp_path / "out")
-    real = answer.load
+    real = open_model.load
 
     def elsewhere(target, trust):
         found = real(target, trust=trust)
@@ -272,7 +273,7 @@ def test_what_runs_otherwise_than_it_was_measured_says_so(kept, tmp_path, capsys
             found, recipe=dataclasses.replace(found.recipe, runs_as="ahead-of-time package")
         )
 
-    monkeypatch.setattr("torchwright.answer.load", elsewhere)
+    monkeypatch.setattr("torchwright.optimization.open_model.load", elsewhere)
     assert generate(out, "--prompt", HELLO, "--max-new-tokens", 2) == 0
     said = "torchwright: runs as eager; 2.88x [2.79, 2.97] was measured as ahead-of-time package\n"
     assert capsys.readouterr().err == said
@@ -422,7 +423,7 @@ def test_an_error_is_json_where_json_was_asked_for(kept, capsys):
 
 def test_ask_checks_for_itself(kept):
     with pytest.raises(WorkloadError, match="the prompt is empty"):
-        answer.ask(tw.load_decoder(kept), "", on_text=print)
+        open_model.ask(tw.load_decoder(kept), "", on_text=print)
 
 
 def is_one_paragraph(capsys: pytest.CaptureFixture[str], said: str) -> None:
@@ -441,7 +442,7 @@ def test_ctrl_c_keeps_what_was_written(capsys, monkeypatch):
         on_text("so far")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(answer, "generate", interrupted)
+    monkeypatch.setattr(open_model, "generate", interrupted)
     assert generate("--prompt", HELLO) == 130
     captured = capsys.readouterr()
     assert captured.out == "so far"

@@ -14,14 +14,14 @@ import folders
 import torchwright as tw
 from in_process import trials_in_process
 from simulated_card import FACTS, OnCard, simulated_card
-from torchwright import answer, api
 from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.core.records import Budget
-from torchwright.engines.apply import apply_steps, make_target
 from torchwright.hardware.devices import get_device
 from torchwright.models.decoder.native import NativeModel
-from torchwright.search.optimize import Request, optimize
-from torchwright.techniques.base import parse_step
+from torchwright.optimization import api, open_model
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.search.optimize import Request, optimize
+from torchwright.optimization.techniques.base import parse_step
 from torchwright.workloads.base import Workload
 from torchwright.workloads.encoder import EncoderWorkload
 from torchwright.workloads.image import ImageWorkload
@@ -141,11 +141,11 @@ def test_optimize_takes_and_gives_tensors_of_the_caller(card: None, monkeypatch:
 
 
 def test_generate_and_bench_run_where_they_are_told(card: None, folder: Path) -> None:
-    opened = answer.open_model(str(folder), quantize="w8a8", device="cuda")
+    opened = open_model.open_model(str(folder), quantize="w8a8", device="cuda")
     assert opened.model.device.type == "cuda"
     assert opened.notices == ()
-    assert answer.open_model(str(folder)).model.device.type == "cuda"
-    assert answer.open_model(str(folder), device="cpu").model.device.type == "cpu"
+    assert open_model.open_model(str(folder)).model.device.type == "cuda"
+    assert open_model.open_model(str(folder), device="cpu").model.device.type == "cpu"
     found = api.bench(str(folder), quantize="w8a8", device="cuda", prompt_tokens=4, new_tokens=2, batch=1)
     assert (found["kernels"], found["peak_memory_bytes"]) == ("Triton", 1 << 30)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from factories import make_recipe
-from torchwright.artifact import folder as artifact
+from torchwright.optimization.artifact import folder as artifact
 
 
 def eager_artifact(workload: Any, out: Path) -> Path:

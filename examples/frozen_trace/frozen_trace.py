@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from torchwright.core.errors import RefusedTechnique, first_line
 from torchwright.core.records import Coverage
-from torchwright.engines.base import Engine
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.optimization.engines.base import Engine
+from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Case
 
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.engines.spec import CallSpec
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.optimization.engines.spec import CallSpec
 
 GRAPH, WEIGHTS = "graph.json", "weights.safetensors"
 OPERATORS: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from torchwright.core.records import Coverage
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 
 @dataclass(frozen=True, kw_only=True)

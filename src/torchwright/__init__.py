@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 from torchwright.core.process.forks import guard_forks
 
 if TYPE_CHECKING:
-    from torchwright.api import bench, optimize, verify
-    from torchwright.artifact.load import load
     from torchwright.core.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.models.decoder.load import load_decoder
@@ -32,7 +30,9 @@ if TYPE_CHECKING:
     from torchwright.models.diffusion.load import load_diffuser
     from torchwright.models.segment.load import load_class_segmenter, load_segmenter
     from torchwright.models.speech.load import load_speech
-    from torchwright.numpy_compile import compile_numpy
+    from torchwright.optimization.api import bench, optimize, verify
+    from torchwright.optimization.artifact.load import load
+    from torchwright.optimization.numpy import compile_numpy
     from torchwright.train.sequence import sequence_parallel
 
 __all__ = [
@@ -54,10 +54,10 @@ __all__ = [
 
 # `load` has its own home: what answers first must not wait for the search's imports.
 _HOMES = {
-    "optimize": "torchwright.api",
-    "verify": "torchwright.api",
-    "bench": "torchwright.api",
-    "load": "torchwright.artifact.load",
+    "optimize": "torchwright.optimization.api",
+    "verify": "torchwright.optimization.api",
+    "bench": "torchwright.optimization.api",
+    "load": "torchwright.optimization.artifact.load",
     "load_decoder": "torchwright.models.decoder.load",
     "load_diffuser": "torchwright.models.diffusion.load",
     "load_seq2seq": "torchwright.models.decoder.load_seq2seq",
@@ -65,7 +65,7 @@ _HOMES = {
     "load_segmenter": "torchwright.models.segment.load",
     "load_speech": "torchwright.models.speech.load",
     "export": "torchwright.exporter.export",
-    "compile_numpy": "torchwright.numpy_compile",
+    "compile_numpy": "torchwright.optimization.numpy",
     "sequence_parallel": "torchwright.train.sequence",
     "TorchwrightError": "torchwright.core.errors",
 }

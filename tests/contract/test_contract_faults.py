@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwright.techniques.base import techniques
+from torchwright.optimization.techniques.base import techniques
 from torchwright.testing.examples import perceptron
 from torchwright.testing.test_techniques import TestDeclaration as Declaration
 from torchwright.testing.test_techniques import TestOnModels as Techniques

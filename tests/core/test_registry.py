@@ -7,7 +7,7 @@ from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.core.registry import Registry
 from torchwright.hardware.devices import devices
 from torchwright.hub.formats.base import formats
-from torchwright.techniques.base import techniques
+from torchwright.optimization.techniques.base import techniques
 from torchwright.workloads.base import workloads
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from torchwright import api
 from torchwright.cli.optimize import command
 from torchwright.core.errors import WorkloadError
 from torchwright.core.share import share
+from torchwright.optimization import api
 
 
 @pytest.mark.parametrize(

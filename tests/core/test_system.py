@@ -25,7 +25,7 @@ from torchwright.core.process import folders, interrupts, limits
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.cpu.build import BuildError
 from torchwright.hardware.measure import toolchain
-from torchwright.trial.fork_server import can_fork
+from torchwright.optimization.trial.fork_server import can_fork
 
 Become = Callable[[str], None]
 

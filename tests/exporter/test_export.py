@@ -40,7 +40,6 @@ from torchwright.core.errors import (
     UnknownName,
     WorkloadError,
 )
-from torchwright.engines.takes import tensors_of
 from torchwright.exporter.base import ExportTarget, GraphTarget, exports
 from torchwright.exporter.export import check
 from torchwright.exporter.locate import first_parting, smallest
@@ -49,6 +48,7 @@ from torchwright.exporter.pt2 import MODEL, Pt2, save
 from torchwright.exporter.reference import PAST, calls_of, graph_values, layers_of
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.exporter.verify import REFUSED, RIGHT, Tried, _sizes
+from torchwright.optimization.engines.takes import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
@@ -335,7 +335,7 @@ def test_a_full_disk_as_safetensors_tells_it_is_one(tmp_path: Path, monkeypatch:
     def full(*arguments: Any, **more: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("torchwright.engines.program.save_file", full)
+    monkeypatch.setattr("torchwright.optimization.engines.program.save_file", full)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as raised:
         tw.export(*small(), to="pt2", out=tmp_path / "out")
     assert raised.value.errno == errno.ENOSPC

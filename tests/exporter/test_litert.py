@@ -15,7 +15,6 @@ import torch
 from export_models import small
 
 from torchwright.core.errors import ArtifactError, RefusedTechnique, WorkloadError
-from torchwright.engines.takes import tensors_of
 from torchwright.exporter import litert
 from torchwright.exporter.export import export
 from torchwright.exporter.litert import MODEL, OUTPUTS, LiteRt
@@ -23,6 +22,7 @@ from torchwright.exporter.litert_convert import _told
 from torchwright.exporter.locate import first_parting
 from torchwright.exporter.reference import calls_of, graph_values, layers_of, operator_keys
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.optimization.engines.takes import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

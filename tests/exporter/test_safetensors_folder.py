@@ -13,7 +13,6 @@ from export_models import small
 import torchwright as tw
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.engines.apply import apply_steps, make_target
 from torchwright.exporter.compressed import Layout, packed
 from torchwright.exporter.onnx_file import Onnx
 from torchwright.exporter.pt2 import Pt2
@@ -22,6 +21,7 @@ from torchwright.exporter.safetensors_folder import AUTO, SafetensorsFolder
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.hardware.devices import get_device
 from torchwright.hub.checkpoint import Checkpoint
+from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.detect import from_target
 from torchwright.workloads.huggingface import load_model

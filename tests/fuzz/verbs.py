@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from torchwright.answer import generate as answer_with
-from torchwright.answer import open_speech
-from torchwright.artifact import folder as artifact
-from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError
-from torchwright.engines.base import engines
 from torchwright.exporter.base import exports
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.models.decoder.families import read_decoder_config
 from torchwright.models.decoder.load import load_decoder
 from torchwright.models.diffusion.folder import open_pipeline
 from torchwright.models.segment.load import load_segmenter
-from torchwright.remade import workload_of
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.artifact.load import load
+from torchwright.optimization.engines.base import engines
+from torchwright.optimization.open_model import generate as answer_with
+from torchwright.optimization.open_model import open_speech
+from torchwright.optimization.rebuild import workload_of
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight

@@ -11,13 +11,13 @@ import pytest
 
 from torchwright.cli import main
 from torchwright.core.records import DeviceFacts
-from torchwright.engines import graph_check
 from torchwright.hardware.devices import base, check_name, default_name, devices
 from torchwright.hardware.devices.cpu import CPU
 from torchwright.hardware.devices.null import Null
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.measure.toolchain import compiler_fault
-from torchwright.trial.fork_server import can_fork
+from torchwright.optimization.engines import graph_check
+from torchwright.optimization.trial.fork_server import can_fork
 
 USER = """
 import json

@@ -13,11 +13,11 @@ import quantized as made
 import torch
 import transformers
 
-from torchwright import answer
 from torchwright.cli import main
 from torchwright.hardware.kernels import ops
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.packed import read_packed, write_packed
+from torchwright.optimization import open_model
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight
@@ -119,4 +119,4 @@ def test_kept_integers_travel_in_an_artifact(awq: Path, tmp_path: Path) -> None:
 
 
 def test_an_opened_model_has_the_format_among_its_notices(awq: Path) -> None:
-    assert any("AWQ" in notice for notice in answer.open_model(str(awq), dtype="fp32").notices)
+    assert any("AWQ" in notice for notice in open_model.open_model(str(awq), dtype="fp32").notices)

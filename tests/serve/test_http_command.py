@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from torchwright import cli
-from torchwright.artifact.folder import RECIPE
 from torchwright.cli.options import parse_bytes
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
+from torchwright.optimization.artifact.folder import RECIPE
 from torchwright.serve import preflight as room
 from torchwright.serve.command import KEY_VARIABLE, _listen, api_keys, engine_command
 from torchwright.serve.folder import BUNDLED_NAME, find

@@ -20,9 +20,9 @@ from engine_support import Result, Results, bundled, drain, request, words
 
 from factories import make_recipe
 from folders import encoder, eval_text, save
-from torchwright.artifact import folder as artifact
-from torchwright.artifact.load import load
 from torchwright.core.errors import TorchwrightError
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.artifact.load import load
 from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, serve_reader
 from torchwright.serve.limits import SEQUENCES
 from torchwright.serve.options import EngineOptions

@@ -12,7 +12,6 @@ import torch
 from runs import CONFIG, VOCABULARY, make_run
 from safetensors.torch import load_file, save_file
 
-from torchwright.answer import open_model
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.adapter import CONFIG as ADAPTER_CONFIG
@@ -22,6 +21,7 @@ from torchwright.hub.trained import FILE, trained_scheme
 from torchwright.models.decoder import read_decoder_config
 from torchwright.models.decoder.generate import LoadedDecoder
 from torchwright.models.decoder.load import load_decoder
+from torchwright.optimization.open_model import open_model
 from torchwright.serve.engine.process import Channel, ServedDecoder, open_served
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions

@@ -24,10 +24,10 @@ from folders import (
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget, DeviceFacts
-from torchwright.engines.program import export
-from torchwright.search.optimize import Request, optimize
-from torchwright.techniques.base import Target
-from torchwright.techniques.shape_buckets import ShapeBuckets
+from torchwright.optimization.engines.program import export
+from torchwright.optimization.search.optimize import Request, optimize
+from torchwright.optimization.techniques.base import Target
+from torchwright.optimization.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
@@ -148,7 +148,7 @@ def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, 
 def test_an_artifact_of_a_decoder_embeds(tmp_path, text, monkeypatch):
     monkeypatch.setattr("in_process.TRIED", ("dtype", "shape_buckets"))
     trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
     model = causal("Qwen3", head_dim=8)
     folder = sentence_transformer(tmp_path / "st", model, pooling={"pooling_mode_lasttoken": True})
     workload = EncoderWorkload(folder, batch=4, tokens=50, eval_text=text)

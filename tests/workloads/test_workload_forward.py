@@ -14,10 +14,10 @@ from folders import VOCABULARY, change_json, eval_text, save
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget
-from torchwright.engines.program import export
 from torchwright.models.decoder.seq2seq_workload import Seq2SeqWorkload
 from torchwright.models.speech.workload import SpeechWorkload
-from torchwright.search.optimize import Request, optimize
+from torchwright.optimization.engines.program import export
+from torchwright.optimization.search.optimize import Request, optimize
 from torchwright.workloads import sounds
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload
@@ -286,7 +286,7 @@ def test_an_artifact_answers_by_the_names_of_transformers(
 ) -> None:
     monkeypatch.setattr("in_process.TRIED", ("dtype",))
     trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
     workload = ForwardWorkload(
         made("LlamaForSequenceClassification", tmp_path / "model"), batch=4, eval_text=text
     )

@@ -11,8 +11,8 @@ import torch
 
 from folders import VOCABULARY, causal, change_json, eval_text, save
 from torchwright.core.errors import ModelError, WorkloadError
-from torchwright.engines.program import export
 from torchwright.hub.tokenizer import open_tokenizer
+from torchwright.optimization.engines.program import export
 from torchwright.workloads.language import DECODE_STEPS, LanguageWorkload
 from torchwright.workloads.texts import BUNDLED
 

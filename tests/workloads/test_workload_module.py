@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.intervals import rms_bounds
 from torchwright.core.records import Interval, Step
-from torchwright.engines.apply import make_target
 from torchwright.hardware.devices import get_device
-from torchwright.search.claim import disturbed
-from torchwright.search.save import calibration_notes
-from torchwright.techniques.shared.int8 import observe_inputs
+from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.search.claim import disturbed
+from torchwright.optimization.search.save import calibration_notes
+from torchwright.optimization.techniques.shared.int8 import observe_inputs
 from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
 from torchwright.workloads.module import ModuleWorkload, from_factory, normalise
 

@@ -18,11 +18,11 @@ import torch
 
 import outside_workload
 from in_process import trials_in_process
-from torchwright import api
-from torchwright.answer import open_model
 from torchwright.cli import main
 from torchwright.core import registry
 from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.optimization import api
+from torchwright.optimization.open_model import open_model
 from torchwright.workloads.base import workloads
 
 SOUND = torch.randn(150, generator=torch.Generator().manual_seed(7))
@@ -31,7 +31,7 @@ USER = """
 import json, sys
 import torch
 import torchwright as tw
-from torchwright import api
+from torchwright.optimization import api
 
 loaded = tw.load(sys.argv[1])
 sound = torch.randn(150, generator=torch.Generator().manual_seed(7))

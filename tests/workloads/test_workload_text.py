@@ -14,9 +14,9 @@ from folders import SENTENCES, change_json, encoder, eval_text, reward, save
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget, DeviceFacts
-from torchwright.search.optimize import Request, optimize
-from torchwright.techniques.base import Target
-from torchwright.techniques.shape_buckets import ShapeBuckets
+from torchwright.optimization.search.optimize import Request, optimize
+from torchwright.optimization.techniques.base import Target
+from torchwright.optimization.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.encoding import TextModel, padded
 from torchwright.workloads.forward import ForwardWorkload
 from torchwright.workloads.rows import RowShapes
@@ -232,7 +232,7 @@ def test_an_artifact_answers_any_batch_and_classifies(
 ) -> None:
     monkeypatch.setattr("in_process.TRIED", ("dtype", "shape_buckets"))
     trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
     out = tmp_path / "out"
     budget = Budget(max_drop=0.5, objective="latency", time_seconds=60.0)
     optimize(Request(workload=workload, budget=budget, device="cpu"), out, lambda event: None)

@@ -30,6 +30,6 @@ def command(model: str, trust: bool, as_json: bool, **options: Any) -> None:
     With --quantize, --kv or --dtype a language model runs on Torchwright's own decoder instead, without a search.
     """
     with importing():
-        from torchwright import api
+        from torchwright.optimization import api
 
     print_result(f"bench {model}", api.bench(model, trust=trust, **options), as_json)

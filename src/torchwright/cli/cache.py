@@ -41,11 +41,11 @@ def pack(
     """Compile MODEL's calls with torch.compile, and write what that made to a folder.
 
     Graphs and machine code of torch.compile, and Torchwright's own kernels where they are compiled. A program that
-    compiles the same model finds them where the bundle was unpacked; `torchwright.caches.pack` packs what it has
-    compiled itself.
+    compiles the same model finds them where the bundle was unpacked; `torchwright.optimization.caches.pack` packs what
+    it has compiled itself.
     """
     with importing():
-        from torchwright.caches import bundle, why
+        from torchwright.optimization.caches import bundle, why
         from torchwright.workloads.detect import from_target, settings_of
     from torchwright.report.terminal import LiveProgress
 
@@ -67,7 +67,7 @@ def unpack(directory: Path, trust: bool, as_json: bool) -> None:
     What is otherwise here than where it was packed is said.
     """
     with importing():
-        from torchwright.caches import bundle, why
+        from torchwright.optimization.caches import bundle, why
 
     made = bundle.unpack(directory, trust=trust)
     facts = {"made_by": made.made_by, "calls": list(made.calls), "otherwise here": why.differing(directory)}
@@ -95,7 +95,7 @@ def why(
     instructions, flags, shapes.
     """
     with importing():
-        from torchwright.caches import why as reasons
+        from torchwright.optimization.caches import why as reasons
         from torchwright.workloads.detect import from_target, settings_of
 
     facts: dict[str, Any] = {"otherwise here": reasons.differing(directory)}

@@ -27,8 +27,8 @@ def command(refresh: bool, only_build: bool, as_json: bool) -> None:
     if refresh and only_build:
         raise click.UsageError("--build measures nothing that --refresh could measure again")
     with importing():
-        from torchwright import doctor
         from torchwright.hardware.kernels.cpu import build
+        from torchwright.optimization import doctor
 
     build.forget()
     if only_build:

@@ -77,9 +77,9 @@ def command(
     search, and one of an encoder and a decoder (T5, BART, Marian, NLLB) answers the text as its source.
     """
     with importing():
-        from torchwright import answer
+        from torchwright.optimization import open_model
 
-    found = answer.generate(
+    found = open_model.generate(
         model,
         _standard_input() if prompt == "-" else prompt,
         max_new_tokens=max_new_tokens,

@@ -126,8 +126,8 @@ def command(
         raise click.UsageError(f"-o {out}: there is no folder {out.parent}.")
     check_writable(out.parent)
     with importing():
-        from torchwright.answer import open_diffuser
         from torchwright.models.diffusion.picture import check_pictures
+        from torchwright.optimization.open_model import open_diffuser
 
     check_pictures()
     diffuser = open_diffuser(model, trust=trust)

@@ -157,7 +157,7 @@ def command(
         both = "--with" if with_steps else "--without"
         raise click.UsageError(f"--only names all that is tried, and {both} would say otherwise")
     with importing():
-        from torchwright import api
+        from torchwright.optimization import api
     from torchwright.report.terminal import LiveProgress, waterfall
 
     with LiveProgress(quiet=quiet) as progress:

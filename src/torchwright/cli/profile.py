@@ -81,13 +81,13 @@ def command(
     step, and of an artifact as it is loaded. Lines at which compiling breaks off are named, each with its cure.
     """
     with importing():
-        from torchwright import stages
-    from torchwright.profile.html import write
-    from torchwright.profile.terminal import shown
+        from torchwright.optimization import profile_stages
+    from torchwright.optimization.profile.html import write
+    from torchwright.optimization.profile.terminal import shown
     from torchwright.report.terminal import LiveProgress
 
     with LiveProgress(quiet=quiet) as progress:
-        found = stages.profile(
+        found = profile_stages.profile(
             model,
             with_steps=with_steps,
             rungs=rungs,

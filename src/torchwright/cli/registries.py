@@ -17,8 +17,8 @@ from torchwright.core.process.interrupts import importing
 from torchwright.core.registry import added
 
 BUILTINS = Path(__file__).with_name("registries.json")
-LISTED = ("techniques", "workloads")
-"""The registries with a verb that lists them: modules of the package, each with a registry of the same name."""
+LISTED = {"techniques": "torchwright.optimization.techniques", "workloads": "torchwright.workloads"}
+"""The registries with a verb that lists them, by the module that has a registry of the same name."""
 
 
 def list_rows(kind: str) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def list_rows(kind: str) -> list[dict[str, Any]]:
 def imported_rows(kind: str) -> list[dict[str, Any]]:
     """Return the rows of a registry in `LISTED`, read from its classes: this imports torch."""
     with importing():
-        return describe_registry(getattr(importlib.import_module(f"torchwright.{kind}"), kind))
+        return describe_registry(getattr(importlib.import_module(LISTED[kind]), kind))
 
 
 def describe_registry(registry: Any) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def describe_registry(registry: Any) -> list[dict[str, Any]]:
 def _options(cls: type) -> list[dict[str, Any]]:
     """A dataclass's fields with the docstrings under them; of another class the keyword arguments."""
     if dataclasses.is_dataclass(cls):
-        from torchwright.techniques.base import describe
+        from torchwright.optimization.techniques.base import describe
 
         rows = describe(cls)  # pyright: ignore[reportArgumentType]
         return [dataclasses.asdict(row) | {"required": False} for row in rows]

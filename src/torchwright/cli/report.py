@@ -32,7 +32,7 @@ def command(directory: str, every: bool) -> None:
 
         _show(page.write(folder, live=at_work(folder)))
         return
-    from torchwright.artifact.folder import read_recipe, report_path
+    from torchwright.optimization.artifact.folder import read_recipe, report_path
 
     if not every:
         _show(report_path(folder))

@@ -159,8 +159,6 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter | ClassS
     with importing():
         import torch
 
-        from torchwright.answer import is_artifact
-        from torchwright.artifact.load import load
         from torchwright.hub.folder import resolve
         from torchwright.models.segment.base import Segmenter
         from torchwright.models.segment.load import (
@@ -170,6 +168,8 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter | ClassS
             names_classes,
         )
         from torchwright.models.segment.semantic import ClassSegmenter
+        from torchwright.optimization.artifact.load import load
+        from torchwright.optimization.open_model import is_artifact
 
     if not is_artifact(model):
         opened = load_class_segmenter if names_classes(resolve(model, WANTED)) else load_segmenter

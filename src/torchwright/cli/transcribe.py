@@ -126,7 +126,7 @@ def command(
     with importing():
         import torch
 
-        from torchwright.answer import open_speech
+        from torchwright.optimization.open_model import open_speech
 
     if model is None and not quiet:
         say(f"torchwright: {NOTICE}", err=True)

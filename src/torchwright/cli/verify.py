@@ -42,7 +42,7 @@ def command(directory: str, quiet: bool, as_json: bool, **options: Any) -> None:
     programs kept the machine busy.
     """
     with importing():
-        from torchwright import api
+        from torchwright.optimization import api
     from torchwright.report.terminal import LiveProgress
 
     title = f"verify {directory}"

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.core import system
 from torchwright.core.errors import RefusedTechnique
-from torchwright.engines.layout import lay_out_rows
-from torchwright.engines.package import Package
-from torchwright.engines.program import CHECK_LEAST, compile_program
 from torchwright.exporter.base import GraphTarget, Run, Written
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import profiled
 from torchwright.exporter.sizes import widen
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.measure.toolchain import compiler_fault
+from torchwright.optimization.engines.layout import lay_out_rows
+from torchwright.optimization.engines.package import Package
+from torchwright.optimization.engines.program import CHECK_LEAST, compile_program
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
     from torchwright.exporter.subject import Subject
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
 
 MODEL = "model.pt2"
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"

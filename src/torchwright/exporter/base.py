@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchwright.core.errors import RefusedTechnique, WorkloadError, unknown
 from torchwright.core.records import Step
 from torchwright.core.registry import Registry
-from torchwright.engines.spec import CallSpec
 from torchwright.exporter.formats import Format
+from torchwright.optimization.engines.spec import CallSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
     from torchwright.exporter.subject import Subject
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.techniques.base import Target
 
 Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]
 """From a call's tensors to its results', both flat."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.engines.takes import tensors_of
+from torchwright.optimization.engines.takes import tensors_of
 
 if TYPE_CHECKING:
-    from torchwright.engines.spec import CallSpec
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
     from torchwright.workloads.base import Case
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.engines.converted import Converted
-from torchwright.engines.program import ignore_library_warnings
 from torchwright.exporter.base import GraphTarget, Run, Written
 from torchwright.exporter.operators import refused_graph
+from torchwright.optimization.engines.converted import Converted
+from torchwright.optimization.engines.program import ignore_library_warnings
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
 
 
 class ConvertedTarget(GraphTarget):

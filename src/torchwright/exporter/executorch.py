@@ -14,7 +14,6 @@ import torch
 
 from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.core.quiet import quiet_libraries
-from torchwright.engines.program import ignore_library_warnings
 from torchwright.exporter.base import Delegate, ExportTarget, Run, Written
 from torchwright.exporter.executorch_delegates import DELEGATES, FIRST, Lowering
 from torchwright.exporter.executorch_int8 import quantized
@@ -28,13 +27,14 @@ from torchwright.exporter.executorch_read import contents, write_layers
 from torchwright.exporter.executorch_times import fallen_back
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.sizes import widen
+from torchwright.optimization.engines.program import ignore_library_warnings
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
     from torchwright.exporter.subject import Subject
+    from torchwright.optimization.engines.spec import CallSpec
 
 MODEL = "model.pte"
 TOGETHER = {"1.4": "2.13", "1.5": "2.14"}

@@ -19,8 +19,8 @@ from torchwright.workloads.accuracy import relative_error
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
 
 
 def quantized(

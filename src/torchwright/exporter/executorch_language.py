@@ -13,10 +13,10 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import overridden
-from torchwright.engines.program import export_one
 from torchwright.exporter.base import Run
 from torchwright.exporter.cached import Cached, narrowed
 from torchwright.hub.folder import read_config
+from torchwright.optimization.engines.program import export_one
 from torchwright.workloads.base import Case
 
 if TYPE_CHECKING:

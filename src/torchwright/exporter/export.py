@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.answer import is_artifact
-from torchwright.artifact import folder as artifact
 from torchwright.core import nested
 from torchwright.core.errors import RefusedTechnique, RegressionFound, TrainingMode, WorkloadError
 from torchwright.core.process import folders, interrupts
@@ -36,7 +34,9 @@ from torchwright.exporter.package import (
 from torchwright.exporter.reference import calls_of, without_rows, write_reference, write_settings
 from torchwright.exporter.subject import Subject, check_repeats, make_plain, make_subject
 from torchwright.exporter.verify import elsewhere, verify
-from torchwright.remade import workload_of
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.open_model import is_artifact
+from torchwright.optimization.rebuild import workload_of
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_target, settings_of
 from torchwright.workloads.module import ModuleWorkload

@@ -29,8 +29,8 @@ from torchwright.workloads.huggingface import load_model
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchwright.engines.spec import CallSpec
     from torchwright.exporter.subject import Subject
+    from torchwright.optimization.engines.spec import CallSpec
 
 MODEL = "model.gguf"
 KINDS = {"bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}

@@ -26,19 +26,19 @@ from torchwright.core import system
 from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.process import interrupts
-from torchwright.engines.program import ignore_library_warnings
-from torchwright.engines.real_constants import real_constants
 from torchwright.exporter.base import GraphTarget, Run, Values, Written
 from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import save
 from torchwright.exporter.reference import operator_keys
+from torchwright.optimization.engines.program import ignore_library_warnings
+from torchwright.optimization.engines.real_constants import real_constants
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
 
 MODEL, OUTPUTS = "model.tflite", "outputs.json"
 """The file of output keys, next to the model: the operators of its outputs, whose tensors have other names."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from torchwright.artifact.tree import read_tree
 from torchwright.core.errors import WorkloadError
 from torchwright.core.json_file import read_json, typed
 from torchwright.exporter.base import Values
 from torchwright.exporter.package import REFERENCE
 from torchwright.exporter.process import RunFailed
 from torchwright.exporter.reference import Layers, graph_values, read_calls, read_graph, read_layers
+from torchwright.optimization.artifact.tree import read_tree
 from torchwright.workloads.accuracy import relative_error
 
 ERRORS = "errors.json"

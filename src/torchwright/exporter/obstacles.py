@@ -14,8 +14,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from torchwright.core.errors import RefusedTechnique, TorchwrightError
-from torchwright.profile.breaks import FRAME, find_breaks, is_users
-from torchwright.profile.causes import cause_of
+from torchwright.optimization.profile.breaks import FRAME, find_breaks, is_users
+from torchwright.optimization.profile.causes import cause_of
 from torchwright.workloads.base import Case
 
 OWN = Path(__file__).parents[1]

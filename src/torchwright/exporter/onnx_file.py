@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchwright.core.errors import RefusedTechnique, first_line
 from torchwright.core.json_file import read_json
 from torchwright.core.quiet import quiet_libraries
-from torchwright.engines.converted import Converted
-from torchwright.engines.onnxruntime import OnnxRuntime
-from torchwright.engines.takes import tensors_of
 from torchwright.exporter.base import PROFILED, Values, Written
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
+from torchwright.optimization.engines.converted import Converted
+from torchwright.optimization.engines.onnxruntime import OnnxRuntime
+from torchwright.optimization.engines.takes import tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
     from torchwright.workloads.base import Case
 
 MODEL = "model.onnx"

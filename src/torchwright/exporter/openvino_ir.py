@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.core.quiet import import_openvino, openvino_core
-from torchwright.engines.converted import Converted
-from torchwright.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, read_settings
 from torchwright.exporter.base import PROFILED, Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
+from torchwright.optimization.engines.converted import Converted
+from torchwright.optimization.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, read_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchwright.engines.spec import CallSpec
+    from torchwright.optimization.engines.spec import CallSpec
 
 MODEL = "openvino"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "int8"}

@@ -20,12 +20,12 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
 from torchwright.core.errors import ArtifactError
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.process.replacing_folders import steady, writing
-from torchwright.engines.spec import CallSpec
 from torchwright.exporter.base import exports
+from torchwright.optimization.artifact.sealed import digests, is_own, not_as_written, seal
+from torchwright.optimization.engines.spec import CallSpec
 
 EXPORT, PACKAGE, REFERENCE = "export.json", "package", "reference"
 FORMAT = 1

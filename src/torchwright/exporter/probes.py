@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from torchwright.engines.integer_ranges import IntegerRanges
+from torchwright.optimization.engines.integer_ranges import IntegerRanges
 
 SECONDS = 10.0
 """No further probe begins after this long: a verification takes seconds, not minutes."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from torchwright.core import system
 from torchwright.core.process import interrupts
-from torchwright.trial.fork_server import start
+from torchwright.optimization.trial.fork_server import start
 
 SECONDS = 300.0
 """The time limit in seconds."""

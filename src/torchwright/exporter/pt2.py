@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchwright.engines.program import ignore_library_warnings
 from torchwright.exporter.base import PROFILED, GraphTarget, Run, Values, Written
 from torchwright.exporter.reference import eager, graph_values
+from torchwright.optimization.engines.program import ignore_library_warnings
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-    from torchwright.engines.spec import CallSpec
-    from torchwright.techniques.base import Target
+    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.techniques.base import Target
 
 MODEL = "model.pt2"
 

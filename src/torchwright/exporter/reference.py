@@ -15,17 +15,17 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from torchwright.artifact.tree import read_tree, write_tree
 from torchwright.core import nested
 from torchwright.core.errors import ArtifactError
 from torchwright.core.json_file import read_json, typed
-from torchwright.engines.program import read_programs, write_programs
-from torchwright.engines.spec import CallSpec
-from torchwright.engines.takes import tensors_of, with_tensors
 from torchwright.exporter.base import Run
 from torchwright.exporter.probes import ZERO_ROWS
 from torchwright.exporter.subject import CALL, Subject
-from torchwright.profile.breaks import FRAME, is_users
+from torchwright.optimization.artifact.tree import read_tree, write_tree
+from torchwright.optimization.engines.program import read_programs, write_programs
+from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.takes import tensors_of, with_tensors
+from torchwright.optimization.profile.breaks import FRAME, is_users
 
 CALLS, LAYERS, SETTINGS = "calls", "layers.json", "settings.json"
 EXAMPLE, SMALLEST, LARGEST, PAST = "example", "smallest", "largest", "one past"

@@ -27,8 +27,8 @@ from torchwright.workloads.huggingface import load_model, quiet_transformers
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchwright.engines.spec import CallSpec
     from torchwright.exporter.subject import Subject
+    from torchwright.optimization.engines.spec import CallSpec
 
 WEIGHTS = "model.safetensors"
 AUTO = "AutoModelForCausalLM"

@@ -10,10 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from torchwright.artifact.tree import read_tree
 from torchwright.core.errors import WorkloadError
 from torchwright.core.process import folders
-from torchwright.engines.program import GRAPHS
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.locate import keep_errors, locate
 from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
@@ -31,6 +29,8 @@ from torchwright.exporter.probes import (
 from torchwright.exporter.process import RunFailed, Runner
 from torchwright.exporter.reference import EXAMPLE, PAST, Call, read_calls
 from torchwright.hardware.measure.clock import DISTURBED_SHARE, paired_speedup
+from torchwright.optimization.artifact.tree import read_tree
+from torchwright.optimization.engines.program import GRAPHS
 from torchwright.workloads.accuracy import relative_error
 
 TURNS = 7

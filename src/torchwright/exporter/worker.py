@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-from torchwright.artifact.load import load
-from torchwright.artifact.tree import write_tree
 from torchwright.core.errors import first_line
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.process.orphans import be_killed_first, die_with_parent
@@ -31,6 +29,8 @@ from torchwright.exporter.probes import Probe, probes_of
 from torchwright.exporter.reference import calling, eager, read_calls, read_graph, read_settings
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.measure.clock import Waiting
+from torchwright.optimization.artifact.load import load
+from torchwright.optimization.artifact.tree import write_tree
 from torchwright.workloads.accuracy import relative_error
 
 TURN_SECONDS = 0.05

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.core.errors import ArtifactError, ModelError
 from torchwright.core.json_file import read_json
 from torchwright.hub.architectures import (
@@ -19,6 +18,7 @@ from torchwright.hub.architectures import (
 from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
 from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.models.speech.families import FAMILIES
+from torchwright.optimization.artifact.folder import MANIFEST, MODEL, RECIPE
 
 NATIVE = "native"
 """Prefix of the names of engines that run on the native decoder."""

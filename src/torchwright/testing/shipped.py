@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchwright.artifact import folder as artifact
-from torchwright.artifact.fingerprint import fingerprint_here
-from torchwright.artifact.tree import write_tree
 from torchwright.core import nested
 from torchwright.core.records import Budget, CaseTime, Coverage, Interval, Measurement, Recipe, Step
-from torchwright.engines.apply import apply_steps, make_target
-from torchwright.engines.base import Engine, Way, engines
-from torchwright.engines.package import Package
-from torchwright.engines.program import GRAPHS, TENSORS, read_programs
-from torchwright.engines.spec import Takes, package_file
-from torchwright.engines.takes import probe
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.trial.forms import build_forms, check_graphs
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.artifact.fingerprint import fingerprint_here
+from torchwright.optimization.artifact.tree import write_tree
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.engines.base import Engine, Way, engines
+from torchwright.optimization.engines.package import Package
+from torchwright.optimization.engines.program import GRAPHS, TENSORS, read_programs
+from torchwright.optimization.engines.spec import Takes, package_file
+from torchwright.optimization.engines.takes import probe
+from torchwright.optimization.techniques.base import Phase, Target, Technique
+from torchwright.optimization.trial.forms import build_forms, check_graphs
 from torchwright.workloads.accuracy import flatten
 from torchwright.workloads.base import Workload
 

@@ -14,13 +14,13 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from torchwright.artifact.load import Loaded, load
 from torchwright.core import nested
 from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, WorkloadError
 from torchwright.core.records import Step
-from torchwright.engines.base import Engine, Way, engines
-from torchwright.engines.takes import tensors_of, with_tensors
-from torchwright.techniques.base import techniques
+from torchwright.optimization.artifact.load import Loaded, load
+from torchwright.optimization.engines.base import Engine, Way, engines
+from torchwright.optimization.engines.takes import tensors_of, with_tensors
+from torchwright.optimization.techniques.base import techniques
 from torchwright.testing.examples import example
 from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import Counter, Numbers, Parts, Perceptron

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from torchwright.artifact.load import load
 from torchwright.core import nested
 from torchwright.core.errors import RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
-from torchwright.engines.apply import make_target
-from torchwright.engines.base import Way, engines
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.base import Target, techniques
+from torchwright.optimization.artifact.load import load
+from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.engines.base import Way, engines
+from torchwright.optimization.techniques.base import Target, techniques
 from torchwright.testing.instances import Answer, Sign, build, call
 from torchwright.testing.shipped import RunsBy, prepared, ship
 from torchwright.testing.test_engines import OWN_MAKERS

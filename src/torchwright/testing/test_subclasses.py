@@ -13,10 +13,10 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.engines.apply import make_target
-from torchwright.engines.base import engines
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.base import Target, techniques
+from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.engines.base import engines
+from torchwright.optimization.techniques.base import Target, techniques
 from torchwright.testing.shipped import RunsBy, prepared
 from torchwright.testing.subclasses import SUBCLASSES, inputs
 from torchwright.testing.test_techniques import check_coverage, relative_error, try_to_apply

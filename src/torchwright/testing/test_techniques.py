@@ -16,10 +16,10 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.engines.apply import apply_steps, make_target
-from torchwright.engines.takes import with_tensors
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.base import (
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.engines.takes import with_tensors
+from torchwright.optimization.techniques.base import (
     Phase,
     Target,
     Technique,
@@ -29,7 +29,7 @@ from torchwright.techniques.base import (
     parse_step,
     techniques,
 )
-from torchwright.techniques.properties import PROPERTIES, misspelled
+from torchwright.optimization.techniques.properties import PROPERTIES, misspelled
 from torchwright.testing.models import MODELS
 from torchwright.testing.rows import check_rows
 from torchwright.testing.shipped import prepared

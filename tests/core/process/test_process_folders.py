@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from factories import make_recipe
-from torchwright.artifact import folder as artifact
 from torchwright.core.process import folders
+from torchwright.optimization.artifact import folder as artifact
 
 HOLD = """
 import pathlib, sys, time
-from torchwright.artifact import folder as artifact
+from torchwright.optimization.artifact import folder as artifact
 from torchwright.core.process import folders
 where, how = pathlib.Path(sys.argv[1]), sys.argv[2]
 if how == "make":

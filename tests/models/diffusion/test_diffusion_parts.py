@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 from torchwright.core.errors import ModelError, RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.engines.apply import apply_steps, make_target
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.base import Target, from_step, parse_step
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.techniques.base import Target, from_step, parse_step
 
 
 @functools.cache
@@ -161,8 +161,8 @@ def test_a_search_proposes_each_component_by_itself(pixart: Path) -> None:
 
 
 def test_only_the_named_components_are_compiled(pixart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwright.engines.jit import Jit
-    from torchwright.engines.packaging import build_packages
+    from torchwright.optimization.engines.jit import Jit
+    from torchwright.optimization.engines.packaging import build_packages
 
     compiled: list[str] = []
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchwright.engines.apply import apply_steps, make_target
 from torchwright.hardware.devices import get_device
-from torchwright.techniques.dtype import Dtype
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.techniques.dtype import Dtype
 
 pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
 tiny = importlib.import_module("tiny_families")

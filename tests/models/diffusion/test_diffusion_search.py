@@ -14,8 +14,8 @@ def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None
     import torchwright as tw
     from torchwright.core.records import Step
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.search.optimize import optimize
-    from torchwright.search.state import Request
+    from torchwright.optimization.search.optimize import optimize
+    from torchwright.optimization.search.state import Request
 
     told: list[Event] = []
     request = Request(
@@ -43,8 +43,8 @@ def test_a_pipeline_that_was_compiled_ahead_of_time_draws(pixart: Path, tmp_path
     import torchwright as tw
     from torchwright.core.records import Step
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.search.optimize import optimize
-    from torchwright.search.state import Request
+    from torchwright.optimization.search.optimize import optimize
+    from torchwright.optimization.search.state import Request
 
     request = Request(
         workload=DiffusionWorkload(pixart, steps=3),
@@ -89,8 +89,8 @@ def test_what_a_user_should_know_is_told_first(
     pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.search import optimize as module
-    from torchwright.search.state import Request
+    from torchwright.optimization.search import optimize as module
+    from torchwright.optimization.search.state import Request
 
     told: list[Event] = []
 
@@ -115,7 +115,7 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
 ) -> None:
     from torchwright.core.records import Step
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.trial.session import Session
+    from torchwright.optimization.trial.session import Session
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -135,11 +135,11 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
 def test_step_caching_without_steps_proposes_those_of_its_thresholds(
     pixart: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchwright.engines.apply import make_target
-    from torchwright.engines.describe import describe_target
     from torchwright.hardware.devices import get_device
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.techniques.step_caching import StepCaching
+    from torchwright.optimization.engines.apply import make_target
+    from torchwright.optimization.engines.describe import describe_target
+    from torchwright.optimization.techniques.step_caching import StepCaching
 
     def proposed(changes: list[float]) -> list[tuple[list[str], str | None]]:
         monkeypatch.setattr(DiffusionWorkload, "changes", lambda workload, model: changes)

@@ -21,19 +21,19 @@ import torchwright as tw
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import Quality, Step
-from torchwright.engines import converted
-from torchwright.engines.apply import apply_steps, make_target
-from torchwright.engines.base import engines
-from torchwright.engines.program import export, read_programs, write_programs
-from torchwright.engines.takes import tensors_of
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.models.segment.beside import OPTIMIZED_ALONE, ORIGINAL_ALONE
 from torchwright.models.segment.judge import mask_quality, overlap, packed
 from torchwright.models.segment.masks import iou
+from torchwright.optimization.engines import converted
+from torchwright.optimization.engines.apply import apply_steps, make_target
+from torchwright.optimization.engines.base import engines
+from torchwright.optimization.engines.program import export, read_programs, write_programs
+from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.techniques.grid_attention import GridAttention
+from torchwright.optimization.techniques.shared.wrapping import worst_error
 from torchwright.report.pictures import MOST_ROWS
-from torchwright.techniques.grid_attention import GridAttention
-from torchwright.techniques.shared.wrapping import worst_error
 from torchwright.workloads.base import Case
 from torchwright.workloads.detect import from_target
 

@@ -13,9 +13,6 @@ from whispers import noise, tiny
 
 from factories import make_recipe
 from folders import change_json
-from torchwright.answer import open_speech
-from torchwright.artifact import folder as artifact
-from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.hardware.kernels.cpu import build
 from torchwright.models.decoder.precision import Precision
@@ -25,6 +22,9 @@ from torchwright.models.speech.load import family, load_speech
 from torchwright.models.speech.native_calls import NativeCalls
 from torchwright.models.speech.whisper.native import FAMILY
 from torchwright.models.speech.workload import NEW_TOKENS, SpeechWorkload, words
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.artifact.load import load
+from torchwright.optimization.open_model import open_speech
 from torchwright.workloads.accuracy import predictions
 from torchwright.workloads.base import Run
 

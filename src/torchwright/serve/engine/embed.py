@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchwright.artifact import folder as artifact
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.paths import file_digest
+from torchwright.optimization.artifact import folder as artifact
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.wire.messages import Embed, Embedded, EngineReady, Failed, RequestRefused
 from torchwright.workloads.encoding import TextAnswerer

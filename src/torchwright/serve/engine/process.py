@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 import zmq
 
-from torchwright.answer import is_artifact, open_diffuser, open_model, open_speech, refuse_for_artifact
-from torchwright.artifact.load import load
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, first_line
 from torchwright.core.process.orphans import die_with_parent
 from torchwright.hardware.devices.allocator import retain_where_possible
@@ -26,6 +24,14 @@ from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.generate import LoadedDecoder
 from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.models.decoder.transformers_writer import TransformersWriter
+from torchwright.optimization.artifact.load import load
+from torchwright.optimization.open_model import (
+    is_artifact,
+    open_diffuser,
+    open_model,
+    open_speech,
+    refuse_for_artifact,
+)
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer

@@ -1,6 +1,7 @@
 """Compiled code of a run's steps, kept with its checkpoints: a run that goes on elsewhere compiles nothing.
 
-    RUN/compiled/rank-00000/      a bundle (caches/bundle.py) of each process, whose parts of a model may differ
+    RUN/compiled/rank-00000/      a bundle (optimization/caches/bundle.py) of each process, whose parts of a model may
+    differ
 
 A bundle holds machine code and pickles. One that this user packed on this machine is taken as it is, any other with
 trust alone; without it the run compiles for itself, and says so.
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchwright.caches.bundle import BUNDLE, pack, unpack
 from torchwright.core.errors import TorchwrightError
+from torchwright.optimization.caches.bundle import BUNDLE, pack, unpack
 from torchwright.train.run.processes import Place
 
 FOLDER = "compiled"

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from torchwright.engines.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiler_caches import use_private_caches
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
 from torchwright.train.model.vocabulary import IGNORE

@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from torchwright.core.process.files import replacing
 from torchwright.hardware.devices import get_device
-from torchwright.profile.events import read
-from torchwright.profile.summing import CALL, summed
-from torchwright.profile.values import CallTime, KindTime, OperatorTime
+from torchwright.optimization.profile.events import read
+from torchwright.optimization.profile.summing import CALL, summed
+from torchwright.optimization.profile.values import CallTime, KindTime, OperatorTime
 from torchwright.report import wording
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.waits import Wait, waits

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import checkpoint
 
-from torchwright.engines.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiler_caches import use_private_caches
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
 from torchwright.train.parallel import clip_grad_norm, grad_norm

@@ -1,0 +1,163 @@
+# pyright: basic
+"""Which modules suffer most from a technique: each judged by itself, by its own output or by the whole model's."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.core import nested
+from torchwright.core.records import Ranked, Step
+from torchwright.optimization.engines.apply import apply_steps
+from torchwright.optimization.techniques.base import Target, Technique, from_step
+from torchwright.optimization.techniques.shared.wrapping import layer_input, plain_name, relative_error
+
+LONGEST = 60.0
+"""Seconds that measuring effects on the whole model may take; the modules of the largest own errors come first."""
+GROUPS, GROUPED_SECONDS = (4, 12), 8.0
+"""Fewest and most groups of modules whose effect is measured at once, and about how long all may take."""
+
+
+def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
+    """Return the error from each module that the last of `steps` would change, worst first.
+
+    Earlier steps are those without which it has nothing to change. If the workload gives a `glance`, the error is the
+    glance's, with this module alone changed. Otherwise, and for modules that there was no time for, it is the error
+    of the module's output, on the inputs that the unchanged model gives it. The metric judges how errors add up
+    through the network; this function only orders the retreat. For a technique whose `errors_add` it is the module's
+    share of the whole model's error, measured by groups of neighbours, each of which has an equal share.
+    """
+    technique = from_step(steps[-1])
+    if steps[:-1]:
+        apply_steps(target, steps[:-1])
+    else:
+        target.model = target.workload.adapt(target.model)
+    with torch.inference_mode():
+        if technique.errors_add:
+            return _ranked(_parts(target, technique), whole=True)
+        own = _own_errors(target, technique)
+        effects = _effects(target, technique, list(own))
+    rest = {name: error for name, error in own.items() if name not in effects}
+    return _ranked(effects, whole=True) + _ranked(rest, whole=False)
+
+
+def _ranked(errors: dict[str, float], *, whole: bool) -> list[Ranked]:
+    return [Ranked(name=plain_name(name), error=error, whole=whole) for name, error in errors.items()]
+
+
+def _worst_first(errors: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(errors.items(), key=lambda item: item[1], reverse=True))
+
+
+def _own_errors(target: Target, technique: Technique) -> dict[str, float]:
+    model, errors = target.model, {}
+
+    def watch(name: str):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = layer_input(args, kwargs)
+            error = technique.module_error(module, x) if isinstance(x, torch.Tensor) and x.numel() else None
+            if error is not None:
+                errors[name] = max(error, errors.get(name, 0.0))
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(watch(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name and technique.covers(name)
+    ]
+    try:
+        for case in target.workload.calibration(target.compute_dtype):
+            model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return _worst_first(errors)
+
+
+def _parts(target: Target, technique: Technique) -> dict[str, float]:
+    """The part of each module that is called in the error of the model's first call, worst first."""
+    model, case = target.model, target.workload.cases(target.compute_dtype)[0]
+    called = set[str]()
+
+    def note(name: str, *_: Any) -> None:
+        called.add(name)
+
+    changed = {
+        name: module
+        for name, module in model.named_modules()
+        if name and technique.covers(name) and technique.stand_in(module) is not None
+    }
+    begun = time.monotonic()
+    with contextlib.ExitStack() as hooks:
+        for name, module in changed.items():
+            hooks.callback(module.register_forward_pre_hook(partial(note, name)).remove)
+        exact = _floats(model(*case.args, **case.kwargs))
+    once = max(time.monotonic() - begun, 1e-6)
+    names = [name for name in changed if name in called]
+    groups = min(max(GROUPS[0], min(GROUPS[1], int(GROUPED_SECONDS / once))), len(names))
+    parts: dict[str, float] = {}
+    for i in range(groups):
+        group = names[i * len(names) // groups : (i + 1) * len(names) // groups]
+        with _standing_in(model, technique, group):
+            error = relative_error(exact, _floats(model(*case.args, **case.kwargs)))
+        parts |= dict.fromkeys(group, error / math.sqrt(len(group)))
+    return _worst_first(parts)
+
+
+def parts_seconds(once: float) -> float:
+    """Return the most seconds that `_parts` takes for a model whose call takes `once`."""
+    return once + max(GROUPS[0] * once, GROUPED_SECONDS)
+
+
+def _floats(outputs: Any) -> torch.Tensor:
+    """All numbers of the outputs in one row."""
+    tensors = nested.tensors(outputs)
+    return torch.cat([tensor.float().flatten() for tensor in tensors if tensor.is_floating_point()])
+
+
+@contextlib.contextmanager
+def _standing_in(model: nn.Module, technique: Technique, names: Sequence[str]) -> Iterator[None]:
+    """Meanwhile stand-ins compute what these modules give."""
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            module = model.get_submodule(name)
+            stand_in = technique.stand_in(module)
+            assert stand_in is not None
+            hooks.callback(module.register_forward_hook(partial(_instead, stand_in), with_kwargs=True).remove)
+        yield
+
+
+def _instead(
+    stand_in: nn.Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+) -> torch.Tensor:
+    return stand_in(layer_input(args, kwargs)).to(output.dtype)
+
+
+def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
+    """Return each module's own effect on the workload's glance, worst first; empty if there is no glance."""
+    model, begun = target.model, time.monotonic()
+
+    def glance() -> torch.Tensor | None:
+        return target.workload.glance(lambda case: model(*case.args, **case.kwargs))
+
+    exact, effects = glance(), dict[str, float]()
+    if exact is None:
+        return {}
+    for name in names:
+        if technique.stand_in(model.get_submodule(name)) is None:
+            continue
+        if time.monotonic() - begun > LONGEST:
+            break
+        with _standing_in(model, technique, [name]):
+            seen = glance()
+        assert seen is not None
+        effects[name] = relative_error(exact, seen)
+    return _worst_first(effects)

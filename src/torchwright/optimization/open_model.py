@@ -1,0 +1,376 @@
+"""A language model that answers, or a speech model: an artifact's, or a Hugging Face folder's on native layers.
+
+generate("out", "Once upon a time", on_text=…, …)     opens, continues, says how long it took
+opened = open_model("path/to/folder", quantize="w4a8", kv="int8")
+ask(opened.model, "Once upon a time", max_new_tokens=64, on_text=…)
+
+It imports no search, so that the first word does not wait for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from torchwright.core.errors import ArtifactError, ModelError, WorkloadError, unknown
+from torchwright.core.records import Recipe
+from torchwright.hardware.devices import default_name, get_device
+from torchwright.hardware.kernels import ops
+from torchwright.hub.architectures import (
+    UnsupportedArchitecture,
+    folder_instead,
+    recognize,
+    runs_on_transformers,
+)
+from torchwright.hub.folder import Wanted, read_config, resolve
+from torchwright.hub.text_stream import TextStream
+from torchwright.hub.trained import trained_scheme
+from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.load import load_decoder
+from torchwright.models.decoder.load_seq2seq import load_seq2seq
+from torchwright.models.decoder.sampling import Sampling
+from torchwright.models.decoder.stacks import stack_family
+from torchwright.models.decoder.transformers_writer import load_transformers_writer
+from torchwright.models.diffusion.diffuser import Diffuser
+from torchwright.models.diffusion.load import load_diffuser
+from torchwright.models.speech.base import Recognizer
+from torchwright.models.speech.load import load_speech
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.artifact.load import load
+from torchwright.report import view
+from torchwright.workloads.generation import Writer
+from torchwright.workloads.language import BUNDLED
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+NEW_TOKENS = 64
+WANTED = Wanted(
+    "a language model's folder, a GGUF file, a hub id, or the artifact of a language model",
+    "leave the model out to take the bundled one",
+)
+"""Tokens to generate where nobody says how many, or as many as fit."""
+NARROWING = ("top_k", "top_p", "min_p")
+"""Sampling options that mean something only where tokens are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A language model that is ready to answer."""
+
+    model: Writer
+    notices: tuple[str, ...] = ()
+    """Notices for the user about how it runs."""
+    recipe: Recipe | None = None
+    """The artifact's recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """The continuation of one prompt, and how long it took."""
+
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float | None
+    """Seconds from the prompt's tokens to the first new one; None if there was none."""
+    tpot_s: float | None
+    """Seconds of each token after the first; None if there was none."""
+    stopped_by: Literal["end-of-text", "length"]
+
+
+def generate(
+    target: str | None,
+    prompt: str,
+    *,
+    max_new_tokens: int | None,
+    seed: int,
+    sampling: Mapping[str, Any],
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    device: str | None,
+    adapter: str | None,
+    language: str | None = None,
+    source_language: str | None = None,
+    trust: bool,
+    on_text: Callable[[str], None],
+    on_notice: Callable[[str], None],
+) -> Continuation:
+    """`torchwright generate`: what can be refused without the model is, before it is opened.
+
+    `sampling` holds fields of `Sampling`, and only those that the user gave. Without `max_new_tokens` there are
+    `NEW_TOKENS`, or as many as fit.
+    """
+    _check_text(prompt)
+    temperature = Sampling.of(sampling).temperature
+    idle = [_flag(name) for name in NARROWING if name in sampling]
+    if idle and temperature == 0:
+        raise WorkloadError(
+            f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
+            next="add --temperature, such as 0.8",
+        )
+    opened = open_model(
+        target,
+        quantize=quantize,
+        kv=kv,
+        dtype=dtype,
+        device=device,
+        adapter=adapter,
+        language=language,
+        source_language=source_language,
+        trust=trust,
+    )
+    for notice in opened.notices:
+        on_notice(notice)
+    return ask(
+        opened.model, prompt, max_new_tokens=max_new_tokens, seed=seed, sampling=sampling, on_text=on_text
+    )
+
+
+def open_model(
+    target: str | None,
+    *,
+    quantize: str | None = None,
+    kv: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    adapter: str | None = None,
+    language: str | None = None,
+    source_language: str | None = None,
+    trust: bool = False,
+) -> OpenedModel:
+    """The language model of an artifact, or of a Hugging Face folder, training run, GGUF file or hub id; None is the
+    bundled one.
+
+    `quantize`, `kv` and `adapter` are those of `load_decoder`, but without `quantize` a folder whose weights were
+    trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
+    kernels are there; `device` is by default CUDA where there is a card. Languages are those of `load_seq2seq`, for a
+    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it.
+
+    Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
+    of model, and what `tw.load` and `load_decoder` raise.
+    """
+    if target is not None and is_artifact(target):
+        own = {"quantize": quantize, "kv": kv, "dtype": dtype, "device": device, "adapter": adapter}
+        refuse_for_artifact(target, **own, language=language, source_language=source_language)
+        loaded = load(target, trust=trust)
+        model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
+        if not isinstance(model, Writer):
+            raise ArtifactError(
+                f"{target} holds no language model",
+                found=f"the workload '{loaded.recipe.workload.get('kind')}'",
+                next=folder_instead(loaded.recipe.workload) or "call it from Python: tw.load(DIR).model(…)",
+            )
+        if recipe.runs_as and loaded.how != recipe.runs_as:
+            notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
+    else:
+        _check_target(target, dtype)
+        folder, recipe = resolve(str(BUNDLED if target is None else target), WANTED), None
+        languages = {"language": language, "source_language": source_language}
+        described = read_config(folder)
+        if stack_family(described) is not None or described.get("is_encoder_decoder") is True:
+            return _seq2seq(folder, quantize, kv, dtype, device=device, adapter=adapter, **languages)
+        if given := [_flag(name) for name, value in languages.items() if value is not None]:
+            raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")
+        if _is_foreign(described, folder):
+            return _on_transformers(folder, dtype, device, quantize=quantize, kv=kv, adapter=adapter)
+        trained = trained_scheme(folder) if quantize is None else None
+        model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
+        notices = () if model.stored is None else (model.stored,)
+        if trained is not None:
+            notices += (f"runs in {trained}, for which it was trained; --quantize none leaves it as it is",)
+    fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
+    if fault is not None:
+        notices += (f"no fast kernels: {fault}",)
+    return OpenedModel(model=model, notices=notices, recipe=recipe)
+
+
+def open_speech(
+    target: str | None, dtype: torch.dtype | None = None, quantize: str | None = None, *, trust: bool = False
+) -> Recognizer:
+    """The speech model of an artifact, or of a Hugging Face folder or hub id as `load_speech` takes it.
+
+    None is the bundled one. Raises `WorkloadError` for options that an artifact does not take, and `ArtifactError` for
+    one of another kind.
+    """
+    if target is None or not is_artifact(target):
+        return load_speech(target, dtype, quantize)
+    refuse_for_artifact(target, dtype=None if dtype is None else str(dtype), quantize=quantize)
+    loaded = load(target, trust=trust)
+    if not isinstance(loaded.model, Recognizer):
+        raise ArtifactError(
+            f"{target} holds no speech model",
+            found=f"the workload '{loaded.recipe.workload.get('kind')}'",
+            next="call it from Python: tw.load(DIR).model(…)",
+        )
+    return loaded.model
+
+
+def open_diffuser(target: str, *, trust: bool = False) -> Diffuser:
+    """Return the model that generates pictures: an artifact's, or a pipeline's folder or hub id as `load_diffuser`
+    takes it.
+    """
+    if not is_artifact(target):
+        return load_diffuser(target)
+    found = load(target, trust=trust).model
+    if not isinstance(found, Diffuser):
+        raise ModelError(f"{target} is an artifact that makes no pictures", next="name a pipeline's folder")
+    return found
+
+
+def promise(recipe: Recipe) -> dict[str, str | None]:
+    """The speed-up that an artifact was written with, and what it is of, as `bench` and `verify` name them."""
+    return {"promised": str(recipe.speedup), "promised_as": view.runs_as(recipe) or None}
+
+
+def ask(
+    model: Writer,
+    prompt: str,
+    *,
+    on_text: Callable[[str], None],
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    sampling: Mapping[str, Any] | None = None,
+) -> Continuation:
+    """Continue one prompt; `on_text` is given each piece of text as it appears, and never half a character.
+
+    Raises `WorkloadError` for a prompt that is empty or does not fit, and for options that the model does not take.
+    """
+    _check_text(prompt)
+    sampling = dict(sampling or {})
+    more = [_flag(name) for name in sampling if name not in model.sampling]
+    if more:
+        raise WorkloadError(
+            f"this artifact does not take {', '.join(more)}",
+            found="its engine has fixed calls",
+            allowed=", ".join(_flag(name) for name in sorted({*model.sampling, "seed"})),
+            next="optimize again with `--with native`",
+        )
+    ids = model.encode(prompt)
+    limit = max(1, min(NEW_TOKENS, model.room(len(ids)))) if max_new_tokens is None else max_new_tokens
+    stream, pieces, times = TextStream(model), list[str](), list[float]()
+
+    def say(piece: str) -> None:
+        if piece:
+            pieces.append(piece)
+            on_text(piece)
+
+    def take(token: int) -> None:
+        times.append(time.perf_counter())
+        say(stream.put(token))
+
+    begun = time.perf_counter()
+    model.write(ids, limit, seed=seed, on_token=take, **sampling)
+    say(stream.rest())
+    return Continuation(
+        text="".join(pieces),
+        prompt_tokens=len(ids),
+        new_tokens=len(times),
+        ttft_s=times[0] - begun if times else None,
+        tpot_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        stopped_by="length" if len(times) == limit else "end-of-text",
+    )
+
+
+def is_artifact(target: str) -> bool:
+    """Check whether a folder is, or was meant to be, an artifact."""
+    return (Path(target) / artifact.RECIPE).is_file() or (Path(target) / artifact.MANIFEST).is_file()
+
+
+def refuse_for_artifact(target: str, **options: str | None) -> None:
+    """Raises `WorkloadError` where an option is given that an artifact has settled already."""
+    given = [f"{_flag(name)} {value}" for name, value in options.items() if value is not None]
+    if given:
+        raise WorkloadError(
+            f"{' '.join(given)} is not for {target}, which is an artifact and has its own",
+            next="leave it out, or name the folder of the model it was made from",
+        )
+
+
+def _check_target(target: str | None, dtype: str | None) -> None:
+    if target is not None and ":" in target and not Path(target).exists():
+        raise ModelError(
+            f"{target} names a factory; the native decoder runs language models",
+            allowed="a Hugging Face folder, a GGUF file, a hub id, or an artifact folder",
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+
+
+def _decoder(
+    folder: Path, quantize: str | None, kv: str | None, dtype: str | None, device: str, adapter: str | None
+) -> LoadedDecoder:
+    get_device(device).start()
+    name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
+    return load_decoder(folder, DTYPES[name], quantize, kv, device=device, adapter=adapter)
+
+
+def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
+    """Check whether the native decoder does not know a model that transformers runs."""
+    try:
+        recognize(described, folder / "config.json")
+    except UnsupportedArchitecture:
+        return runs_on_transformers(described)
+    return False
+
+
+def _on_transformers(
+    folder: Path, dtype: str | None, device: str | None, **native: str | None
+) -> OpenedModel:
+    """Open a model of another family, on the CPU unless asked otherwise; `native` are options of the decoder."""
+    given = [f"{_flag(name)} {value}" for name, value in native.items() if value is not None]
+    if given:
+        raise WorkloadError(
+            f"{' '.join(given)} is not for {folder}",
+            found="a model that runs on transformers' own code",
+            allowed="--dtype, --device",
+        )
+    name = device or "cpu"
+    get_device(name).start()
+    loaded = load_transformers_writer(folder, DTYPES[dtype or "fp32"], name)
+    return OpenedModel(model=loaded.writer, notices=loaded.notices)
+
+
+def _seq2seq(
+    folder: Path,
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    *,
+    device: str | None,
+    adapter: str | None,
+    language: str | None,
+    source_language: str | None,
+) -> OpenedModel:
+    """An encoder and a decoder, which run on CPUs so far."""
+    if device not in (None, "cpu") or adapter is not None:
+        what = f"--adapter {adapter}" if adapter is not None else f"--device {device}"
+        raise WorkloadError(
+            f"{what} is not for {folder}, an encoder and a decoder", allowed="the CPU, no adapter"
+        )
+    fault = ops.fault("cpu")
+    name = dtype or ("bf16" if fault is None else "fp32")
+    model = load_seq2seq(
+        folder, DTYPES[name], quantize, kv, language=language, source_language=source_language
+    )
+    notices = [f"generation_config.json's {setting} is not followed" for setting in model.rules.not_followed]
+    if fault is not None:
+        notices.append(f"no fast kernels: {fault}")
+    return OpenedModel(model=model, notices=tuple(notices))
+
+
+def _check_text(prompt: str) -> None:
+    if not prompt:
+        raise WorkloadError("the prompt is empty", allowed="a text of at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # bytes of the command line that are no text
+        raise WorkloadError("the prompt is no UTF-8 text", found=str(error)) from error
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,300 @@
+"""One trial: run, judged, and retreated from where the accuracy budget asks for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Interval, Quality, Ranked, Rung, Step
+from torchwright.optimization.search import choose, estimate
+from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
+from torchwright.optimization.search.state import Search, Spent, Uncompiled
+from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
+from torchwright.optimization.trial import client as trial
+from torchwright.optimization.trial.client import Candidate, TrialFailed
+
+IMPLAUSIBLE = 0.05
+"""A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
+RETREAT_SHARES = (0.1, 0.3)
+"""Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+SHOWN = 16
+"""Layers of a ranking that a row keeps beyond those that were left alone."""
+PROMISING = 1.05
+"""A median gain that noise does not confirm is compared once more, and longer."""
+HOPELESS = 6
+"""A drop of so many budgets is not mended by leaving some layers alone."""
+HOPELESS_CONVERTED = 2
+"""The same limit for a third-party engine, which converts the model once more for each retreat.
+
+SD3's step lost 6.1% before and after three of its 33 layers were skipped. The 100 s were then missing for our own 8
+bits, which lost 1.3%."""
+SURE = 0.9
+"""Share of the budget that the rest may lose where layers' errors add up: what they are is measured by groups."""
+MOST_LEFT = 0.6
+"""Share of the modules beyond which leaving them alone leaves too little of the gain."""
+FAR_OVER = 1.25
+"""A loss of so many budgets in eager code is one of compiled code, too, which rounds a little less often.
+
+int8_static lost 12.4% of MobileNetV3-small before and 11.6% after it was compiled, int8_dynamic 3.54% and 3.51% of
+ViT-B (2026-11-27)."""
+WRONG = 10
+"""A loss of so many budgets, and of so many times what the steps declare to lose, is a fault, not rounding.
+
+Lossy steps declare their loss on small models (`Technique.expected_loss`: 10% for 8 bits, 25% for 4), so that 4 bits
+on a tiny model raise no false alarm. A batch norm folded without the activation of its subclass lost 89% of ghostnetv2.
+"""
+WORTH_A_LOOK = 0.5
+"""Share of a compilation's time that it may take to see what is lost in eager code."""
+
+
+def attempt(
+    search: Search, step: Step, steps: tuple[Step, ...], swapped: tuple[Step, ...], *, retreats: bool = True
+) -> bool:
+    """Run one trial and record its verdict; return True when the step, or a milder variant, was kept."""
+    search.tell("trying", str(step))
+    started = search.context.clock()
+    search.context.deadline = estimate.latest(search, steps)
+    if lost := lost_uncompiled(search, step, steps):
+        wrong = is_wrong(lost.quality, steps, search.budget.max_drop)
+        reason = f"{_over_budget(lost.quality, search.budget.max_drop)}; not compiled for that"
+        reason += _report_of(step, wrong)
+        search.add(Rung(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost)))
+        return retreats and _retreat(search, step, steps, lost.quality, swapped)
+    try:
+        with search.ahead.beside(steps):
+            candidate = trial.start_candidate(search.context, steps)
+        search.spend(candidate, search.context.clock() - started)
+    except TrialFailed as failure:
+        if failure.timed_out:
+            seconds = search.context.clock() - started
+            search.spent.append(Spent(steps=steps, seconds=seconds, stopped=True))
+        return _failed(search, step, failure, started)
+    except TorchwrightError as refusal:
+        if step in search.wanted:
+            raise
+        search.refuse(step, refusal.reason)
+        return False
+    try:
+        kept = _judge(search, step, candidate, swapped)
+        if search.over_budget(candidate) and retreats:
+            assert candidate.quality is not None
+            return _retreat(search, step, steps, candidate.quality, swapped)
+        return kept
+    except TrialFailed as failure:
+        candidate.close()
+        return _failed(search, step, failure, started)
+    except TorchwrightError as refusal:
+        candidate.close()
+        search.refuse(step, refusal.reason)
+        return False
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
+    """Return the loss of a compiled recipe as measured in eager code, if it is far too much; it is measured once.
+
+    None where the loss may be within the budget, or measuring takes too long next to compiling.
+    """
+    found = search.uncompiled.get(str(steps)) or _uncompiled(search, step, steps)
+    if found is None:
+        return None
+    search.uncompiled[str(steps)] = found
+    return found if found.quality.drop > FAR_OVER * search.budget.max_drop else None
+
+
+def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
+    seconds = WORTH_A_LOOK * estimate.afresh_seconds(search, steps)
+    if (
+        not compiles(steps)
+        or from_step(step).tolerance <= search.budget.max_drop
+        or search.ahead.is_done(steps)
+        or search.spent[0].seconds + search.settle_seconds > seconds
+        or search.look_seconds >= seconds
+    ):
+        return None
+    deadline, now = search.context.deadline, search.context.clock()
+    search.context.deadline = min(deadline, now + seconds)
+    try:
+        with trial.TrialProcess(search.context, trial.environment_of(steps)) as process:
+            prepared = process.ask("prepare", steps=steps, compiled=False)
+            quality: Quality = process.ask("compare", reference=search.reference)
+    except TrialFailed as failure:
+        if failure.timed_out:
+            search.look_seconds = search.context.clock() - now
+        return None  # compiling it will say why
+    except TorchwrightError:
+        return None
+    finally:
+        search.context.deadline = deadline
+    return Uncompiled(quality=quality, coverage=prepared.coverage)
+
+
+def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
+    candidate.settle(search.reference)
+    assert candidate.quality is not None
+    if search.over_budget(candidate):
+        wrong = is_wrong(candidate.quality, candidate.steps, search.budget.max_drop)
+        reason = _over_budget(candidate.quality, search.budget.max_drop) + _report_of(step, wrong)
+        search.record(step, candidate, None, "dropped", reason, wrong=wrong)
+        candidate.close()
+        return False
+    if candidate.quality.drop < -max(IMPLAUSIBLE, 2 * search.budget.max_drop):
+        reason = (
+            f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"
+        )
+        search.record(step, candidate, None, "dropped", reason)
+        candidate.close()
+        return False
+    comparison = compare(search, candidate)
+    if _is_undecided(comparison.marginal):
+        comparison = compare(search, candidate, final=True)
+    verdict = worth(search, step, candidate, comparison)
+    gain, noise = comparison.marginal, is_noise(search, comparison)
+    if verdict is not None and (noise or gain.high <= 1.0 or not _asked_for(search, step)):
+        search.record(step, candidate, comparison, "inconclusive" if noise else "dropped", verdict)
+        candidate.close()
+        return False
+    reason = f"{gain.value:.2f}x faster" if verdict is None else f"asked for; {verdict}"
+    if verdict is not None and gain.value < 1.0:
+        reason = f"{gain.value:.2f}x: slower, kept because requested"
+    if search.budget.objective == "memory":
+        reason = f"{mebibytes(search.best.memory - candidate.memory)} less memory"
+    if swapped:
+        reason += f", in place of {', '.join(map(str, swapped))}"
+        search.rungs = [
+            replace(rung, kept=False, status="removed", reason=f"{rung.reason}; then replaced by {step}")
+            if rung.kept and rung.step in swapped
+            else rung
+            for rung in search.rungs
+        ]
+    company = [other for other in candidate.steps if other != step and other not in search.best.steps]
+    search.rungs = [
+        replace(rung, kept=True, status="kept", reason=f"{rung.reason}; kept for {step}")
+        if rung.step in company and rung.was_slow
+        else rung
+        for rung in search.rungs
+    ]
+    search.record(step, candidate, comparison, "kept", reason)
+    search.promote(candidate, comparison)
+    return True
+
+
+def _retreat(
+    search: Search, step: Step, steps: tuple[Step, ...], lost: Quality, swapped: tuple[Step, ...]
+) -> bool:
+    """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
+    technique = from_step(step)
+    budgets = HOPELESS_CONVERTED if choose.is_closed(technique) else HOPELESS
+    hopeless = lost.drop > budgets * max(search.budget.max_drop, 1e-9)
+    ranking_seconds = estimate.ranking_seconds(search, technique)
+    if (
+        hopeless
+        or technique.retreat(()) is None
+        or choose.no_time(search, step, steps, before=ranking_seconds)
+    ):
+        return False
+    ranking = ranked(search, step, steps)
+    drop = lost.drop
+    for count in counts(technique, ranking, lost, search.budget.max_drop):
+        names = tuple(each.name for each in ranking[:count])
+        milder = technique.retreat(names)
+        assert milder is not None
+        if len(names) >= len(ranking) or choose.no_time(search, step, steps):
+            return False
+        smaller = milder.step()
+        rest = [kept for kept in steps if kept != step]
+        search.tell(
+            "trying", f"{step.name} without the {len(names)} most sensitive of {len(ranking)} modules"
+        )
+        kept = attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False)
+        shown = tuple(ranking[: len(names) + SHOWN])
+        last = replace(search.rungs[-1], ranking=shown, ranked=len(ranking))
+        search.rungs[-1] = last
+        if kept:
+            return True
+        if last.speedup is not None:
+            return False  # within the budget now, and still not faster
+        if last.quality is not None and last.quality.drop > drop:
+            search.notes.append(
+                f"{step}: no further retreat, with {len(names)} of {len(ranking)} modules left alone the loss is "
+                f"{last.quality.drop:.2%}, before it was {drop:.2%}"
+            )
+            return False
+        drop = drop if last.quality is None else last.quality.drop
+    return False
+
+
+def ranked(search: Search, step: Step, steps: Sequence[Step]) -> Sequence[Ranked]:
+    """The modules that `step` changes in a recipe of these steps, worst first; none, and a note, where that fails."""
+    try:
+        with trial.TrialProcess(search.context) as process:
+            return process.ask("sensitivity", steps=(*_ground(from_step(step), steps), step))
+    except (TrialFailed, TorchwrightError) as failure:
+        search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
+        return []
+
+
+def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budget: float) -> list[int]:
+    """Yield how many of the worst modules to leave unchanged after such a loss, one count after another."""
+    errors = [each.error for each in ranking]
+    if not errors:
+        return []
+    if not technique.errors_add:
+        return [max(1, round(share * len(errors))) for share in RETREAT_SHARES]
+    between = (
+        math.sqrt(max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0)) if technique.rounds_between else 0.0
+    )
+    left = [math.hypot(between, *errors[count:]) for count in range(len(errors))]
+    budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
+    enough = max(1, next((count for count, rest in enumerate(left) if rest <= SURE * budget), len(errors)))
+    return [enough] if enough <= MOST_LEFT * len(errors) else []
+
+
+def _asked_for(search: Search, step: Step) -> bool:
+    named = step.name in {wanted.name for wanted in search.wanted}
+    return search.budget.objective != "memory" and named and not search.has_variant(step)
+
+
+def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Those of `steps` that make the model into what `technique` changes."""
+    return tuple(
+        step
+        for step in steps
+        if from_step(step).gives & technique.needs - {"compiled"} and step.name != technique.name
+    )
+
+
+def _is_undecided(gain: Interval) -> bool:
+    """Check whether noise hides a possible gain: a longer comparison costs less than another trial."""
+    return gain.high > 1.0 and (gain.disturbed or (gain.low <= 1.0 and gain.value >= PROMISING))
+
+
+def _failed(search: Search, step: Step, failure: TrialFailed, started: float) -> bool:
+    if failure.timed_out:
+        seconds = search.context.clock() - started
+        search.leave(step, f"stopped after {seconds:.0f} s, when the time for trials ended")
+    else:
+        search.add(Rung(step=step, kept=False, status="failed", reason=failure.reason))
+    return False
+
+
+def is_wrong(quality: Quality, steps: Sequence[Step], budget: float) -> bool:
+    """Check for a loss that no rounding of these steps explains: one of them changes what the model computes."""
+    expected = max((from_step(step).expected_loss for step in steps), default=0.0)
+    return quality.drop > WRONG * max(budget, expected)
+
+
+def _report_of(step: Step, wrong: bool) -> str:
+    return f"; the rewrite of {step.name} is wrong for this model: please report" if wrong else ""
+
+
+def _over_budget(quality: Quality, budget: float) -> str:
+    """By how much, in as many digits as show that it is more than the budget; and whether more data might say less."""
+    digits = next((n for n in range(2, 6) if f"{quality.drop_high:.{n}%}" != f"{budget:.{n}%}"), 6)
+    drop, high = f"{quality.drop:.{digits}%}", f"{quality.drop_high:.{digits}%}"
+    few = f" by {quality.samples:,} samples; more may say less" if quality.drop <= budget else ""
+    return f"{quality.metric} {quality.worsens} by {drop} (up to {high}{few}), the budget is {budget:.2%}"

@@ -1,0 +1,585 @@
+"""The choice of the next step: which steps, on top of which recipe, and which are not worth a trial."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import RELATIVE_ERROR, Interval, Rung, Step
+from torchwright.optimization.search import components, estimate
+from torchwright.optimization.search.components import COMPANY, HIDDEN
+from torchwright.optimization.search.state import Search
+from torchwright.optimization.techniques.base import (
+    Phase,
+    Technique,
+    compiles,
+    from_step,
+    in_order,
+    techniques,
+)
+
+GAINS = {
+    Phase.PROCESS: 1.05,
+    Phase.GRAPH: 1.1,
+    Phase.DTYPE: 2.0,
+    Phase.WEIGHTS: 1.5,
+    Phase.ATTENTION: 1.1,
+    Phase.CACHE: 1.1,
+    Phase.COMPILE: 1.5,
+    Phase.RUNTIME: 1.05,
+}
+"""Expected gain of a step where it pays; it decides only the order of trials."""
+ENGINE_GAIN = 4.0
+"""The same of one that runs the model on code of its own, in fewer bits as a rule."""
+SETTING_GAIN = 1.1
+"""A setting of the process that is expected to bring more does not wait until the end, where it leaves others their
+time."""
+AGAIN_GAIN = 1.05
+"""The same of what was measured before, of another variant of what was kept, and of what must round too much."""
+UNLIKELY_GAIN = 1.01
+"""The same of what gives up more than it is expected to bring: EfficientNet's search had 13 s for `fast_math` in place
+of a bfloat16 that was compiled already, before `channels_last`."""
+PLENTY = 2.0
+"""So many times what trials are expected to take is time enough for them, whichever goes first."""
+LARGE_GAIN = 1.2
+"""A step with this expected gain is worth more than the ablation of a step without gain."""
+NARROWER_GAIN = 1.5
+"""The same of a library's 8 bits over its half precision: 1.33 to 1.54 on five models of benchmarks/experience.py."""
+QUICK, QUICK_GAIN = 1 / 3, 1.1
+"""The largest share of a compiling trial's time, and the least expected gain, of a step tried before it."""
+SHOWN = 2.0**-4
+"""Share of its rounding by which a whole model's outputs are off at least: of bfloat16 0.8 to 2.5, by autocast from
+0.25 on, of 8-bit integers 0.3 to 0.6, of 4-bit weights 0.08 to 0.14, by which four models of the table of experience
+lost 4.0% to 6.8%."""
+LIKE = 2.0
+"""Steps with the same rounding lose within this factor of each other (22 models, two kinds of bfloat16)."""
+MOST = {
+    Phase.PROCESS: 2.5,
+    Phase.GRAPH: 1.5,
+    Phase.DTYPE: 12.0,
+    Phase.WEIGHTS: 4.0,
+    Phase.ATTENTION: 2.0,
+    Phase.CACHE: 1.5,
+    Phase.COMPILE: 8.0,
+    Phase.RUNTIME: 1.3,
+}
+"""Upper bound on the joint gain of a phase's steps: above every observed gain, since one trial too many costs less."""
+
+
+def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
+    """Steps to try, those among them that an earlier search has `left`; those refused outright become rows at once."""
+    search.wanted = _closed(search)
+    queue = _asked_for(search) + _variants(search)
+    variants = [step for step, _ in search.description.variants]
+    queue += [step for step in left if step not in variants and step not in queue]
+    return queue + _open_again(search, queue)
+
+
+def _closed(search: Search) -> tuple[Step, ...]:
+    """Return the requested steps; a step with open options stands for all its variants that can run."""
+    found: list[Step] = []
+    for step in search.wanted:
+        proposed = [
+            each for each, reason in search.description.variants if each.name == step.name and reason is None
+        ]
+        found += proposed if from_step(step).is_open and proposed else [step]
+    return tuple(found)
+
+
+def _asked_for(search: Search) -> list[Step]:
+    """Steps asked for by name; one that has a row already is tried again where that can change the verdict."""
+    for step in search.wanted:
+        reason = _blanket_refusal(search, step)
+        if reason:
+            raise RefusedTechnique(
+                f"{step} was asked for and cannot run here",
+                found=reason,
+                next="`torchwright doctor` says more",
+            )
+    settled = [rung.step for rung in search.rungs if _is_settled(rung)]
+    return [step for step in search.wanted if step not in settled]
+
+
+def _variants(search: Search) -> list[Step]:
+    """Return the variants of the other techniques that have no row yet."""
+    asked, have_rows = {step.name for step in search.wanted}, [rung.step for rung in search.rungs]
+    queue: list[Step] = []
+    refused: set[tuple[str, str]] = set()
+    for step, reason in () if search.only else search.description.variants:
+        if step.name in asked or step.name in search.without:
+            continue
+        if reason is None:
+            if step not in have_rows:
+                queue.append(step)
+        elif (step.name, reason) not in refused:
+            refused.add((step.name, reason))
+            search.refuse(step, reason)
+    return queue
+
+
+def _open_again(search: Search, queue: Sequence[Step]) -> list[Step]:
+    """Return the steps that an earlier search refused and that may be able to run once the queue is tried."""
+    promised = frozenset[str]().union(*(from_step(step).gives for step in queue)) - search.have()
+    refused = [rung.step for rung in search.rungs if rung.earlier and rung.status == "refused"]
+    return [step for step in refused if step not in queue and from_step(step).required & promised]
+
+
+def _is_settled(rung: Rung) -> bool:
+    """Check whether a row's verdict also holds for a step that is requested by name."""
+    if rung.status == "dropped":
+        return rung.speedup is None or rung.speedup.high <= 1.0
+    return rung.kept
+
+
+def take(search: Search, queue: list[Step]) -> Step:
+    """Remove from the queue what is tried next.
+
+    What was asked for goes first; then what fits the time that is left, by its expected gain a second, after it the
+    settings of the process, for they change neither numbers nor code, and last what gives up more than it brings. The
+    largest gain goes before all that would leave no time for it, and a rival's variants before what will not bring our
+    own recipe past it in that time: Swin-S's compiler had none, and two trials without it took that of OpenVINO's
+    bfloat16.
+    """
+    ready = [step for step in queue if not waits(search, step, queue)] or queue
+    fitting = [step for step in ready if no_time(search, step, plan(search, step)) is None]
+    behind = not _may_pass(search, [step for step in fitting if not is_closed(from_step(step))])
+
+    def place(step: Step) -> tuple[bool, bool, bool, bool, float]:
+        steps = plan(search, step)
+        fits = step in fitting and (is_closed(from_step(step)) or not behind)
+        gain = expected_gain(search, step)
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME) and (
+            gain <= SETTING_GAIN or not _leaves_room(search, step, ready)
+        )
+        rate = math.log(gain) / expected_seconds(search, step, steps)
+        wanted = step in search.wanted and not search.has_variant(step)
+        return wanted, fits, gain > UNLIKELY_GAIN, not setting, rate
+
+    places = [place(step) for step in ready]
+    chosen = ready[places.index(max(places))]
+    gains = [(*where[:4], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
+    largest = ready[gains.index(max(gains))]
+    if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
+        chosen = largest
+    chosen = _quick_before(search, chosen, fitting)
+    queue.remove(chosen)
+    return chosen
+
+
+def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
+    """Return the untried step that is expected to gain most per second, or None; settings of the process come last."""
+
+    def place(step: Step) -> tuple[bool, bool, float]:
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME)
+        rate = math.log(expected_gain(search, step)) / expected_seconds(search, step, plan(search, step))
+        return step in search.wanted, not setting, rate
+
+    untried = [rung.step for rung in search.rungs if rung.status == "untried" and rung.step not in without]
+    return max((step for step in untried if possible(search, step)), key=place, default=None)
+
+
+def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
+    """Check whether an early trial of a process setting leaves time for the steps with the largest expected gains.
+
+    Counted are the best step of each phase, and the best engine.
+
+    ResNet-50 with 16 pictures, one core, 150 s: memory that stays brought 1.5x in 19 s, which its compiler then lacked.
+    """
+    largest: dict[tuple[Phase, bool], Step] = {}
+    gains = [(expected_gain(search, step), step) for step in queue if step != setting]
+    for gain, step in sorted(gains, key=lambda each: each[0]):
+        if gain >= SETTING_GAIN:
+            technique = from_step(step)
+            largest[technique.phase, is_closed(technique)] = step
+    recipes = [plan(search, step) for step in (setting, *largest.values())]
+    seconds = [estimate.trial_seconds(search, steps) for steps in recipes]
+    slow = [each for each, steps in zip(seconds, recipes, strict=True) if estimate.runners(steps)]
+    quick = seconds[0] <= QUICK * max(slow, default=math.inf)
+    return estimate.all_fit(search, recipes, times=1.0 if quick else PLENTY)
+
+
+def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:
+    """Return a step that takes a fraction of the time before anything is compiled, and leaves time to compile.
+
+    After compilation, each trial of the step compiles again: EfficientNet's `channels_last` needed 29 s then, 6 before.
+    """
+    if chosen in search.wanted or "compiled" not in from_step(chosen).gives:
+        return chosen
+    limit = QUICK * estimate.trial_seconds(search, plan(search, chosen))
+    early = [step for step in fitting if Phase.PROCESS < from_step(step).phase < Phase.COMPILE]
+    quick = [step for step in early if estimate.trial_seconds(search, plan(search, step)) <= limit]
+    gains = [(expected_gain(search, step), step) for step in quick]
+    gain, best = max(gains, key=lambda each: each[0], default=(1.0, chosen))
+    if gain < QUICK_GAIN or not _room_for_both(search, best, chosen):
+        return chosen
+    return best
+
+
+def _may_pass(search: Search, own: Sequence[Step]) -> bool:
+    """Check whether our own recipe may overtake the third-party engine in the time left, by one step of each phase."""
+    changes = [from_step(step) for step in own]
+    if search.rival is None or any(each.enables or "compiled" in each.gives for each in changes):
+        return True  # what others do once there is compiled code is not known before
+    gains = dict.fromkeys((each.phase for each in changes), 1.0)
+    for step, technique in zip(own, changes, strict=True):
+        gains[technique.phase] = max(gains[technique.phase], expected_gain(search, step))
+    rival = search.objective_median(search.rival.candidate)
+    return search.best_seconds() / math.prod(gains.values()) < rival
+
+
+def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float = 0.0) -> str | None:
+    """Return why time is too short to try `steps` for one of them after so many seconds of other work, or None.
+
+    A large gain may use the time of the ablation pass, too: ResNet-50 spent 22 of 150 s to see whether folded batch
+    norms bring 2%, and its 8 bits were not tried.
+    """
+    drop_one = expected_gain(search, step) < LARGE_GAIN
+    return estimate.no_time(search, steps, drop_one=drop_one, before=before)
+
+
+def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
+    steps = plan(search, largest)
+    both = estimate.trial_seconds(search, plan(search, step)) + estimate.trial_seconds(search, steps)
+    return both <= estimate.time_left(search, steps)
+
+
+def expected_gain(search: Search, step: Step) -> float:
+    """Return the expected gain of a step where it pays; for an engine, over the best recipe so far."""
+    technique = from_step(step)
+    if technique.keeps_pages:
+        return _without_faults(search)
+    closed = is_closed(technique)
+    reached = search.reached() if closed else 1.0
+    measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
+    coarse = bool(technique.epsilon) and technique.epsilon >= min(
+        _too_coarse(search, technique), _shown(search)
+    )
+    best = search.rival.candidate.steps[-1] if search.rival else None
+    if measured or coarse or search.has_variant(step):
+        return components.in_pass(search, technique, AGAIN_GAIN)
+    # What lets others do something is worth what waits for it, a compiler at least.
+    gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
+    if technique.expected_gain is not None:
+        gain = technique.expected_gain
+    elif best and technique.replaces(kept := from_step(best)):
+        narrower = 0 < LIKE * kept.epsilon < technique.epsilon
+        gain = reached * (NARROWER_GAIN if narrower else AGAIN_GAIN)
+    elif _is_engine(technique) and not _was_tried(search, step.name):
+        gain = ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
+    gain = components.in_pass(search, technique, gain)
+    if not closed:
+        gain, lost = search.informed().gain(step, gain), _given_up(search, step)
+        return max(gain / lost, AGAIN_GAIN if gain >= lost else UNLIKELY_GAIN)
+    return max(search.informed().beyond(step, gain, best, reached), AGAIN_GAIN)
+
+
+def _without_faults(search: Search) -> float:
+    """Return a lower bound on the gain of the best recipe if its pages stayed mapped, from counted page faults."""
+    seconds = search.best_seconds()
+    return seconds / max(seconds - search.best.faulting, seconds / MOST[Phase.PROCESS])
+
+
+def _given_up(search: Search, step: Step) -> float:
+    """Return the gain of the kept steps that this step would replace."""
+    steps = plan(search, step)
+    lost = [kept for kept in search.best.steps if kept not in steps]
+    return math.prod(
+        rung.speedup.value for rung in search.rungs if rung.speedup and rung.step in lost and rung.kept
+    )
+
+
+def _was_tried(search: Search, name: str) -> bool:
+    return any(rung.step.name == name and rung.status != "refused" for rung in search.rungs)
+
+
+def _shown(search: Search) -> float:
+    """The least rounding that shows in outputs by more than the budget, where the metric is their relative error."""
+    baseline = search.baseline.quality
+    if baseline is None or baseline.metric != RELATIVE_ERROR:
+        return math.inf
+    return search.budget.max_drop / SHOWN
+
+
+def _too_coarse(search: Search, technique: Technique) -> float:
+    """The least rounding that will cost more than the budget, from what lost more.
+
+    The loss goes with the rounding, within twice as much: DeiT loses 2.02% in OpenVINO's bfloat16 and 0.72% by
+    autocast. But layers differ, so that of what lost many budgets no more is said than of what lost four. A variant
+    of what lost that rounds more will lose more.
+    """
+    budget = search.budget.max_drop
+    lost: list[float] = []
+    for rung in search.rungs:
+        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget:
+            other = from_step(rung.step)
+            within = max(LIKE * budget / rung.quality.drop_high, 0.5)
+            more = technique.replaces(other) and technique.epsilon > other.epsilon
+            lost.append(other.epsilon * (min(within, 1.0) if more else within))
+    return min((epsilon for epsilon in lost if epsilon), default=math.inf)
+
+
+def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
+    """Return the expected seconds of a trial of `steps`, made for one of them.
+
+    Where experience had the step in eager code, what is compiled here takes no less than its compiler.
+    """
+    seconds = search.informed().cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
+    return max(seconds, estimate.ready_seconds(search, steps)) if compiles(steps) else seconds
+
+
+def left_out(search: Search, step: Step) -> str | None:
+    """Why a step of which nothing was measured is not worth a trial by experience, or None."""
+    if any(rung.step == step for rung in search.rungs):
+        return None
+    return search.informed().leaves_out(step, search.reached(), closed=is_closed(from_step(step)))
+
+
+def plan(search: Search, step: Step) -> tuple[Step, ...]:
+    """The recipe in which a step would be tried now, as far as that can be said."""
+    return possible(search, step) or in_order([*search.best.steps, step])
+
+
+def possible(search: Search, step: Step) -> tuple[Step, ...] | None:
+    """The recipe in which a step can be tried now, or None."""
+    technique = from_step(step)
+    return with_step(search, technique, step)[0] or in_company(search, technique, step)
+
+
+def supposing(search: Search, step: Step, steps: tuple[Step, ...]) -> Search:
+    """The search as it will be if `steps`, tried for the sake of one of them, are kept at the gain expected."""
+    supposed, have = copy.copy(search), search.description.properties
+    supposed.end -= estimate.trial_seconds(search, steps)
+    for change in map(from_step, steps):
+        have = (have - change.removed) | change.gives
+    supposed.best = replace(search.best, steps=steps, prepared=replace(search.best.prepared, properties=have))
+    gain, reached = (_exactly(value) for value in (expected_gain(search, step), search.reached()))
+    kept = Rung(
+        step=step, kept=True, status="kept", reason="", speedup=gain, total_speedup=gain.times(reached)
+    )
+    supposed.rungs = [*search.rungs, kept]
+    return supposed
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(value=value, low=value, high=value)
+
+
+def untried_seconds(search: Search) -> float:
+    """Return the expected seconds of trials for all untried and undecided steps."""
+    undecided = [rung.step for rung in search.rungs if rung.undecided]
+    return sum(estimate.trial_seconds(search, plan(search, step)) for step in undecided)
+
+
+def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
+    """Check whether a step depends on another one in the queue, or on the result of its finer variant."""
+    technique = from_step(step)
+    finer = _finer(search, technique)
+    if any(step in queue for step in finer) and not any(rung.step in finer for rung in search.rungs):
+        return True
+    if with_step(search, technique, step)[0] is not None:
+        return False
+    others = [from_step(other) for other in queue if other != step]
+    taken = frozenset[str]().union(*(from_step(kept).removed for kept in search.best.steps))
+    # What kept steps took away comes back in their place; see `with_step`.
+    missing = _missing(search, technique) - taken
+    return bool(missing) and missing <= {name for other in others for name in other.gives}
+
+
+def _finer(search: Search, technique: Technique) -> list[Step]:
+    """Variants that round less than one that would be tried again, with layers left alone, where it loses too much:
+    what one of them loses says whether that is to be expected, and takes one trial where this takes three.
+    """
+    if not is_closed(technique) or technique.retreat(()) is None:
+        return []
+    variants = [step for step, reason in search.description.variants if reason is None]
+    finer = [step for step in variants if technique.replaces(from_step(step))]
+    return [step for step in finer if 0 < from_step(step).epsilon < technique.epsilon]
+
+
+def _missing(search: Search, technique: Technique) -> frozenset[str]:
+    """Return the properties that a step needs and the best recipe lacks without the step's other variants."""
+    kept = map(from_step, search.best.steps)
+    variants = [other for other in kept if technique.replaces(other)]
+    taken = frozenset[str]().union(*(variant.removed for variant in variants))
+    return technique.required - search.have() - (taken & search.description.properties)
+
+
+def _is_engine(technique: Technique) -> bool:
+    """Check whether the technique runs the model on an engine of its own."""
+    return "eager" in technique.removed and "compiled" not in technique.gives
+
+
+def is_closed(technique: Technique) -> bool:
+    """Check whether the technique hands the whole model to a third-party engine, so that no later step applies."""
+    return _is_engine(technique) and not technique.gives
+
+
+def cannot_pass(search: Search, technique: Technique) -> str | None:
+    """Why our own recipe will not pass the rival, whatever the untried steps may gain together; None where it may."""
+    if search.rival is None or is_closed(technique) or search.budget.objective == "memory":
+        return None
+    rows = [rung.step for rung in search.rungs]
+    untried = [from_step(s) for s, reason in search.description.variants if reason is None and s not in rows]
+    phases = {each.phase for each in (*untried, technique) if not is_closed(each)}
+    most = math.prod(MOST[phase] for phase in phases)
+    own, other = search.best_seconds(), search.objective_median(search.rival.candidate)
+    if own / most <= other:
+        return None
+    return (
+        f"{search.rival.candidate.steps[-1]} takes {_ms(other)} where the recipe so far takes {_ms(own)}: all that is "
+        f"untried would have to bring more than {most:.1f}x"
+    )
+
+
+def _blanket_refusal(search: Search, step: Step) -> str | None:
+    cls = techniques.get(step.name)
+    for known, reason in search.description.variants:
+        if known.name == step.name and reason and known.options == step.options:
+            return reason
+    return cls.available(search.description.device)
+
+
+def with_step(
+    search: Search, technique: Technique, step: Step
+) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
+    """Return the best recipe with `step`, in place of its variants and of kept steps that remove what it needs."""
+    variants = tuple(kept for kept in search.best.steps if technique.replaces(from_step(kept)))
+    others = [kept for kept in search.best.steps if kept not in variants]
+    missing, together = technique.required - search.have(), in_order([*others, step])
+    if not missing or _hold_together(search, together):
+        return together, variants
+    removers = [kept for kept in others if from_step(kept).removed & missing]
+    swapped = (*variants, *removers)
+    restored = frozenset[str]().union(*(from_step(kept).removed for kept in swapped))
+    if missing - restored or "compiled" in missing or any(kept in search.wanted for kept in swapped):
+        return None, variants
+    rest = [kept for kept in search.best.steps if kept not in swapped]
+    return in_order([*rest, step]), swapped
+
+
+def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
+    """Check whether each step finds the properties it needs at its place.
+
+    A step of an early phase may lack only properties that later steps of the recipe remove."""
+    have = search.description.properties
+    changes = [from_step(step) for step in steps]
+    promised = frozenset[str]().union(*(change.gives for change in changes))
+    for change in changes:
+        if change.required - have - promised:
+            return False
+        have = (have - change.removed) | change.gives
+    return True
+
+
+def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
+    """The kept step, if any, that runs the model on other code, in which nothing is left of what `technique` changes.
+
+    Other steps give way to a better one that clashes with them. This one has the whole model in its place, and what
+    was kept since stands on it.
+    """
+    missing = technique.required - search.have()
+    for kept in search.best.steps:
+        other = from_step(kept)
+        if not is_closed(technique) and _is_engine(other) and other.removed & missing:
+            return kept
+    return None
+
+
+def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, ...] | None:
+    """The best recipe with `step` and a step dropped before that gives what it needs.
+
+    A change of the model and the compiler that fuses it are worth more together than what each is worth alone:
+    compiled bfloat16 convolutions may gain nothing over eager ones, and compiled 8-bit ones twice as much.
+    """
+    missing = _missing(search, technique)
+    best = [kept for kept in search.best.steps if not technique.replaces(from_step(kept))]
+    for rung in search.rungs:
+        other = from_step(rung.step)
+        if not rung.was_slow or rung.speedup is None or not missing <= other.gives:
+            continue
+        together = in_order([*best, rung.step, step])
+        if other.enables and _hold_together(search, together):
+            return together  # what it costs alone is not what it is for
+        near = rung.speedup.high > COMPANY
+        if near and technique.phase < other.phase and other.needs <= search.have():
+            return together
+    return None
+
+
+def lacks(search: Search, technique: Technique) -> str:
+    """Return in words which properties a step needs and nothing before it can give."""
+    missing = technique.required - search.have()
+    return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
+
+
+def untried_giver(search: Search, technique: Technique) -> Rung | None:
+    """The row of a step that was not tried, for lack of time or by experience, and would give what this one needs."""
+    missing = technique.required - search.have()
+    untried = [rung for rung in search.rungs if rung.status in ("untried", "skipped")]
+    return next((rung for rung in untried if missing and missing <= from_step(rung.step).gives), None)
+
+
+def cannot_pay(search: Search, technique: Technique) -> str | None:
+    """Why what was counted or timed of the best says that a step has nothing to save that noise does not hide."""
+    if search.budget.objective == "memory":
+        return None
+    return _few_faults(search) if technique.keeps_pages else _no_faster_kernel(search, technique)
+
+
+def _few_faults(search: Search) -> str | None:
+    share = search.best.faulting / search.best_seconds()
+    if share > HIDDEN:
+        return None
+    return f"fresh pages take {share:.1%} of a pass, and up to {HIDDEN:.0%} is lost in the noise"
+
+
+def _no_faster_kernel(search: Search, technique: Technique) -> str | None:
+    """The micro-benchmark's verdict: the most that faster linear layers can save."""
+    times = search.description.kernel_seconds
+    kernel = technique.kernel
+    if kernel is None or kernel not in times or search.kernel not in times:
+        return None
+    if "linear" not in technique.required:
+        return None
+    saving = times[search.kernel] - times[kernel]
+    share = saving / search.best_seconds()
+    if share > HIDDEN:
+        return None
+    why = (
+        "not faster"
+        if saving <= 0
+        else f"{share:.1%} of a pass at most, and up to {HIDDEN:.0%} is lost in the noise"
+    )
+    return (
+        f"{kernel} kernels need {_ms(times[kernel])} for this model's linear layers where {search.kernel} needs "
+        f"{_ms(times[search.kernel])}: {why}"
+    )
+
+
+def second_chances(search: Search) -> list[Step]:
+    """Steps that were dropped for speed before, and not by far: what was kept since can change the verdict."""
+    return [
+        rung.step
+        for rung in search.rungs
+        if rung.was_slow
+        and rung.speedup is not None
+        and rung.speedup.high > COMPANY
+        and "compiled" not in from_step(rung.step).gives
+        and not is_closed(from_step(rung.step))
+    ]
+
+
+def changes_verdicts(technique: Technique) -> bool:
+    """Check whether a kept technique makes other steps worth another trial.
+
+    A compiler fuses what was slow alone. Memory that stays in the process spares the page faults (twice the time of an
+    8-bit ResNet-50) that would hide what every other step is worth.
+    """
+    return "compiled" in technique.gives or technique.phase == Phase.PROCESS
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

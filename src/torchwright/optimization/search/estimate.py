@@ -1,0 +1,220 @@
+"""Estimates of time for a trial, the ablation pass and the artifact's proof, from earlier ones on this model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchwright.core.records import Step
+from torchwright.optimization.engines.sensitivity import parts_seconds
+from torchwright.optimization.search import compare
+from torchwright.optimization.search.state import FINISH_SHARE, Search, Spent
+from torchwright.optimization.techniques.base import Technique, compiles, conversion_of, from_step
+
+CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 12.0
+"""Converting the model for a library of others, or compiling it, is expected to take a process and so many exports of
+the model, until it was done once (conversions took 10 to 13 on four models, compilers 11 to 50 on seven: DETR's 41 s
+are 11 of its exports, and at 20 of them a search of 150 s never compiled it).
+
+A guess is on the low side: a longer trial is stopped in time, and one that was not begun yields nothing.
+"""
+CALIBRATION = 0.5
+"""Expected time of finding 8-bit ranges, as a share of the conversion's time.
+
+It was 0.2 to 0.9 on four models of the table of experience."""
+DROP_ONE_SHARE = 0.15
+"""The largest share of the time budget that is reserved for the ablation pass while techniques are tried."""
+PROOF_SHARE = 0.4
+"""The largest share of the time budget that is reserved for writing the artifact and proving it."""
+FIRST_SHARE = 0.05
+"""The same share until a step is kept: then verification may overrun the budget."""
+OTHER_ROWS_SECONDS = 6.0
+"""Seconds that the proof takes to time other batch sizes."""
+CHOICE = (5.0, 10.0, 20.0)
+"""Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
+STRETCH = 2.0
+"""Safety factor on the estimate of a trial for which the budget is stretched: most estimates are low, and a stopped
+trial yields nothing."""
+LOADING_SECONDS = 60.0
+"""A process that loads what was compiled."""
+
+
+def trial_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """A trial of these steps, from its process to its verdict."""
+    return ready_seconds(search, steps) + search.settle_seconds + comparison_seconds(search)
+
+
+def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Until a process with these steps can be called, from the trial that had most in common with them.
+
+    What one compiler or engine took says nothing about another: without a trial of theirs it is a guess.
+    """
+    if converted := _conversions(search, steps):
+        narrow = _calibrated(steps)
+        like = max(reversed(converted), key=lambda spent: _calibrated(spent.steps) == narrow)
+        calibration = CALIBRATION * like.conversion if narrow and not _calibrated(like.steps) else 0.0
+        return like.seconds - like.conversion + calibration
+    return max(afresh_seconds(search, steps) - search.ahead.seconds(steps), search.spent[0].seconds)
+
+
+def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """The same where nothing is taken over from other trials."""
+    alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
+    exports = COMPILER_EXPORTS if compiles(steps) else CONVERTER_EXPORTS if _converting(steps) else 0.0
+    guess = search.spent[0].seconds + exports * search.description.export_seconds
+    if not alike:
+        return guess
+    nearest = max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps))
+    return max(nearest.seconds, guess) if nearest.stopped else nearest.seconds
+
+
+def comparison_seconds(search: Search) -> float:
+    """One comparison with a candidate, which is expected to take half as long as the best does."""
+    original, best = compare.turn_seconds(search.baseline), compare.turn_seconds(search.best)
+    one_round = best / 2 + (0.0 if compare.spares_original(search) else original)
+    one_round += 0.0 if search.best is search.baseline else best
+    limit = min(compare.COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2)
+    return max(compare.FEWEST_ROUNDS * one_round, min(compare.ROUNDS[1] * one_round, limit))
+
+
+def drop_one_seconds(search: Search) -> float:
+    """Return the seconds of the ablation pass over the present best recipe."""
+    rests = [search.without_step(rung.step) for rung in search.questioned()]
+    whole = sum(trial_seconds(search, rest) for rest in rests)
+    return min(whole, DROP_ONE_SHARE * search.budget.time_seconds)
+
+
+def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
+    """Writing an artifact of these steps and proving it, as far as there is time for that.
+
+    Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
+    """
+    if search.found_any():
+        return whole_proof_seconds(search, steps, processes=processes)
+    return min(_written_seconds(search, steps), FIRST_SHARE * search.budget.time_seconds)
+
+
+def whole_proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
+    """The same, timed with other numbers of rows and in that many new processes."""
+    whole = _written_seconds(search, steps) + OTHER_ROWS_SECONDS
+    if search.description.called_as_is:
+        whole += (processes - 1) * another_process_seconds(search)
+    return min(whole, PROOF_SHARE * search.budget.time_seconds)
+
+
+def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Return the seconds of the shortest proof of an artifact, which is compiled once more for a dynamic batch size."""
+    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiles(steps) else 0.0)
+
+
+def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Finding what answers other sizes, and timing the artifact in a fresh process."""
+    return _other_sizes_seconds(search, steps) + another_process_seconds(search)
+
+
+def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Return the seconds of choosing the form for each batch size, where there is a choice.
+
+    What runs the model in place of PyTorch and compiles nothing answers all of them itself; another library by a call
+    that is judged.
+    """
+    if not search.description.called_as_is:
+        return 0.0
+    if compiles(steps) or not runners(steps):
+        return choice_seconds(search)
+    return search.spent[0].seconds + search.settle_seconds if _converting(steps) else 0.0
+
+
+def choice_seconds(search: Search) -> float:
+    """Return the seconds of choosing the form for each batch size."""
+    least, calls, most = CHOICE
+    return min(least + calls * search.objective_median(search.baseline), most)
+
+
+def another_process_seconds(search: Search) -> float:
+    """Return the seconds of timing the artifact in one more fresh process, with the original there or in its own."""
+    processes = 1 if search.description.called_as_is else 2
+    return processes * search.import_seconds + 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
+
+
+def latest(search: Search, steps: Sequence[Step]) -> float:
+    """Return the deadline of a trial of these steps.
+
+    After it, its artifact could not be proved within the time budget, nor that of the kept recipe if the trial fails.
+
+    A trial that takes over a conversion has the time of the proof's second process: Swin-S's OpenVINO in bfloat16 would
+    have needed 9 s where 6 were left, and is 1.1x what was kept.
+    """
+    processes = 1 if _conversions(search, steps) else 2
+    kept = [search.best, search.aside, search.rival and search.rival.candidate]
+    recipes = [steps, *(candidate.steps for candidate in kept if candidate and candidate.steps)]
+    return search.end - max(proof_seconds(search, recipe, processes=processes) for recipe in recipes)
+
+
+def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -> float:
+    """Return the seconds for a trial that leave time for the proof, and with `drop_one` for the ablation pass."""
+    kept_back = drop_one_seconds(search) if drop_one else 0.0
+    return latest(search, steps) - search.context.clock() - kept_back
+
+
+def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Return by how much the time budget is too short for a trial of `steps`."""
+    return max(0.0, STRETCH * trial_seconds(search, steps) - time_left(search, steps, drop_one=False))
+
+
+def all_fit(search: Search, recipes: Sequence[Sequence[Step]], *, times: float = 1.0) -> bool:
+    """Check whether there is time for trials of all these recipes and the proof of one of them.
+
+    `times` is a safety factor on the expected seconds of a trial."""
+    proof = max(whole_proof_seconds(search, steps) for steps in recipes)
+    whole = proof + times * sum(trial_seconds(search, steps) for steps in recipes)
+    return search.context.clock() + whole <= search.end - FINISH_SHARE * search.budget.time_seconds
+
+
+def patience(search: Search) -> float:
+    """Seconds for loading what was compiled and for its first calls, three at most: twice as long as the original's."""
+    return LOADING_SECONDS + 2 * (search.spent[0].seconds + 3 * compare.turn_seconds(search.baseline))
+
+
+def ranking_seconds(search: Search, technique: Technique) -> float:
+    """Until modules are ranked by their parts in the model's error; 0 where they are ranked otherwise."""
+    if not technique.errors_add:
+        return 0.0
+    return search.spent[0].seconds + parts_seconds(compare.turn_seconds(search.baseline))
+
+
+def no_time(
+    search: Search, steps: Sequence[Step], *, drop_one: bool = True, before: float = 0.0
+) -> str | None:
+    """Why the time that is left, less what is done `before`, is not enough for a trial of these steps, or None."""
+    expected, left = trial_seconds(search, steps), time_left(search, steps, drop_one=drop_one) - before
+    if expected <= left:
+        return None
+    return f"it would need about {expected:.0f} s, and {max(left, 0):.0f} s were left for trials"
+
+
+def runners(steps: Sequence[Step]) -> frozenset[str]:
+    """Return the compilers and engines that run the model in place of eager PyTorch, by name."""
+    return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
+
+
+def _converting(steps: Sequence[Step]) -> bool:
+    """Check whether a third-party engine runs the exported model."""
+    return any({"eager", "exportable"} <= from_step(step).needs for step in steps)
+
+
+def _conversions(search: Search, steps: Sequence[Step]) -> list[Spent]:
+    """Trials that converted the model as these steps do, which take that over."""
+    name = conversion_of(steps)
+    return [spent for spent in search.spent if spent.conversion and conversion_of(spent.steps) == name]
+
+
+def _calibrated(steps: Sequence[Step]) -> bool:
+    """Check whether the engine quantizes by ranges that it has to calibrate first."""
+    changes = [from_step(step) for step in steps]
+    return any("eager" in change.removed and change.calibrates for change in changes)
+
+
+def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:
+    """Return the similarity of two recipes: the number of common steps minus those of only one."""
+    ours, theirs = {str(step) for step in one}, {str(step) for step in other}
+    return len(ours & theirs) - len(ours ^ theirs)

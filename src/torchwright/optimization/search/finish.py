@@ -1,0 +1,442 @@
+"""The end of a search: drop what no longer contributes, and compare what ships with the original once more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.records import Interval, Measurement, Quality, Step
+from torchwright.optimization.engines.base import Way
+from torchwright.optimization.search import estimate
+from torchwright.optimization.search.attempt import counts, ranked
+from torchwright.optimization.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth
+from torchwright.optimization.search.state import Comparison, Outcome, Search
+from torchwright.optimization.techniques.base import from_step, in_order
+from torchwright.optimization.trial import client as trial
+from torchwright.optimization.trial.client import Candidate, TrialFailed
+
+NEARLY = 0.9
+"""A form that needs less of the caller may be so much slower than the recipe was in the search."""
+LEAST = 0.98
+"""The low end of what another form of the original itself may be found at."""
+PROCESSES = 3
+"""So many fresh processes are asked for the speed-up, where there is time."""
+DOUBTFUL = 0.5
+"""Share of the budget from which on a recipe is judged once more by data that chose nothing."""
+FEW = 30
+"""With fewer samples no loss counts as far below the budget: four pictures lost 0.6%, four others 2.6%."""
+ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
+
+
+def drop_one(search: Search) -> None:
+    """Remove steps that no longer contribute, the smallest gain first; large ones are taken at their word."""
+    for rung in search.questioned():
+        if rung not in search.questioned():  # with another step gone it is needed, or alone
+            continue
+        rest = search.without_step(rung.step)
+        search.context.deadline = estimate.latest(search, rest)
+        if search.context.remaining() < estimate.trial_seconds(search, rest):
+            search.notes.append(f"at the end, no time was left to try the recipe without {rung.step}")
+            continue
+        search.tell("trying", f"the recipe without {rung.step}")
+        try:
+            candidate, comparison = _tried(search, rest)
+        except (TrialFailed, TorchwrightError) as failure:
+            search.notes.append(f"at the end, the recipe without {rung.step} failed ({failure})")
+            continue
+        if _still_contributes(search, candidate, comparison):
+            candidate.close()
+            continue
+        _remove(search, rung.step, f"without it the recipe is as good ({comparison.marginal})")
+        search.promote(candidate, comparison)
+
+
+def meet_rival(search: Search) -> None:
+    """Make the faster one of our own recipe and the third-party engine, if there is one, the best."""
+    if search.rival is None:
+        return
+    rival, proven = search.rival.candidate, search.rival.proven
+    search.rival = None
+    step, own = rival.steps[-1], search.best.steps
+    search.tell("trying", f"{step} beside our own recipe")
+    if any(each in search.wanted for each in own):
+        comparison, found, loses = proven, "another was asked for", True
+    else:
+        comparison, found, loses = _beside(search, rival, proven)
+    if loses:
+        _remove(search, step, f"beside our own recipe: {found}")
+        rival.close()
+        return
+    for other in own:
+        _remove(search, other, f"{step} is faster than all of our own recipe ({found})")
+    search.promote(rival, comparison)
+
+
+def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Comparison, str, bool]:
+    """Compare the third-party engine with our own recipe; return the verdict in words, and whether the engine loses.
+
+    Where turns decide nothing, or there is no time for them, what each was proven at beside the original does.
+    """
+    if not search.best.steps:
+        return proven, f"{proven.total} where we have none", False
+    behind = proven.total.value <= search.proven.total.value
+    totals = f"{proven.total} where our own recipe has {search.proven.total}"
+    try:
+        comparison = compare(search, rival)
+    except NoTime:
+        return proven, totals, behind
+    except TrialFailed as failure:
+        return proven, failure.reason, True
+    gain = comparison.marginal
+    reason = worth(search, rival.steps[-1], rival, comparison)
+    likely = gain.high if gain.busy else gain.value  # where others ran the value is the low end
+    close = gain.low <= 1.0 < likely or is_noise(search, comparison)
+    if reason is not None and search.budget.objective != "memory" and close:
+        return comparison, f"{gain}: no gain outside the noise, and {totals}", behind
+    return comparison, reason or str(gain), reason is not None
+
+
+def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
+    """Return a smaller recipe, judged and timed; raises as a trial does, and leaves nothing behind then."""
+    candidate = trial.start_candidate(search.context, steps)
+    try:
+        candidate.settle(search.reference)
+        return candidate, compare(search, candidate)
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def _remove(search: Search, step: Step, reason: str) -> None:
+    search.rungs = [
+        replace(rung, kept=False, status="removed", reason=reason)
+        if rung.kept and rung.step == step
+        else rung
+        for rung in search.rungs
+    ]
+
+
+def _still_contributes(search: Search, candidate: Candidate, comparison: Comparison) -> bool:
+    if search.over_budget(candidate):
+        return True
+    if search.budget.objective == "memory":
+        return candidate.memory > search.best.memory
+    return comparison.marginal.value < 1.0 or is_noise(search, comparison)
+
+
+def judge_again(search: Search) -> None:
+    """Judge the recipe by data that chose nothing; while that is over the budget, its costliest step gives way.
+
+    What was chosen by a sample suits that sample a little too well. Far below the budget that decides nothing, and the
+    artifact alone is judged so.
+    """
+    if search.best is search.baseline or not _time_to_judge(search):
+        return
+    search.last_reference = search.baseline.process.ask("observe", unseen=True)
+    while search.last_reference is not None and search.best is not search.baseline:
+        seen = search.best.quality
+        if seen is None:
+            return
+        few = 0 < seen.samples < FEW
+        if seen.drop_high <= DOUBTFUL * search.budget.max_drop and not few:
+            return
+        found = search.best.process.ask("compare", reference=search.last_reference, unseen=True)
+        if found.drop_high <= search.budget.max_drop:
+            return
+        reason = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%} on data by which nothing was chosen"
+        _take_out_costliest(search, reason, found)
+        if not _time_to_judge(search):
+            return
+
+
+def _time_to_judge(search: Search) -> bool:
+    """Check whether time is left to judge, and set the deadline to the end of the budget."""
+    search.context.deadline = search.last_moment
+    return search.context.remaining() > search.settle_seconds
+
+
+def _take_out_costliest(search: Search, reason: str, lost: Quality) -> None:
+    """Take the step out after which the metric fell the most; what may take its place does where it pays.
+
+    Back to the original where the recipe cannot be without it.
+    """
+    before, most, costliest = 0.0, 0.0, search.best.steps[-1]
+    for rung in search.rungs:
+        if rung.step in search.best.steps and rung.quality is not None:
+            if rung.quality.drop - before > most:
+                most, costliest = rung.quality.drop - before, rung.step
+            before = rung.quality.drop
+    search.context.deadline = search.end
+    rest = search.without_step(costliest)
+    milder = _milder(search, costliest)
+    for instead in _in_place_of(search, costliest, milder, lost):
+        steps = in_order([*rest, instead]) if instead else rest
+        if not steps:
+            continue
+        search.tell("trying", f"the recipe with {instead or 'nothing'} in place of {costliest}: {reason}")
+        try:
+            candidate, comparison = _tried(search, steps)
+        except (TrialFailed, TorchwrightError):
+            continue
+        untried = instead is not None and instead != milder
+        if untried and (search.over_budget(candidate) or comparison.total.low <= 1.0):
+            candidate.close()
+            continue
+        if instead:
+            search.record(instead, candidate, comparison, "kept", f"the milder one in place of {costliest}")
+            # Later rows count from here what their steps cost.
+            rows = [rung.step for rung in search.rungs]
+            search.rungs.insert(rows.index(costliest), search.rungs.pop())
+        _remove(search, costliest, reason)
+        search.promote(candidate, comparison)
+        return
+    return_to_original(search, reason)
+
+
+def _in_place_of(search: Search, step: Step, milder: Step | None, lost: Quality) -> Iterator[Step | None]:
+    """A kept step with layers left alone; a milder variant that paid, or one that was not tried and converts the model
+    as it did; at last nothing."""
+    if alone := _with_layers_left_alone(search, step, lost):
+        yield alone
+    if other := milder or _untried_finest(search, step):
+        yield other
+    yield None
+
+
+def _with_layers_left_alone(search: Search, step: Step, lost: Quality) -> Step | None:
+    """The step with as many layers left alone as should bring what it lost into the budget, where there is time."""
+    technique = from_step(step)
+    proposed = [each for each, _ in search.description.variants]
+    if not technique.errors_add or technique.retreat(()) is None or step not in proposed:
+        return None
+    trial_seconds = estimate.trial_seconds(search, search.best.steps)
+    if estimate.ranking_seconds(search, technique) + trial_seconds > search.context.remaining():
+        return None
+    ranking = ranked(search, step, search.best.steps)
+    for count in counts(technique, ranking, lost, search.budget.max_drop):
+        if alone := technique.retreat(tuple(each.name for each in ranking[:count])):
+            return alone.step()
+    return None
+
+
+def _milder(search: Search, step: Step) -> Step | None:
+    """Return the fastest variant of a kept step that lost less and still adds to the other steps' gains."""
+    kept = [rung for rung in search.rungs if rung.kept and rung.step in search.best.steps]
+    bold = next(rung for rung in kept if rung.step == step)
+    if bold.quality is None:
+        return None
+    without = math.prod(rung.speedup.value for rung in kept if rung.speedup and rung is not bold)
+    milder = [
+        (rung.total_speedup.value, rung.step)
+        for rung in search.rungs
+        if rung.step.name == step.name
+        and rung.quality is not None
+        and rung.quality.drop < bold.quality.drop
+        and rung.total_speedup is not None
+        and rung.total_speedup.value > without
+    ]
+    return max(milder, key=lambda each: each[0], default=(without, None))[1]
+
+
+def _untried_finest(search: Search, step: Step) -> Step | None:
+    """Return the untimed variant of a kept step that rounds least, if its conversion exists.
+
+    YOLOS's search kept OpenVINO's bfloat16 at 2.25x, which lost 1.2% on other data, and ended with the original where
+    its float32 would have been 1.15x.
+    """
+    bold = from_step(step)
+    if bold.conversion is None:
+        return None
+    timed = [rung.step for rung in search.rungs if rung.quality is not None]
+    finer = [
+        other
+        for other, reason in search.description.variants
+        if reason is None and other not in timed and from_step(other).conversion == bold.conversion
+    ]
+    finest = min(finer, key=lambda other: from_step(other).epsilon, default=None)
+    return finest if finest and from_step(finest).epsilon < bold.epsilon else None
+
+
+def finish(search: Search) -> Outcome:
+    """Return the outcome; the best and the original stay alive for the last comparison (`settle`)."""
+    search.seconds = search.context.clock() - search.start
+    return outcome_now(search, ORIGINAL if search.best is search.baseline else search.proven.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One way to run the recipe for good: an artifact that is written, loaded in a fresh process and timed there."""
+
+    name: Way
+    start: Callable[[], Candidate]
+    """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
+    prove: Callable[[Candidate], None]
+    """Measures a form that holds further, after the timing: it leaves another heap. Raises as `start`."""
+    again: Callable[[], Candidate | None] = lambda: None
+    """Loads the form in one more fresh process, where the result may differ; returns None without time for it."""
+    itself: bool = False
+    """It runs the original as the caller has it: there is nothing to time."""
+
+
+def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None, Candidate | None]:
+    """The last comparison: the first form that holds, against an original in a fresh process of its own.
+
+    A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
+    Without a form that is faster than the original the third is None, and the recipe has no steps.
+    """
+    search.tell("stage", "the artifact, loaded in a fresh process, against the original")
+    promised = search.proven.total.value if search.best is not search.baseline else 1.0
+    last, noise = forms[-1] if forms else None, False
+    for form in forms:
+        if form.itself:
+            with suppress(TrialFailed):  # its process may be lost: the turns of the search are enough
+                while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
+                    search.baseline.turn()
+            return outcome_now(search, ORIGINAL), form, None
+        candidate: Candidate | None = None
+        try:
+            candidate = form.start()
+            total = _compared(search, candidate).total
+            enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
+            if noise := search.budget.objective != "memory" and total.disturbed and total.high > 1.0:
+                _not_held(search, form, candidate, f"was {total} in the last comparison: inconclusive")
+                continue
+            if _holds(search, total, enough):
+                total = _over_processes(search, form, candidate, total)
+            if held := _holds(search, total, enough):
+                form.prove(candidate)
+        except TrialFailed as failure:
+            _not_held(search, form, candidate, f"failed ({failure.reason})")
+            continue
+        except TorchwrightError as failure:
+            _not_held(search, form, candidate, f"is not to be had ({failure.reason})")
+            continue
+        except BaseException:
+            if candidate is not None:
+                candidate.close()
+            raise
+        if held:
+            claimed = ORIGINAL if search.best is search.baseline else total
+            return outcome_now(search, claimed, candidate), form, candidate
+        _not_held(search, form, candidate, f"was {total} in the last comparison")
+    return give_up(search, noise=noise), None, None
+
+
+def give_up(search: Search, *, noise: bool = False) -> Outcome:
+    """Return to the original; `noise` says that nothing is known of the recipe."""
+    if search.best is not search.baseline:
+        search.notes.append("no form of the recipe held in the last comparison: the original is returned")
+        reason = "inconclusive" if noise else "slower than the original"
+        return_to_original(search, f"{reason} at the end", "inconclusive" if noise else "removed")
+    return outcome_now(search, ORIGINAL)
+
+
+def return_to_original(
+    search: Search, reason: str, status: Literal["removed", "inconclusive"] = "removed"
+) -> None:
+    """Remove every kept step for that reason, and let go of all candidates but the original."""
+    search.rungs = [
+        replace(rung, kept=False, status=status, reason=reason) if rung.kept else rung
+        for rung in search.rungs
+    ]
+    if search.rival is not None:
+        search.rival.candidate.close()
+        search.rival = None
+    if search.best is not search.baseline:
+        search.best.close()
+        search.best = search.baseline
+
+
+def _compared(search: Search, candidate: Candidate) -> Comparison:
+    """`candidate` in turn with the original; once more, and longer, where the machine's noise decides nothing."""
+    baseline, best = search.baseline, search.best
+    search.baseline = search.best = candidate.original or baseline
+    try:
+        comparison = compare(search, candidate, final=True)
+        if comparison.total.high > 1.0 and (comparison.total.low < 1.0 or comparison.total.disturbed):
+            comparison = compare(search, candidate, final=True)
+        baseline.turns = search.baseline.turns  # what is printed is what was compared
+    finally:
+        search.baseline, search.best = baseline, best
+    return comparison
+
+
+def _over_processes(search: Search, form: Form, candidate: Candidate, total: Interval) -> Interval:
+    """The same over up to `PROCESSES` fresh processes: the speed-up of the middle one, and an interval that spans all.
+
+    How the heap of a process happens to lie decides about page faults, and for all calls of its life: turns in one
+    process cannot show that.
+    """
+    found = [(total, list(candidate.turns), list(search.baseline.turns))]
+    while len(found) < PROCESSES and not found[-1][0].busy and (other := form.again()):
+        try:
+            found.append((_compared(search, other).total, list(other.turns), list(search.baseline.turns)))
+        finally:
+            other.close()
+    found.sort(key=lambda each: each[0].value)
+    middle, candidate.turns, search.baseline.turns = found[(len(found) - 1) // 2]
+    low, high = min(each.low for each, *_ in found), max(each.high for each, *_ in found)
+    busy = any(each.busy for each, *_ in found)
+    spanning = replace(middle, low=low, high=high, busy=False)
+    return spanning.on_busy_machine() if busy else spanning
+
+
+def _holds(search: Search, total: Interval, enough: float) -> bool:
+    if search.budget.objective == "memory":
+        return total.high >= 1.0
+    if search.best is search.baseline:  # the original in another form
+        return total.value >= 1.0 and total.low >= LEAST
+    return total.value > 1.0 and total.value >= enough
+
+
+def _not_held(search: Search, form: Form, candidate: Candidate | None, why: str) -> None:
+    search.notes.append(f"as {form.name} the recipe {why}")
+    if candidate is not None:
+        candidate.close()
+
+
+def outcome_now(search: Search, speedup: Interval, final: Candidate | None = None) -> Outcome:
+    """The search's result as it stands; `final` is what the best became once it was loaded."""
+    undecided = any(rung.undecided for rung in search.rungs)
+    said = undecided or any("this is the original" in note for note in search.notes)
+    if search.best is search.baseline and not said:
+        search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
+    baseline = search.baseline.measurement()
+    measured = final or search.best
+    if measured is not search.baseline:
+        measured = replace(
+            measured,
+            quality=measured.quality or search.best.quality,
+            memory=measured.memory or search.best.memory,
+        )
+    return Outcome(
+        best=search.best,
+        baseline=baseline,
+        final=baseline if measured is search.baseline else _agreeing(measured, baseline, speedup),
+        speedup=speedup,
+        rungs=tuple(search.rungs),
+        description=search.description,
+        seconds=search.seconds,
+        notes=tuple(search.notes),
+        more_seconds=search.more_seconds,
+    )
+
+
+def _agreeing(candidate: Candidate, baseline: Measurement, speedup: Interval) -> Measurement:
+    """Return a candidate's times in proportion to the original's by the paired ratio that is claimed.
+
+    The medians of two columns of turns have another ratio than the median of the paired ones where the machine's speed
+    changes between rounds: "231 ms → 166 ms 1.01x" contradicts itself.
+    """
+    found = candidate.measurement()
+    factor = baseline.seconds / speedup.value / found.seconds
+    cases = tuple(replace(case, seconds=factor * case.seconds) for case in found.cases)
+    return replace(found, seconds=factor * found.seconds, cases=cases)
+
+
+def _time_for_a_turn(search: Search, candidate: Candidate) -> bool:
+    return search.context.remaining() > 1.5 * turn_seconds(candidate)

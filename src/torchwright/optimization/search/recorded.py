@@ -1,0 +1,128 @@
+"""A search's recipe as an entry of the table of experience, and how soon that search had its gain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torchwright.core.records import Recipe, Rung, Step
+from torchwright.optimization.search.choose import is_closed
+from torchwright.optimization.search.experience import Record, Trial, instructions
+from torchwright.optimization.techniques.base import from_step
+
+TRIED = ("kept", "removed", "dropped")
+"""Statuses of rows of which something was measured."""
+SHORTEST = 0.01
+"""Cost of a trial that took no time to speak of."""
+
+
+def record(recipe: Recipe, model: str, commit: str) -> Record:
+    """Return a search as a record for the table; untried and skipped steps are left out.
+
+    Raises `ValueError` for a search that was continued, tried nothing, or is of before rows had times.
+    """
+    at, rows = recipe.fingerprint, recipe.rungs
+    if recipe.features is None or any(rung.ended_seconds is None or rung.earlier for rung in rows):
+        raise ValueError(f"{model}: its rows do not say when they ended in one search")
+    if not any(rung.status in TRIED for rung in rows):
+        raise ValueError(f"{model}: nothing was tried")
+    return Record(
+        model=model,
+        machine=at.device.name,
+        instructions=instructions(at.device),
+        cores=at.device.cores,
+        torch=at.torch,
+        commit=commit,
+        max_drop=recipe.budget.max_drop,
+        features=recipe.features,
+        speedup=round(max(reached(recipe), 1.0), 3),
+        trials=_trials(recipe),
+    )
+
+
+def reached(recipe: Recipe) -> float:
+    """The speed-up of the search's best, as measured when it was kept."""
+    return max((_total(rung) for rung in recipe.rungs if rung.kept), default=1.0)
+
+
+def wait(recipe: Recipe, share: float) -> tuple[float, int]:
+    """Seconds and trials until what was kept had this share of the gain, the speed-up less one, that the search ended
+    with."""
+    target = 1.0 + share * (reached(recipe) - 1.0)
+    rows = [rung for rung in _in_time(recipe) if rung.status in TRIED]
+    for count, rung in enumerate(rows, 1):
+        if rung.status != "dropped" and _total(rung) >= target:
+            return rung.ended_seconds or 0.0, count
+    return 0.0, 0
+
+
+def _trials(recipe: Recipe) -> dict[str, Trial]:
+    """Return the result of each tried step; variants of one step that skip layers count as one.
+
+    Where no form of the recipe held at the end, nothing is known of its steps.
+    """
+    rows = _in_time(recipe)
+    told = TRIED if recipe.steps else ("dropped",)
+    begun = original = rows[0].ended_seconds or SHORTEST
+    found: dict[str, Trial] = {}
+    for rung in rows:
+        ended = rung.ended_seconds or begun
+        if rung.status in told:
+            options = {key: value for key, value in rung.step.options.items() if not isinstance(value, list)}
+            name = str(Step(name=rung.step.name, options=options))
+            trial = Trial(
+                gain=_gain(rung, recipe),
+                share=None if rung.kept else _share(rung, recipe),
+                drop=round(rung.quality.drop_high, 5) if rung.quality else None,
+                cost=max(round((ended - begun) / original, 2), SHORTEST),
+            )
+            found[name] = _together(found[name], trial) if name in found else trial
+        begun = ended
+    return found
+
+
+def _together(one: Trial, other: Trial) -> Trial:
+    """The better of two forms of a step, and the time of both."""
+
+    def place(trial: Trial) -> tuple[bool, float, float]:
+        kept = trial.gain is not None and trial.share is None
+        return kept, trial.gain or 0.0, trial.share or 0.0
+
+    return replace(max(one, other, key=place), cost=round(one.cost + other.cost, 2))
+
+
+def _gain(rung: Rung, recipe: Recipe) -> float | None:
+    """Return the gain of a step.
+
+    For an engine it is the gain over the original. A kept step includes the gains of the variants it replaced."""
+    if is_closed(from_step(rung.step)):
+        return round(_total(rung), 3) if rung.speedup else None
+    if not rung.kept:
+        return None
+    replaced = [row for row in recipe.rungs if row.status == "removed" and row.step.name == rung.step.name]
+    return round(math.prod(row.speedup.value for row in (rung, *replaced) if row.speedup), 3)
+
+
+def _share(rung: Rung, recipe: Recipe) -> float | None:
+    """Speed of the best recipe with a step that was not kept over that of the best without, at most."""
+    if rung.speedup is None:
+        return None
+    if is_closed(from_step(rung.step)):
+        total = rung.total_speedup or rung.speedup
+        return round(total.high / reached(recipe), 3)
+    if rung.status == "dropped":
+        return round(rung.speedup.high, 3)
+    own = [
+        row
+        for row in recipe.rungs
+        if row.status in ("kept", "removed") and not is_closed(from_step(row.step))
+    ]
+    return round(max(_total(row) for row in own) / reached(recipe), 3)
+
+
+def _total(rung: Rung) -> float:
+    return rung.total_speedup.value if rung.total_speedup else 1.0
+
+
+def _in_time(recipe: Recipe) -> list[Rung]:
+    return sorted(recipe.rungs, key=lambda rung: rung.ended_seconds or 0.0)

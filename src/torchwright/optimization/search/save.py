@@ -1,0 +1,377 @@
+# pyright: basic
+"""Turning what the search found into an artifact, in the form that holds when it is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from torchwright.core.errors import RefusedTechnique
+from torchwright.core.records import (
+    Budget,
+    CaseTime,
+    DeviceFacts,
+    Fingerprint,
+    Measurement,
+    Rate,
+    Recipe,
+    RooflinePoint,
+)
+from torchwright.hardware.measure.roofline import Work, point
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.engines.apply import reshaped
+from torchwright.optimization.engines.base import Way, engines
+from torchwright.optimization.engines.guards import check_seconds, in_words
+from torchwright.optimization.engines.program import GRAPHS, TENSORS
+from torchwright.optimization.engines.spec import CallSpec, Takes
+from torchwright.optimization.search import estimate
+from torchwright.optimization.search.state import Outcome, Search
+from torchwright.optimization.techniques.base import from_step
+from torchwright.optimization.trial.client import Candidate, TrialFailed, TrialProcess
+from torchwright.optimization.trial.forms import Chosen, Forms
+from torchwright.workloads.base import Workload
+
+GENERAL_SECONDS = 20.0
+"""torch.export with every size free takes a second for most models, and minutes for a few."""
+GENERAL_EXPORTS = 5.0
+"""The same in exports of the example alone, where those took long: on a slow or busy machine."""
+OTHER_SIZES = "other sizes"
+DOUBTFUL = 0.25
+"""Share of the budget from which on what answers other sizes is judged, too: MPT lost 2.2 times as much there."""
+OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "takes", "layouts")
+"""Fields of the manifest that say how graphs are called."""
+NOTICED = 0.01
+"""Share of a call from which on the report says what the check of its inputs takes."""
+LATE_SHARE = 0.1
+"""The share of the time budget by which compiling for other batch sizes may overrun it."""
+
+
+def ways(best: Candidate, workload: Workload) -> dict[Way, str]:
+    """The ways in which the recipe may ship, those that need less of the caller first, each with its engine's name."""
+    own: Way = "rebuild" if workload.files(weights=True) else "module"
+    return engines.get(best.prepared.engine).ways(own)
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """The written content of one form: the manifest's fields, and notes for the recipe."""
+
+    manifest: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def make_recipe(
+    outcome: Outcome, workload: Workload, budget: Budget, fingerprint: Fingerprint, command: str
+) -> Recipe:
+    """The whole result as plain data."""
+    asked = reshaped(workload, outcome.best.steps).describe()
+    return Recipe(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=asked,
+        steps=outcome.best.steps,
+        budget=budget,
+        baseline=outcome.baseline,
+        final=outcome.final,
+        speedup=outcome.speedup,
+        rungs=outcome.rungs,
+        fingerprint=fingerprint,
+        search_seconds=outcome.seconds,
+        roofline=_roofline(outcome, fingerprint.device),
+        notes=(*workload.notices(), *outcome.notes, *calibration_notes(outcome, workload)),
+        engine=outcome.best.prepared.engine,
+        rates=_rates(outcome, workload, asked),
+        more_seconds=outcome.more_seconds,
+        original=outcome.description.original,
+        features=outcome.description.features,
+        command=command,
+    )
+
+
+def _rates(outcome: Outcome, workload: Workload, asked: dict[str, Any]) -> tuple[Rate, ...]:
+    """Return the rates of the workload; `asked` describes the workload as the recipe's steps change it."""
+    before, after = (
+        workload.rates(described, {case.name: case.seconds for case in measured.cases})
+        for described, measured in ((workload.describe(), outcome.baseline), (asked, outcome.final))
+    )
+    return tuple(Rate(name=name, before=before[name], after=after[name]) for name in before)
+
+
+def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
+    """Return the notes of the report for calibration data that is also judged."""
+    if workload.calibrates_apart():
+        return []
+    return [
+        f"{step.name} was calibrated on the inputs it is judged by: with several example inputs it would not be"
+        for step in outcome.best.steps
+        if from_step(step).calibrates
+    ]
+
+
+def domain_notes(contents: Contents, measured: Sequence[CaseTime]) -> list[str]:
+    """Report the calls that the guards of the kept engine leave to PyTorch's own operators, and what guards cost.
+
+    `measured` are the workload's calls on that engine.
+    """
+    calls = contents.manifest.get("calls", ())
+    said = in_words([guard for call in calls for guard in call.guards])
+    if not said:
+        return []
+    engine, seconds = contents.manifest["engine"], {case.name: case.seconds for case in measured}
+    share = max(
+        (
+            check_seconds(call) / seconds[call.name]
+            for call in calls
+            if call.name in seconds and not call.sizes
+        ),
+        default=0.0,
+    )
+    cost = f"; checking for them takes {share:.1%} of a call" if share > NOTICED else ""
+    return [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there{cost}"]
+
+
+def write_contents(
+    folder: Path,
+    scratch: Path,
+    search: Search,
+    workload: Workload,
+    way: Way,
+    graphs: tuple[Path, Contents] | None = None,
+) -> Contents:
+    """Write one form of an artifact, all but its recipe, report and manifest.
+
+    `scratch` is a folder for compiled code. `graphs` is the same recipe's form of that name, if it was written. Raises
+    `RefusedTechnique` for a form that the model does not allow, `TrialFailed` if it cannot be made.
+    """
+    best = search.best
+    native = folder / artifact.NATIVE
+    native.mkdir()
+    _ask(best, "self_test", path=str(folder / "selftest"))
+    engine = ways(best, workload)[way]
+    contents = Contents(
+        manifest={
+            "way": way,
+            "engine": engine,
+            "dtype": best.prepared.dtype,
+            "threads": best.prepared.threads,
+            "self_contained": way != "module",
+        }
+    )
+    if way in ("package", "graphs") and workload.called_as_is():
+        _write_forms(folder, scratch, search, contents, compiled=way == "package")
+    elif way == "package":
+        calls = best.prepared.calls
+        if best.folder is None:
+            calls = best.process.ask("package", engine=engine, folder=str(scratch))
+        contents.manifest["calls"] = calls
+        _copy_packages(best.folder or scratch, folder)
+    else:
+        if way == "native" and best.prepared.calls:
+            contents.manifest["calls"] = calls = _judged_calls(search, contents)
+            if workload.called_as_is():
+                contents.manifest["takes"] = takes = _takes(search)
+                # Without a call for every size, that of the one example answers other numbers of rows in pieces.
+                contents.manifest["rows"] = "pieces" if takes.pieces and len(calls) == 1 else "fixed"
+        contents.notes += _kept(best, folder, needed=way == "native")
+        if way == "module" and workload.called_as_is():
+            _carry_graphs(folder, scratch, search, contents, graphs)
+    if not any(native.iterdir()):
+        native.rmdir()
+    for name, file in workload.files(weights=way == "rebuild").items():
+        (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, folder / artifact.MODEL / name)
+    return contents
+
+
+def _carry_graphs(
+    folder: Path, scratch: Path, search: Search, contents: Contents, graphs: tuple[Path, Contents] | None
+) -> None:
+    """Add the exported graphs to a recipe for the caller's module: the artifact then answers without the module.
+
+    `graphs` were written before. A model that torch.export does not take is noted.
+    """
+    if graphs is not None:
+        written, earlier = graphs
+        for name in (GRAPHS, TENSORS):
+            shutil.copy2(written / name, folder / name)
+        contents.manifest |= {name: earlier.manifest[name] for name in OF_GRAPHS}
+    else:
+        try:
+            _write_forms(folder, scratch, search, contents, compiled=False)
+        except (RefusedTechnique, TrialFailed) as failure:
+            contents.notes.append(f"no graph of the model is in the artifact: {failure.reason}")
+            return
+    contents.manifest["self_contained"] = True
+
+
+def _judged_calls(search: Search, contents: Contents) -> tuple[CallSpec, ...]:
+    """Return the engine's prepared calls, without those for other sizes whose loss is too large.
+
+    With its sizes free a graph is another one to a library: what it has one operator for with given sizes may be
+    several then, and what lies between these is rounded (MPT in OpenVINO's bfloat16: 0.7% and 1.6%).
+    """
+    best, budget = search.best, search.budget.max_drop
+    calls, given = best.prepared.calls, tuple(call for call in best.prepared.calls if not call.sizes)
+    if given == calls or best.quality is None or best.quality.drop_high <= DOUBTFUL * budget:
+        return calls
+    if _room(search) < 0:
+        widened = best.process.ask("widen_others")
+        contents.notes.append(f"{OTHER_SIZES}: no time was left to judge them{', rounded less' * widened}")
+        return calls
+    found, widened = best.process.ask("compare_others", reference=search.reference, most=budget)
+    if found is None or found.drop_high <= budget:
+        if widened:
+            contents.notes.append(f"{OTHER_SIZES}: rounded less than the examples', to be within the budget")
+        return calls
+    lost = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%}"
+    contents.notes.append(f"{OTHER_SIZES}: not answered by a call of their own, by which {lost}")
+    return given
+
+
+def _kept(best: Candidate, folder: Path, *, needed: bool) -> list[str]:
+    """Have the engine write what it keeps, and say what is to be noted; unless it is `needed` it only saves time."""
+    try:
+        note = best.process.ask("keep", folder=str(folder))
+    except (TrialFailed, RefusedTechnique):
+        if needed:
+            raise
+        return []
+    return [note] if note else []
+
+
+def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents, *, compiled: bool) -> None:
+    """Write the graphs, and the packages for the example and for a dynamic batch size; return the findings."""
+    best = search.best
+    search.tell("stage", "the same for any number of rows and other sizes")
+    rows_seconds = _room(search)
+    worth = compiled and 1.2 * best.prepared.seconds < rows_seconds
+    with TrialProcess(search.context) as process:
+        takes, forms = process.ask(
+            "forms",
+            steps=best.steps,
+            folder=str(scratch),
+            packages=compiled and best.folder is None,
+            rows_seconds=rows_seconds if worth else None,
+            general_seconds=max(GENERAL_SECONDS, GENERAL_EXPORTS * search.description.export_seconds),
+        )
+    contents.notes += forms.notes
+    if compiled and not worth and takes.batched:
+        contents.notes.append(f"{artifact.ROWS}: no time was left to compile for it")
+    if compiled and best.folder is not None:
+        for package in best.folder.glob("*.pt2"):
+            shutil.copy2(package, scratch / package.name)
+    try:
+        chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+    except TrialFailed as failure:
+        if forms.rows is None or failure.timed_out:
+            raise
+        contents.notes.append(f"{artifact.ROWS}: not used, what was compiled for it {failure.reason}")
+        forms = replace(forms, rows=None)
+        chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+    if chosen.slower_alone and (one := _one_row(scratch, search, takes, contents)) is not None:
+        chosen = _choose(scratch, search, takes, replace(forms, one_row=one), compiled=compiled)
+    contents.notes += chosen.notes
+    contents.manifest |= {
+        "calls": forms.calls,
+        "rows": chosen.rows,
+        "by_rows": chosen.by_rows,
+        "any_rows": chosen.any_rows,
+        "one_row": chosen.one_row,
+        "any_sizes": chosen.any_sizes,
+        "takes": takes,
+        "layouts": chosen.layouts,
+    }
+    names = [spec.name for spec in forms.calls] if compiled else []
+    for _, file in artifact.packages(names, chosen.rows, chosen.one_row):
+        shutil.copy2(scratch / file, folder / artifact.NATIVE / file)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(scratch / name, folder / name)
+
+
+def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compiled: bool) -> Chosen:
+    """In a process that has compiled nothing."""
+    with TrialProcess(search.context) as process:
+        return process.ask(
+            "choose_forms",
+            takes=takes,
+            forms=forms,
+            folder=str(scratch),
+            compiled=compiled,
+            seconds=estimate.choice_seconds(search),
+            threads=search.best.prepared.threads,
+            allocator=search.best.prepared.allocator,
+        )
+
+
+def _room(search: Search) -> float:
+    """Seconds to compile in, after which the artifact can still be proved about when the user expects it.
+
+    Other numbers of rows come before more proof: what answers them slowly is slow for every such call.
+    """
+    late = LATE_SHARE * search.budget.time_seconds
+    return (
+        search.end + late - search.context.clock() - estimate.least_proof_seconds(search, search.best.steps)
+    )
+
+
+def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
+    """Compile for one row, where there is time for it."""
+    best, seconds = search.best, _room(search)
+    if 1.2 * best.prepared.seconds > seconds:
+        contents.notes.append(f"{artifact.ONE}: no time was left to compile for it")
+        return None
+    with TrialProcess(search.context) as process:
+        one, note = process.ask(
+            "one_row", steps=best.steps, takes=takes, folder=str(scratch), seconds=seconds
+        )
+    contents.notes += [note] if note else []
+    return one
+
+
+def _takes(search: Search) -> Takes:
+    """Return the inputs that the original takes in addition to its example."""
+    with TrialProcess(search.context) as process:
+        return process.ask("takes")
+
+
+def _copy_packages(source: Path, folder: Path) -> None:
+    """Packages of compiled code, and the portable graphs that they were made from."""
+    for package in sorted(source.glob("*.pt2")):
+        shutil.copy2(package, folder / artifact.NATIVE / package.name)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(source / name, folder / name)
+
+
+def _ask(best: Candidate, method: str, **arguments: Any) -> bool:
+    try:
+        return bool(best.process.ask(method, **arguments))
+    except (TrialFailed, RefusedTechnique):
+        return False
+
+
+def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...]:
+    points = []
+    stages: tuple[tuple[Literal["original", "final"], Measurement], ...] = (
+        ("original", outcome.baseline),
+        ("final", outcome.final),
+    )
+    for stage, measurement in stages:
+        dtype = "float32" if stage == "original" else _arithmetic(outcome)
+        for case in measurement.cases:
+            counts = outcome.description.counts.get(case.name)
+            if counts:
+                work = Work(
+                    bytes=counts.bytes + measurement.weight_bytes,  # weights are read once a call
+                    operations={dtype: counts.operations},
+                )
+                points.append(point(case.name, case.seconds, work, device, stage))
+    return tuple(found for found in points if found is not None)
+
+
+def _arithmetic(outcome: Outcome) -> str:
+    """The type that most of the final model's multiplications are in."""
+    quantized = any("int8" in coverage.kernel for coverage in outcome.best.prepared.coverage)
+    return "int8" if quantized else outcome.best.prepared.dtype

@@ -1,0 +1,49 @@
+"""8-bit weights and activations with scales fixed by calibration.
+
+Batch norms are folded first, so that activation and residual addition can join the 8-bit layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from torchwright.optimization.techniques.base import Target
+from torchwright.optimization.techniques.shared.batchnorm import fold
+from torchwright.optimization.techniques.shared.int8 import LAYERS, Int8Layer, calibrated_on, observe_inputs
+from torchwright.optimization.techniques.shared.int8_layers import Int8Layers, Replacement
+from torchwright.optimization.techniques.shared.wrapping import stand_in_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Static(Int8Layers):
+    """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration."""
+
+    name: ClassVar[str] = "int8_static"
+    needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled", "float32_range"})
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = LAYERS
+
+    @property
+    def calibrates(self) -> bool:
+        return True
+
+    def replacements(self, target: Target) -> Replacement:
+        if "batch_norm" in target.properties:
+            # What stands between a convolution and its activation keeps both from one kernel.
+            fold(target.model, target.workload.cases(target.compute_dtype))
+        ranges = observe_inputs(target, self.kinds)
+
+        def replacement(layer: nn.Module) -> nn.Module | str:
+            if layer not in ranges:
+                return "it is not called on the calibration inputs"
+            return Int8Layer(layer, ranges[layer])
+
+        return replacement
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if self.stand_in(module) is None:
+            return None
+        return stand_in_error(module, calibrated_on(module, x), x)

@@ -1,5 +1,0 @@
-"""One technique per file; `base.py` holds the contract and the registry."""
-
-from torchwright.techniques.base import Phase, Settings, Target, Technique, techniques
-
-__all__ = ["Phase", "Settings", "Target", "Technique", "techniques"]

@@ -1,0 +1,161 @@
+"""Artifacts that gained nothing, or whose compiled code is left aside, answer all the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torchwright as tw
+from in_process import trials_in_process
+from small_artifacts import INPUT, made, mlp, seal
+from torchwright.cli import main
+from torchwright.core.errors import ArtifactError, WorkloadError
+from torchwright.optimization import api
+from torchwright.optimization.artifact import folder as artifact
+from torchwright.report import view
+from torchwright.workloads.module import from_factory
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+def make():
+    torch.manual_seed(0)
+    return Net().eval(), torch.linspace(-1, 1, 64).reshape(4, 16)
+"""
+
+
+class Branches(nn.Module):
+    """No graph of torch.export's: it branches by a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+
+@pytest.fixture(autouse=True)
+def nothing_gained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Every comparison finds a slowdown."""
+    trials_in_process(monkeypatch, 0.9)
+    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    yield
+    torch.compiler.reset()
+
+
+def saved(tmp_path: Path, model: nn.Module) -> Path:
+    result = tw.optimize(model, INPUT, techniques=["dtype"], max_drop=0.05, progress=False)
+    assert result.recipe.steps == ()
+    assert result.recipe.runs_as == view.OWN_MODULE
+    assert result.model(INPUT).equal(model(INPUT)), "the caller's own module runs in this process"
+    return result.save(tmp_path / "saved")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return saved(tmp_path, mlp())
+
+
+def test_the_original_answers_by_its_graph(path: Path) -> None:
+    loaded = tw.load(path)
+    assert loaded.how == "graphs, uncompiled"
+    assert any("exported graph answers" in notice for notice in loaded.notices)
+    torch.testing.assert_close(loaded.model(INPUT), mlp()(INPUT))
+    assert tw.load(path, model=mlp()).how == view.OWN_MODULE
+
+
+@pytest.mark.filterwarnings("ignore::torchwright.core.errors.SlowerCall")
+@pytest.mark.parametrize("rows", [0, 1, 3, 9])
+def test_another_batch_is_answered(path: Path, rows: int) -> None:
+    x = torch.randn(rows, 16)
+    torch.testing.assert_close(tw.load(path).model(x), mlp()(x))
+
+
+def test_another_shape_is_refused_in_words_or_answered_by_the_original(path: Path) -> None:
+    x = torch.randn(2, 3, 16)
+    with pytest.raises(WorkloadError, match=r"Found: \(float32\[2, 3, 16\]\).*original=MODEL"):
+        tw.load(path).model(x)
+    with pytest.warns(UserWarning, match="the original"):
+        torch.testing.assert_close(tw.load(path, original=mlp()).model(x), mlp()(x))
+
+
+def test_it_loads_without_trust_and_proves_itself(path: Path) -> None:
+    (path / artifact.SIGNATURE).unlink()
+    torch.testing.assert_close(tw.load(path).model(INPUT), mlp()(INPUT))
+    tensors = path / "programs.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
+    with pytest.raises(ArtifactError, match=r"changed|damaged|checksum"):
+        tw.load(path)
+    seal(path)
+    with pytest.raises(ArtifactError, match="self-test"):
+        tw.load(path)
+
+
+def test_it_is_verified_timed_and_exported(path: Path, tmp_path: Path) -> None:
+    found = api.verify(path)
+    assert (found["verdict"], found["turns"], found["drop"]) == ("holds", 0, 0.0)
+    assert api.bench(str(path))["runs_as"] == "graphs, uncompiled"
+    assert api.bench(str(path), batch=3)["batch"] == 3
+    exported = tw.export(path, to="pt2", out=tmp_path / "exported")
+    assert exported.report["verdict"] == "holds"
+    torch.testing.assert_close(exported.run(INPUT), mlp()(INPUT))
+
+
+def test_a_search_without_time_to_prove_graphs_keeps_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchwright.optimization.search.claim._time_for_graphs", lambda search: False)
+    torch.testing.assert_close(tw.load(saved(tmp_path, mlp())).model(INPUT), mlp()(INPUT))
+
+
+def test_a_model_that_does_not_export_says_why_it_is_not_there(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="holds no model"):
+        path = saved(tmp_path, Branches().eval())
+    notes = json.loads((path / "recipe.json").read_text())["notes"]
+    assert any("no graph of the model is in the artifact: torch.export cannot" in note for note in notes)
+    with pytest.raises(ArtifactError, match="holds no model"):
+        tw.load(path)
+
+
+def test_the_command_lines_artifact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "answers_net.py").write_text(FACTORY)
+    words = ["optimize", "answers_net.py:make", "--without", "compile", "-o", "out", "--quiet"]
+    assert main(words) == 0
+    model, x = from_factory("answers_net.py:make").model, INPUT
+    torch.testing.assert_close(tw.load("out").model(x), model(x))
+    assert main(["verify", "out", "--quiet", "--tolerance", "0.2"]) == 0  # 0.9x is decreed
+
+
+@pytest.mark.slow
+def test_graphs_that_do_not_compile_here_run_uncompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("another Inductor")
+
+    path = made(tmp_path, mlp(), ["compile"])
+    monkeypatch.setattr(artifact, "same_machine", lambda then, here: "it was compiled for another torch")
+    monkeypatch.setattr("torchwright.optimization.engines.program.compile_program", broken)
+    shutil.rmtree(tmp_path / "cache" / "compiled", ignore_errors=True)
+    loaded = tw.load(path)
+    assert loaded.how == "graphs, uncompiled"
+    assert any("compiling the graphs failed (RuntimeError: another Inductor)" in n for n in loaded.notices)
+    torch.testing.assert_close(loaded.model(INPUT), mlp()(INPUT), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,282 @@
+"""The search's retreat from a quantization that costs too much, and what its micro-benchmark spares it."""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from search_techniques import Quantize
+from search_world import World, fake_world, lossy, names, product, row, rows, step
+from torchwright.core.records import Budget, Quality, Ranked, Step
+from torchwright.optimization.search import attempt
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+# ---------------------------------------------------------------------------------------------- the micro-benchmark
+
+
+def test_the_micro_benchmark_refuses_with_its_numbers(world: World):
+    world.gain = product(fuse=2.0, quantize=5.0)
+    world.kernels = {"float32": 0.002, "int8": 0.0019999}
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert rows(outcome) == {"fuse": "kept", "quantize": "refused"}
+    reason = row(outcome, "quantize").reason
+    assert reason.startswith("int8 kernels need 2.00 ms")
+    assert "float32 needs 2.00 ms: 0.0% of a pass at most, and up to 2% is lost in the noise" in reason
+    assert all("quantize" not in [s.name for s in steps] for steps in world.started)
+
+
+def test_the_micro_benchmark_says_where_a_kernel_is_not_faster_at_all(world: World):
+    world.gain = product(fuse=2.0, quantize=5.0)
+    world.kernels = {"float32": 0.002, "int8": 0.003}
+    reason = row(world.search(step("fuse"), step("quantize")), "quantize").reason
+    assert reason.startswith("int8 kernels need 3.00 ms for this model's linear layers")
+    assert reason.endswith("float32 needs 2.00 ms: not faster")
+
+
+def test_the_micro_benchmark_compares_with_the_kernel_in_use(world: World):
+    world.gain = product(half=1.5, fuse=1.5, quantize=1.5)
+    world.kernels = {"float32": 0.008, "half": 0.002, "int8": 0.003}
+    outcome = world.search(step("half"), step("fuse"), step("quantize"))
+    assert "half needs 2.00 ms" in row(outcome, "quantize").reason
+
+
+def test_for_memory_the_micro_benchmark_says_nothing(world: World):
+    world.budget = Budget(objective="memory", time_seconds=100.0)
+    world.kernels = {"float32": 0.002, "int8": 0.002}
+    world.memory = lambda names: (100 if "quantize" in names else 900 if "fuse" in names else 1000) * 2**20
+    assert names(world.search(step("fuse"), step("quantize"))) == ["quantize", "fuse"]
+
+
+# ---------------------------------------------------------------------------------------------------------- retreat
+
+
+LAYERS = [(f"layer{index}", 1.0 / (index + 1)) for index in range(10)]
+
+
+def skipped(steps: tuple[Step, ...]) -> int | None:
+    for each in steps:
+        if each.name == "quantize":
+            return len(each.options.get("skip", ()))
+    return None
+
+
+def test_retreats_from_the_most_sensitive_layers_first_and_stops_when_it_is_enough(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.001
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["quantize:skip=layer0", "fuse"]
+    assert rows(outcome) == {"fuse": "kept", "quantize": "dropped", "quantize:skip=layer0": "kept"}
+    last = outcome.rungs[-1]
+    assert [(each.name, each.error) for each in last.ranking] == LAYERS
+    assert last.ranked == 10
+    assert not any(rung.ranking for rung in outcome.rungs[:-1])
+    assert any("without the 1 most sensitive of 10 modules" in event.text for event in world.events)
+
+
+def test_retreats_further_when_the_first_step_back_is_not_enough(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: {None: 0.0, 0: 0.05, 1: 0.03}.get(skipped(steps), 0.001)
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert outcome.best.steps[0].options == {"skip": ["layer0", "layer1", "layer2"]}
+
+
+def test_gives_up_when_no_retreat_is_enough(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.03
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["fuse"]
+    assert list(rows(outcome).values()) == ["kept", "dropped", "dropped", "dropped"]
+
+
+def test_stops_at_the_first_retreat_that_makes_things_worse_and_says_so(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: {None: 0.0, 0: 0.02, 1: 1.68}.get(skipped(steps), 0.001)
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert [len(r.step.options.get("skip", ())) for r in outcome.rungs if r.step.name == "quantize"] == [0, 1]
+    assert outcome.notes == (
+        "quantize: no further retreat, with 1 of 10 modules left alone the loss is 168.00%, before it was 2.00%",
+    )
+
+
+def test_stops_retreating_once_within_the_budget_and_still_not_faster(world: World):
+    world.gain = lambda names: 1.5 if "fuse" in names else 1.0
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert [len(r.step.options.get("skip", ())) for r in outcome.rungs if r.step.name == "quantize"] == [0, 1]
+
+
+def test_a_hopeless_drop_is_not_retreated_from(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.061
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert list(rows(outcome)) == ["fuse", "quantize"]
+
+
+@pytest.mark.parametrize(("loss", "tries"), [(0.019, 2), (0.03, 1)])
+def test_a_library_that_converts_for_each_retreat_is_left_sooner(world: World, loss: float, tries: int):
+    world.gain = product(library=4.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: loss if steps and not steps[0].options.get("skip") else 0.0
+    outcome = world.search(step("library", kind="int8"))
+    assert [rung.step.name for rung in outcome.rungs] == ["library"] * tries
+    assert outcome.rungs[-1].kept == (tries == 2)
+
+
+@pytest.mark.parametrize(
+    ("errors", "left_alone"),
+    [
+        pytest.param([0.012] + [0.004] * 9, [0, 5], id="the root of squares of the other five is 0.9%"),
+        pytest.param([0.012] + [0.001] * 9, [0, 1], id="one is nearly all of it"),
+        pytest.param([0.01] * 10, [0], id="more than six of ten"),
+    ],
+)
+def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
+    world: World, monkeypatch: pytest.MonkeyPatch, errors: list[float], left_alone: list[int]
+):
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = [(f"layer{index}", error) for index, error in enumerate(errors)]
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    tried = [len(rung.step.options.get("skip", ())) for rung in outcome.rungs if rung.step.name == "quantize"]
+    assert tried == left_alone
+
+
+@pytest.mark.parametrize(("between", "left_alone"), [(False, [0, 1]), (True, [0])])
+def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, between: bool, left_alone: list[int]
+):
+    """Of the 2% that were lost 1.2% are the layers', and what no layer does loses 1.6% by itself."""
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    monkeypatch.setattr(Quantize, "rounds_between", between)
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = [(f"layer{index}", 0.012 if index == 0 else 0.001) for index in range(10)]
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    tried = [len(rung.step.options.get("skip", ())) for rung in outcome.rungs if rung.step.name == "quantize"]
+    assert tried == left_alone
+
+
+@pytest.mark.parametrize(("high", "counts"), [(0.012, [5]), (0.013, [6]), (0.018, [])])
+def test_the_upper_end_of_a_loss_is_brought_into_the_budget(
+    monkeypatch: pytest.MonkeyPatch, high: float, counts: list[int]
+):
+    """Of ten equal parts of 1.2%; more than six are too many to leave alone."""
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    lost = Quality(
+        metric="error", value=0.012, reference=0.0, drop=0.012, drop_high=high, higher_is_better=False
+    )
+    parts = [Ranked(name=f"layer{index}", error=0.012 / math.sqrt(10)) for index in range(10)]
+    assert attempt.counts(Quantize(), parts, lost, 0.01) == counts
+
+
+@pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])
+def test_layers_are_not_ranked_where_no_time_is_left_for_what_comes_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, tries: int
+):
+    """AST's ranking took the 12 s in which its float32 would have been found."""
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    world.seconds, world.budget = seconds, Budget(max_drop=0.01, time_seconds=140.0)
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = [("layer0", 0.012), *((f"layer{index}", 0.001) for index in range(1, 10))]
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert sum(rung.step.name == "quantize" for rung in outcome.rungs) == tries
+
+
+def test_a_technique_that_knows_no_retreat_is_dropped_at_once(world: World):
+    world.gain = product(half=2.0)
+    world.drop = lossy(half=0.02)
+    assert list(rows(world.search(step("half")))) == ["half"]
+
+
+def test_layers_that_cannot_be_ranked_are_a_note(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.drop = lossy(quantize=0.02)
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert outcome.notes == ("quantize: no retreat, its layers could not be ranked (no layer has inputs)",)
+
+
+# ------------------------------------------------------------------------------- what is lost, before it is compiled
+
+
+@pytest.fixture
+def compiling(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A compiler that takes its time, and a technique that may lose more than the budget."""
+    monkeypatch.setattr(Quantize, "tolerance", 0.1)
+    world.cost = {"fuse": 20.0}
+    world.gain = product(fuse=1.5, quantize=2.0)
+    return world
+
+
+def with_quantize(world: World) -> list[tuple[Step, ...]]:
+    return [steps for steps in world.started if skipped(steps) is not None]
+
+
+def test_what_loses_far_too_much_is_not_compiled_for_that(compiling: World):
+    compiling.drop = lossy(quantize=0.0126)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["fuse"]
+    assert row(outcome, "quantize").reason.startswith("error rises by 1.26%")
+    assert row(outcome, "quantize").reason.endswith("the budget is 1.00%; not compiled for that")
+    assert row(outcome, "quantize").quality.drop == 0.0126
+    assert compiling.looked == [(step("quantize"), step("fuse"))]
+    assert not with_quantize(compiling)
+
+
+def test_a_milder_form_is_looked_at_too_and_compiled_where_it_holds(compiling: World):
+    compiling.ranking = LAYERS
+    compiling.drop = lambda steps: {None: 0.0, 0: 0.05, 1: 0.03}.get(skipped(steps), 0.001)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert outcome.best.steps[0].options == {"skip": ["layer0", "layer1", "layer2"]}
+    assert [skipped(steps) for steps in compiling.looked] == [0, 1, 3]
+    assert {skipped(steps) for steps in with_quantize(compiling)} == {3}
+
+
+def test_a_little_too_much_is_judged_as_it_would_be_shipped(compiling: World):
+    """Compiled code rounds less often than eager code does."""
+    compiling.drop = lossy(quantize=0.0124)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert len(compiling.looked) == 1
+    assert with_quantize(compiling)
+    assert "compiled" not in row(outcome, "quantize").reason
+
+
+@pytest.mark.parametrize("why", ["the compiler is quick", "it loses nothing by its nature", "a look is slow"])
+def test_what_would_not_pay_is_not_looked_at(compiling: World, monkeypatch: pytest.MonkeyPatch, why: str):
+    compiling.drop = lossy(quantize=0.05)
+    if why == "the compiler is quick":
+        compiling.cost = {}
+    elif why == "it loses nothing by its nature":
+        monkeypatch.setattr(Quantize, "tolerance", 0.01)
+    else:
+        compiling.cost["quantize"] = 40.0
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert len(compiling.looked) == (why == "a look is slow")
+    assert "not compiled" not in row(outcome, "quantize").reason
+
+
+def test_a_look_that_was_too_slow_is_not_made_again_with_no_more_time(compiling: World):
+    compiling.cost["quantize"] = 40.0
+    compiling.budget = Budget(max_drop=0.01, time_seconds=600.0)
+    compiling.ranking = LAYERS
+    compiling.drop = lossy(quantize=0.05)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert [skipped(steps) for steps in with_quantize(compiling)] == [0, 1, 3]
+    first = compiling.searching.look_seconds
+    assert len(compiling.looked) < 3
+    assert first > 0
+    assert rows(outcome)["quantize"] == "dropped"
