@@ -25,7 +25,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 import turns
-from torchwright.embeddings import (
+from torchwright.train.recommender.embeddings import (
     Groups,
     Jagged,
     RowWiseAdagrad,

@@ -84,7 +84,7 @@ def write_data(folder: Path) -> None:
 
 def ours(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Module]:
     """A step of `torchwright train`, and what answers."""
-    from torchwright.ledger import Ledger
+    from torchwright.train.ledger import Ledger
     from torchwright.train.run.processes import processes
     from torchwright.train.run.read import parse_run
     from torchwright.train.run.trainer import Trainer

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 
 import turns
-from torchwright.ledger import read_account
+from torchwright.train.ledger import read_account
 from torchwright.train.run.checkpoint import FOLDER, whole
 from torchwright.train.run.metrics import read_figures
 

@@ -71,7 +71,7 @@ def torchwright(folder: Path, name: str) -> Callable[[], float]:
     """One step of `torchwright train` in the way that the contender's name says."""
     from torch._dynamo import compiled_autograd
 
-    from torchwright.ledger import Ledger
+    from torchwright.train.ledger import Ledger
     from torchwright.train.run.deterministic import deterministic
     from torchwright.train.run.processes import processes
     from torchwright.train.run.read import read_run

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from bundled_corpus import BEGIN, BEGIN_ID, DEBIAN_DOCS, END, END_ID, SHARED_PARAGRAPH, prepare
-from torchwright.ledger import read_account
+from torchwright.train.ledger import read_account
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import Described
 from torchwright.train.run.config import DECAY_FRACTION, Run

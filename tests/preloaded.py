@@ -10,7 +10,7 @@ from torchwright.train.prove import processes
 PRELOADED = [
     *processes.PRELOADED,
     "torchwright.train.run.loop",
-    "torchwright.stuck.watch",
+    "torchwright.train.hang.watch",
     "torchao.float8",
     "transformers",
     "pytest",

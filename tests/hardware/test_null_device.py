@@ -43,7 +43,7 @@ if __name__ == "__main__":
         "from_null": fast(there).device.type,
         "close": torch.allclose(fast(x), model(x), atol=0.1),
         "refused": refused,
-        "default": tw.devices.default_name(),
+        "default": tw.hardware.devices.default_name(),
     }))
 """
 

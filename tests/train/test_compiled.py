@@ -12,7 +12,7 @@ import pytest
 from runs import assert_same, checkpoints, make_run, state
 
 from torchwright.core.errors import WorkloadError
-from torchwright.ledger import read_account
+from torchwright.train.ledger import read_account
 from torchwright.train.run import compiled
 from torchwright.train.run.compiled import CompiledCode
 from torchwright.train.run.processes import Place

@@ -201,7 +201,7 @@ def test_losses_that_part_are_told_on_the_page(tmp_path: Path) -> None:
     assert "1.7500 best 1.2500 at step 4" in words
 
 
-@pytest.mark.parametrize("name", ["report/run", "report/report", "report/profile", "ledger/timeline"])
+@pytest.mark.parametrize("name", ["report/run", "report/report", "report/profile", "train/ledger/timeline"])
 def test_every_table_scrolls_and_shows_it(name: str) -> None:
     """On a phone: a table wider than the page is cut off without a container that scrolls and has a shadow."""
     templates = Path(page.__file__).parents[2]

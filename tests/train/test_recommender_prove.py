@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 from recommender_runs import DLRM, TWO_TOWER
 
-from torchwright.embeddings import ShardedEmbeddings
 from torchwright.train.recommender import learner
 from torchwright.train.recommender.config import RecommenderRun
+from torchwright.train.recommender.embeddings import ShardedEmbeddings
 from torchwright.train.recommender.prove import Around, prove
 from torchwright.train.run.run_file import parse_file
 

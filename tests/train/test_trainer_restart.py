@@ -14,7 +14,7 @@ import pytest
 from runs import assert_same, checkpoints, losses, make_run
 from test_trainer_parallel import parts
 
-from torchwright.ledger import read_account
+from torchwright.train.ledger import read_account
 
 STEPS, WORLD, KILLS = 300, 4, 4
 

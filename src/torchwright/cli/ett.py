@@ -25,11 +25,11 @@ def command(run_dir: Path, html: Path | None, as_json: bool) -> None:
     RUN_DIR holds a ledger of each rank and restart. Each second falls into one bucket. The effective training time is
     the share of the seconds whose steps are in the trained weights.
     """
-    from torchwright.ledger import read_account, show
+    from torchwright.train.ledger import read_account, show
 
     account = read_account(run_dir)
     if html is not None:
-        from torchwright.ledger import timeline
+        from torchwright.train.ledger import timeline
 
         timeline.write(account, html)
     if as_json:

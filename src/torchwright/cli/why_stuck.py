@@ -27,9 +27,9 @@ def command(dump_dir: Path, trust: bool, patience: float, as_json: bool) -> None
 
     DUMP_DIR holds a dump of each rank, of NCCL or gloo: those that `torchwright train` writes, or PyTorch's own.
     """
-    from torchwright.stuck import show
-    from torchwright.stuck.analyse import analyse
-    from torchwright.stuck.read import read_dumps
+    from torchwright.train.hang import show
+    from torchwright.train.hang.analyse import analyse
+    from torchwright.train.hang.read import read_dumps
 
     dumps, notes = read_dumps(dump_dir, trust=trust)
     finding = analyse(dumps, patience=patience)

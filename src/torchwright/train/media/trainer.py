@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from torchwright.hub.folder import model_files, resolve
 from torchwright.hub.run_folder import ADAPTER, MODEL
-from torchwright.ledger import Ledger
 from torchwright.train.data.shards import DataError
+from torchwright.train.ledger import Ledger
 from torchwright.train.media.adapt import write_adapters
 from torchwright.train.media.config import (
     FREE,

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from torchwright.core.json_file import read_json
 from torchwright.core.process.files import replacing
-from torchwright.embeddings import (
+from torchwright.train.recommender.config import Embeddings, RecommenderRun
+from torchwright.train.recommender.embeddings import (
     SGD,
     Adam,
     Groups,
@@ -26,7 +27,6 @@ from torchwright.embeddings import (
     measure,
     plan,
 )
-from torchwright.train.recommender.config import Embeddings, RecommenderRun
 from torchwright.train.recommender.models import tables_of
 from torchwright.train.recommender.store import Batch
 from torchwright.train.run.processes import on_first

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchwright.embeddings import ShardedEmbeddings, ShardPlan, Topology
 from torchwright.train.recommender.config import RecommenderRun
+from torchwright.train.recommender.embeddings import ShardedEmbeddings, ShardPlan, Topology
 from torchwright.train.recommender.layout import look_ups, make_groups, replica_of, row_optimizer
 from torchwright.train.recommender.losses import Loss
 from torchwright.train.recommender.models import build_dense, tables_of

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.embeddings import Table
 from torchwright.train.recommender.config import Dlrm, RecommenderRun, TwoTower
+from torchwright.train.recommender.embeddings import Table
 
 Embedded = Mapping[str, torch.Tensor]
 """Category → the embeddings (B, E) of its rows."""

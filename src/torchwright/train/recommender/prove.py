@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.embeddings.planner import ShardPlan, cut
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.recommender.config import RecommenderRun, read_recommender
+from torchwright.train.recommender.embeddings.planner import ShardPlan, cut
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """The context in which every process trains, and not the reference; for tests, which seed faults by it."""

@@ -1,8 +1,8 @@
 """The reference for several processes, in plain code for one: whole tables, dense gradients, no messages.
 
 A copy of the tables for each group, which learns from the rows of the group's processes; dense layers that learn from
-all. Nothing of torchwright.embeddings is used but where a table is cut by columns, since row-wise Adagrad then keeps a
-sum for each part.
+all. Nothing of torchwright.train.recommender.embeddings is used but where a table is cut by columns, since row-wise
+Adagrad then keeps a sum for each part.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchwright.embeddings import ShardPlan
 from torchwright.train.recommender.config import RecommenderRun
+from torchwright.train.recommender.embeddings import ShardPlan
 from torchwright.train.recommender.layout import even_plan, topology_of
 from torchwright.train.recommender.learner import Learner
 from torchwright.train.recommender.losses import Loss

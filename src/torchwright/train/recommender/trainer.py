@@ -12,7 +12,7 @@ import torch
 
 from torchwright.core.process.files import replacing
 from torchwright.hub.run_folder import MODEL
-from torchwright.ledger import Ledger
+from torchwright.train.ledger import Ledger
 from torchwright.train.recommender.config import FREE, RecommenderRun, read_recommender
 from torchwright.train.recommender.layout import placement, topology_of
 from torchwright.train.recommender.learner import Learner

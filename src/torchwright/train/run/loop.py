@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.ledger import Ledger, process_started, torchrun
-from torchwright.stuck.watch import Beat, Watch
+from torchwright.train.hang.watch import Beat, Watch
+from torchwright.train.ledger import Ledger, process_started, torchrun
 from torchwright.train.run.config import AnyRun, Run
 from torchwright.train.run.corpus import TOKENS
 from torchwright.train.run.deterministic import deterministic

@@ -11,10 +11,10 @@ from typing import Any
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.process.files import replacing
-from torchwright.ledger import Account, LedgerError, read_account, show
-from torchwright.ledger.buckets import BUCKETS, NANO
 from torchwright.report import wording
 from torchwright.report.html import environment
+from torchwright.train.ledger import Account, LedgerError, read_account, show
+from torchwright.train.ledger.buckets import BUCKETS, NANO
 from torchwright.train.run.history import COUNTED, History, Tail, read_history
 from torchwright.train.run.metrics import HELD_OUT, UNITS
 from torchwright.train.run.next_commands import next_commands

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchwright.core.errors import TorchwrightError, first_line
-from torchwright.stuck.watch import turn_on
+from torchwright.train.hang.watch import turn_on
 from torchwright.train.run import torchrun
 from torchwright.train.run.config import RunFile
 from torchwright.train.run.data_section import RunError

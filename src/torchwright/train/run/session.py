@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from torchwright.core.errors import TorchwrightError
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.devices.allocator import retain_where_possible
-from torchwright.ledger import Ledger
-from torchwright.stuck.watch import Beat
 from torchwright.train.data.documents import Report
+from torchwright.train.hang.watch import Beat
+from torchwright.train.ledger import Ledger
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import AnyRun

@@ -17,10 +17,10 @@ from torchwright.core.scheme import scheme_of
 from torchwright.hardware.devices import get_device
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import write_trained_scheme
-from torchwright.ledger import Ledger
 from torchwright.optimization.caches.why import counting
 from torchwright.train.data.mixture import Walk
 from torchwright.train.data.streams import ORDER, Windows
+from torchwright.train.ledger import Ledger
 from torchwright.train.model import save_folder
 from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_config, save_foreign
 from torchwright.train.model.lora import merged

@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from torchwright.ledger.show import duration
 from torchwright.report import wording
 from torchwright.report.console import moves
+from torchwright.train.ledger.show import duration
 from torchwright.train.run.history import History, Tail
 from torchwright.train.run.metrics import told
 

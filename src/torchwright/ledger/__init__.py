@@ -1,8 +1,0 @@
-"""The ledger of a training job's time: written by each process, merged across ranks and restarts (no torch import)."""
-
-from torchwright.ledger.account import Account, read_account
-from torchwright.ledger.buckets import BUCKETS, LedgerError
-from torchwright.ledger.launcher import process_started, torchrun
-from torchwright.ledger.write import Ledger
-
-__all__ = ["BUCKETS", "Account", "Ledger", "LedgerError", "process_started", "read_account", "torchrun"]
