@@ -1,13 +1,14 @@
+# pyright: reportMissingImports=false
 """What step caching and guidance skipping save of a picture, in processor time, and what the picture loses.
 
     python benchmarks/diffusion.py [--layers 2] [--heads 4] [--width 64] [--sample 16] [--steps 20] [--rounds 3]
     python benchmarks/diffusion.py --folder FOLDER [--pictures 30] [--max-drop 0.02]
 
 Without a folder: random weights of PixArt's architecture (16 heads of 72, 28 layers are its own); they say what the
-steps cost, and how much a picture of a trained model loses they do not. With one that `scripts/train_glyphs.py` wrote,
-its classifier reads what each row drew: how often it is the digit that was asked for, and how often what is read off
-the original's picture of the same prompt and seed. All rows are taken in turns in one process; a ratio is the median
-of the rounds' ratios.
+steps cost, and how much a picture of a trained model loses they do not. With one that
+`examples/glyphs/train_glyphs.py` wrote, its classifier reads what each row drew: how often it is the digit that was
+asked for, and how often what is read off the original's picture of the same prompt and seed. All rows are taken in
+turns in one process; a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,10 +24,12 @@ from pathlib import Path
 import diffusers
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "glyphs"))
+from glyphs import digit_of, load_reader, read
+from pixart import write_pixart
 from torchwright.models.diffusion.diffuser import Diffuser
-from torchwright.models.diffusion.glyphs import digit_of, load_reader, read
 from torchwright.models.diffusion.sampling import Plan, steps_to_reuse
-from torchwright.models.diffusion.tiny import write_pixart
 from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.optimization.techniques.step_caching import THRESHOLDS
 

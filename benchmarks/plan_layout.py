@@ -2,7 +2,7 @@
 
     python benchmarks/plan_layout.py [--published [--write]] [--memory] [--processes 4]
 
-Without a choice both are run. `--published` predicts each configuration of `train/planning/published_rows.py`:
+Without a choice both are run. `--published` predicts each configuration of `benchmarks/published_rows.py`:
 throughput and memory over the published ones, and the layout's place in the ranking; `--write` writes the table into
 docs/plan-published.md. `--memory` trains small models on the CPU over gloo and counts the bytes that live. Exit code 1
 when a difference of 25% in time or 15% in memory has no reason, a layout that was chosen for speed is not among the top
@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
+from published import MEMORY, TIME, Published
+from published_rows import PUBLISHED
 from torchwright.train.planning.check import count_steps, eager_step
 from torchwright.train.planning.memory import peak_memory
 from torchwright.train.planning.models import KNOWN, read_model
-from torchwright.train.planning.published import MEMORY, TIME, Published
-from torchwright.train.planning.published_rows import PUBLISHED
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.shape import Shape
 
@@ -36,14 +36,14 @@ COLUMNS = (
     *("GiB", "as theirs", "published", "factor", "place", "source", "why it differs"),
 )
 PAGE = Path(__file__).parents[1] / "docs" / "plan-published.md"
-HEADER = """<!-- Written by benchmarks/plan_layout.py --published --write from train/planning/published_rows.py. -->
+HEADER = """<!-- Written by benchmarks/plan_layout.py --published --write from benchmarks/published_rows.py. -->
 
 # Published runs beside the planner
 
 What `torchwright plan-layout` answers for configurations that others ran, all rows of torchtitan's benchmarks and
 performance pages that could be found among them. tok/s are of one device. "GiB" is the peak that the planner says lives
 in `torchwright train`; "as theirs" adds what torchtitan did otherwise, where that can be counted (`memory_as_theirs` in
-train/planning/published.py: an eager loss, and selective recomputation of every second product); "published" is what
+benchmarks/published.py: an eager loss, and selective recomputation of every second product); "published" is what
 the allocator reserved at its peak. Where throughput then differs by more than {time:.0%} or memory by more than
 {memory:.0%}, the last column says why. "place" is the layout's among families of layouts by speed, with the axes in
 brackets held as published. The efficiencies of the H100 with 96 GB were set by two rows, 8B on 8 of them in bfloat16

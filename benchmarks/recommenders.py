@@ -1,8 +1,9 @@
+# pyright: reportMissingImports=false
 """Recommenders by `torchwright train` on generated clicks: quality and drift by how often copies of the tables meet.
 
     python benchmarks/recommenders.py [--rows N] [--processes 4] [--json FILE]
 
-A DLRM learns N rows of `torchwright data clicks` once, in one process and in several: one copy of the tables that all
+A DLRM learns N rows of `examples/clicks/clicks.py` once, in one process and in several: one copy of the tables that all
 share, and two copies that meet every 1, 8 and 64 steps. AUC and normalized entropy on later rows of the same world, and
 from each run's own report.json how far its first steps lead from those of a single copy.
 """
@@ -17,8 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "clicks"))
 import turns
-from torchwright.train.recommender.generate import generate
+from clicks import generate
 from torchwright.train.run.metrics import read_figures
 
 HELD_OUT, FIRST = 50_000, 100_000_000

@@ -43,7 +43,7 @@ WIDTH = 100
 TARGET_GUIDE = ROOT / "docs" / "contributing" / "export-target.md"
 TARGET_TEMPLATE = ROOT / "examples" / "numpy_target" / "numpy_target.py"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-SCRIPT = re.compile(r"\b(?:benchmarks|scripts)/[\w/]+\.py\b")
+SCRIPT = re.compile(r"\b(?:benchmarks|scripts|examples)/[\w/]+\.py\b")
 INTRODUCTION = """`python -m torchwright` is the same command. A shell can complete verbs and options:
 [getting started](getting-started.md#shell-completion).
 """

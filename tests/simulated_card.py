@@ -6,15 +6,18 @@ with simulated_card(): ...
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "null_device"))
+from simulated_device import Elsewhere, simulated
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices.base import Ceilings
 from torchwright.hardware.devices.cuda import CUDA
-from torchwright.hardware.devices.simulated import Elsewhere, simulated
 from torchwright.hardware.kernels import ops, reference
 from torchwright.hardware.kernels.gpu import operators
 from torchwright.hardware.kernels.linear import PackedLinear

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
-NAMES = ("tanh_gelu", "forecast", "frozen_trace", "freeze_trace", "mps", "numpy")
+NAMES = ("tanh_gelu", "forecast", "frozen_trace", "freeze_trace", "mps", "null", "numpy")
 
 
 @pytest.fixture(scope="module")

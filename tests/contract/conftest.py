@@ -1,5 +1,33 @@
-"""What is collected here comes from the package, which pytest would not rewrite the assertions of."""
+"""What is collected here comes from the package, which pytest would not rewrite the assertions of.
+
+The examples of speech and diffusion are made here: the folders they need are no part of the package.
+"""
+
+from pathlib import Path
 
 import pytest
 
 pytest.register_assert_rewrite("torchwright.testing")
+
+import torch  # noqa: E402
+
+from torchwright.testing.examples import BUILT_IN  # noqa: E402
+from torchwright.workloads.base import Workload  # noqa: E402
+from torchwright.workloads.detect import from_target  # noqa: E402
+
+
+def _speech(folder: Path) -> Workload:
+    from whispers import tiny
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return from_target(str(tiny(folder)), new_tokens=8)
+
+
+def _diffusion(folder: Path) -> Workload:
+    from pixart import write_pixart
+
+    return from_target(str(write_pixart(folder)), steps=3)
+
+
+BUILT_IN |= {"speech": _speech, "diffusion": _diffusion}

@@ -75,7 +75,7 @@ def kept(cache: Path) -> Path:
 
 
 def test_the_registry_knows_its_devices():
-    assert devices.names() == ["cpu", "cuda", "null"]
+    assert devices.names() == ["cpu", "cuda"]
     assert check_name("cuda") == "cuda"
     assert all(cls.name == name for name, cls in devices)
 

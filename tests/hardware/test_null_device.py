@@ -1,24 +1,28 @@
-"""The null device, chosen by its name, and a device of another package: neither has a line elsewhere."""
+"""The null device of examples/null_device, and a device of another package: neither has a line in the package."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "null_device"))
+from null_device import Null
 from torchwright.cli import main
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices import base, check_name, default_name, devices
 from torchwright.hardware.devices.cpu import CPU
-from torchwright.hardware.devices.null import Null
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.measure.toolchain import compiler_fault
 from torchwright.optimization.engines import graph_check
 from torchwright.optimization.trial.fork_server import can_fork
+from torchwright.testing.test_devices import TestDevice as DeviceContract
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "null_device"
 USER = """
 import json
 import torch
@@ -75,34 +79,73 @@ with torch.random.fork_rng():
 """
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds the example installed, by its entry point."""
+    site = tmp_path_factory.mktemp("site")
+    information = site / "torchwright_null_device-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchwright-null-device\nVersion: 1\n"
+    )
+    (information / "entry_points.txt").write_text("[torchwright.devices]\nnull = null_device:Null\n")
+    path = [str(site), str(EXAMPLE), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def run(environment: dict[str, str], script: Path, code: str) -> str:
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
-def test_a_search_on_it_in_processes_of_their_own(tmp_path: Path):
-    script = tmp_path / "script.py"
-    script.write_text(USER)
-    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    told = json.loads(found.stdout.splitlines()[-1])
+def test_a_search_on_it_in_processes_of_their_own(installed: dict[str, str], tmp_path: Path):
+    told = json.loads(run(installed, tmp_path / "script.py", USER).splitlines()[-1])
     assert (told["device"], told["tried"]) == ("null", ["dtype"])
     assert (told["from_cpu"], told["from_null"], told["close"]) == ("cpu", "null", True)
     assert "same device, but found null:0 and cpu" in told["refused"]
     assert told["default"] != "null"
 
 
-def test_what_forgets_to_fetch_fails(tmp_path: Path):
-    script = tmp_path / "script.py"
-    script.write_text(CHECKS)
-    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+def test_what_forgets_to_fetch_fails(installed: dict[str, str], tmp_path: Path):
+    run(installed, tmp_path / "script.py", CHECKS)
 
 
-def test_it_is_taken_by_its_name_alone(capsys: pytest.CaptureFixture[str]):
+def register(monkeypatch: pytest.MonkeyPatch, name: str, target: str) -> None:
+    """Make `devices` know another device, until the test ends."""
+    devices.names()
+    monkeypatch.setattr(devices, "_targets", {**devices._targets, name: target})
+    monkeypatch.setattr(devices, "_loaded", dict(devices._loaded))
+
+
+@pytest.fixture
+def null(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "null", "null_device:Null")
+
+
+def test_it_is_taken_by_its_name_alone(null: None):
     assert check_name("null") == "null"
     assert Null.unavailable() is None
     assert default_name() != "null"
     assert not can_fork("null")
     assert "simulated" in str(compiler_fault(Null().identify()))
+
+
+def test_help_names_no_device_for_tests(capsys: pytest.CaptureFixture[str]):
     assert main(["optimize", "--help"]) == 0
-    assert "--device cpu|cuda|null" in capsys.readouterr().out
+    assert "--device cpu|cuda " in capsys.readouterr().out
+
+
+def test_it_keeps_the_contract_of_devices(null: None):
+    contract, device = DeviceContract(), Null()
+    contract.test_it_says_what_it_is(device)
+    contract.test_its_identity_is_plain_data(device)
+    contract.test_ceilings_are_positive(device)
+    contract.test_memory_is_counted(device)
 
 
 # ---------------------------------------------------------------------------------------- a device of another package
@@ -119,9 +162,7 @@ class Quick(CPU):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.names()
-    monkeypatch.setattr(devices, "_targets", {**devices._targets, "quick": f"{__name__}:Quick"})
-    monkeypatch.setattr(devices, "_loaded", dict(devices._loaded))
+    register(monkeypatch, "quick", f"{__name__}:Quick")
 
 
 def test_another_packages_device_needs_no_line_of_ours(quick: None, capsys: pytest.CaptureFixture[str]):
@@ -135,10 +176,10 @@ def test_another_packages_device_needs_no_line_of_ours(quick: None, capsys: pyte
     with pytest.raises(ValueError, match="the device 'slow'"):
         graph_check.RULES["Device", "type"]("slow")
     assert main(["bench", "--help"]) == 0
-    assert "cpu|cuda|null|quick" in capsys.readouterr().out
+    assert "cpu|cuda|quick" in capsys.readouterr().out
 
 
-def test_every_device_says_what_is_asked_of_it():
+def test_every_device_says_what_is_asked_of_it(null: None):
     for name, cls in devices:
         assert issubclass(cls, base.Device)
         assert (cls.name, type(cls.preference), type(cls.forks)) == (name, int, bool)

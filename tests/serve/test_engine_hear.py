@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "models" / "speech"))
 from http_support import command
-from whispers import noise, tiny
 
 from torchwright.models.speech.load import load_speech
 from torchwright.models.speech.transcript import Options, Segment
 from torchwright.serve.engine.hear import ServedRecognizer
 from torchwright.serve.wire.messages import Failed, Heard, RequestRefused, Transcribe
+from whispers import noise, tiny
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ pytest.importorskip("PIL", reason="pictures are written with Pillow")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from torchwright.models.diffusion.tiny import write_pixart
+    from pixart import write_pixart
 
     return write_pixart(tmp_path_factory.mktemp("pixart"))
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from runs import to_toml
 
-from torchwright.testing.whispers import tiny
+from whispers import tiny
 
 CLASSES = ("check", "disc", "stripes")
 WORDS = {220: "low", 880: "high"}

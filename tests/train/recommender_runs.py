@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from runs import to_toml
 
-from torchwright.train.recommender.generate import Shape, generate
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "clicks"))
+from clicks import Shape, generate
 
 DLRM: dict[str, Any] = {"dim": 4, "bottom": [8], "top": [8], "rows": 50, "tables": {"C3": 400}}
 TWO_TOWER: dict[str, Any] = {

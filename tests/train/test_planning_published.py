@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from published import Published
+from published_rows import PUBLISHED
 from torchwright.train.layout import Layout
 from torchwright.train.planning.models import read_model
-from torchwright.train.planning.published import Published
-from torchwright.train.planning.published_rows import PUBLISHED
 from torchwright.train.planning.rank import rank
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan-published.md"

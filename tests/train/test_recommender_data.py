@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from recommender_runs import make_recommender
 
+from clicks import Shape, generate
 from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.train.data.documents import Report
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.config import CATEGORIES, NUMBERS, read_recommender
-from torchwright.train.recommender.generate import Shape, generate
 from torchwright.train.recommender.reading import read_blocks
 from torchwright.train.recommender.store import Rows, convert_file
 from torchwright.train.recommender.survey import survey

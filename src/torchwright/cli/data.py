@@ -155,31 +155,6 @@ def pack(run: Run, folder: Path, write: Any, out: Path, strict: bool, as_json: b
         console().print(f"{path}{told}", markup=False, soft_wrap=True)
 
 
-@command.command("clicks")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--shape", type=click.Choice(["criteo", "pairs"]), default="criteo", show_default=True)
-@click.option("--rows", type=click.IntRange(min=1), default=100_000, show_default=True)
-@click.option(
-    "--first",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Rows of the world before these.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the world.")
-def clicks(file: Path, shape: Any, rows: int, first: int, seed: int) -> None:
-    """Make up FILE (*.tsv, *.tsv.gz, *.parquet) for a recommender: what a hidden model clicks.
-
-    `criteo` has a label, 13 numbers and 26 hexadecimal categories, as Criteo's files; `pairs` has users with an item
-    that each took. Rows with another `--first` are others of the same world: held-out ones.
-    """
-    with importing():
-        from torchwright.train.recommender.generate import generate
-
-    generate(file, shape, rows, seed=seed, first=first)
-    console().print(f"{file}: {rows:,} rows", markup=False, soft_wrap=True)
-
-
 def _run(
     what: tuple[str, ...], model: Path | None, context: int | None, dpo: bool, settings: tuple[str, ...]
 ) -> tuple[Any, Path]:

@@ -215,7 +215,7 @@ device_option = click.option(
     "--device",
     type=DeviceName(),
     show_default="a card where one can be used, else cpu",
-    help="Where to run; null is a card that is not there, for tests.",
+    help="Where to run.",
 )
 
 

@@ -48,21 +48,15 @@ def parts(folder: Path) -> tuple[Workload, list[Step]]:
 
 
 def language(folder: Path) -> tuple[Workload, list[Step]]:
-    workload = example("language", folder)
-    assert workload is not None
-    return workload, [Step(name="native")]
+    return example("language", folder), [Step(name="native")]
 
 
 def speech(folder: Path) -> tuple[Workload, list[Step]]:
-    workload = example("speech", folder)
-    assert workload is not None
-    return workload, [Step(name="native_speech")]
+    return example("speech", folder), [Step(name="native_speech")]
 
 
 def seq2seq(folder: Path) -> tuple[Workload, list[Step]]:
-    workload = example("seq2seq", folder)
-    assert workload is not None
-    return workload, [Step(name="native_seq2seq")]
+    return example("seq2seq", folder), [Step(name="native_seq2seq")]
 
 
 MAKERS: dict[str, Make] = {"perceptron": perceptron, "parts": parts}

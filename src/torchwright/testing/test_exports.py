@@ -51,7 +51,6 @@ def subject_for(target: type[ExportTarget], folder: Path) -> Subject:
         if issubclass(target, GraphTarget)
         else example("language", folder)
     )
-    assert workload is not None
     return make_subject(workload, most=BATCHES[-1], ahead=target.largest_batch, fixed=target.fixed)
 
 

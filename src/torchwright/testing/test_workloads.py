@@ -21,16 +21,7 @@ from torchwright.workloads.detect import from_description
 
 @pytest.fixture(scope="module", params=workloads.names())
 def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    name: str = request.param
-    try:
-        found = example(name, tmp_path_factory.mktemp(name))
-    except ModuleNotFoundError as error:  # of an extra
-        pytest.skip(f"the workload '{name}' needs {error.name}, which is not installed")
-    if found is None:
-        pytest.fail(
-            f"the workload '{name}' has no `example`: without a small one nothing of it can be tested"
-        )
-    return found
+    return example(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def run_of(model: nn.Module) -> Run:

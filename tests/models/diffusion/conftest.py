@@ -11,6 +11,6 @@ import pytest
 @pytest.fixture(scope="session")
 def pixart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
-    from torchwright.models.diffusion.tiny import write_pixart
+    from pixart import write_pixart
 
     return write_pixart(tmp_path_factory.mktemp("pixart"), seed=random.randrange(2**31))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "glyphs"))
+from glyphs import READER, digit_of, load_reader, make_reader, prompts, read
 from torchwright.core.errors import ModelError
 from torchwright.models.diffusion.beside import pictures_beside
 from torchwright.models.diffusion.diffuser import pixels
-from torchwright.models.diffusion.glyphs import READER, digit_of, load_reader, make_reader, prompts, read
 from torchwright.models.diffusion.score import losses_of
 from torchwright.report.pictures import MOST_ROWS
 

@@ -15,7 +15,7 @@ import diffusers
 import torch
 import transformers
 
-from torchwright.models.diffusion.tiny import WORDS, _stir, tokenizer, write_pixart
+from pixart import WORDS, stir, tokenizer, write_pixart
 
 TEXT = 32
 
@@ -352,7 +352,7 @@ def write(family: str, folder: Path, seed: int = 0) -> Path:
     pipe = FAMILIES[family][0]()
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
-            _stir(part)
+            stir(part)
     pipe.save_pretrained(folder)
     return folder
 

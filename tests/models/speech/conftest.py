@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from whispers import tiny
 
 from torchwright.models.speech.transcript import Options
+from whispers import tiny
 
 BELIEVED = ("test_bundled_speech", "test_voice")
 """Modules that test what is left out."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from whispers import SECONDS, noise
 
 from torchwright.core.errors import WorkloadError
 from torchwright.models.speech.load import load_speech
@@ -16,6 +15,7 @@ from torchwright.models.speech.pauses import LONGEST, is_silent, parts, pauses
 from torchwright.models.speech.sound import RATE, of_samples
 from torchwright.models.speech.whisper.attempt import Attempt, Limits
 from torchwright.models.speech.whisper.model import Whisper
+from whispers import SECONDS, noise
 
 WINDOW = SECONDS * RATE
 BROKEN = 199

@@ -10,7 +10,6 @@ import threading
 
 import numpy as np
 import pytest
-from whispers import noise
 
 from torchwright.cli import listening, main
 from torchwright.models.speech.base import Recognizer
@@ -18,6 +17,7 @@ from torchwright.models.speech.live import FULL, Live
 from torchwright.models.speech.load import load_speech
 from torchwright.models.speech.sound import RATE
 from torchwright.models.speech.transcript import Segment, Transcript, Word
+from whispers import noise
 
 WINDOW = 8 * RATE
 

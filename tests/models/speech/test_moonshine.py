@@ -10,13 +10,13 @@ import pytest
 import torch
 from moonshines import moonshine
 from transformers import MoonshineForConditionalGeneration
-from whispers import noise
 
 from torchwright.core.errors import WorkloadError
 from torchwright.models.speech.load import load_speech
 from torchwright.models.speech.moonshine.model import Moonshine
 from torchwright.models.speech.moonshine.windows import LONGEST, SHORTEST, quietest
 from torchwright.models.speech.together import together
+from whispers import noise
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
-from whispers import SECONDS, noise, tiny
 
 from torchwright.core.errors import ModelError, UnknownName
 from torchwright.hardware.kernels import ops
@@ -24,6 +23,7 @@ from torchwright.models.speech.native import NativeSpeech
 from torchwright.models.speech.native_family import NativeFamily
 from torchwright.models.speech.steps import TransformersSpeech
 from torchwright.models.speech.whisper.native import FAMILY
+from whispers import SECONDS, noise, tiny
 
 FRAMES, VOCABULARY = SECONDS * 100, 400
 PRECISIONS = [

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from moonshines import moonshine
-from whispers import noise
 
 from folders import VOCABULARY
 from torchwright.core.errors import ModelError
@@ -22,6 +21,7 @@ from torchwright.models.speech.native import NativeSpeech
 from torchwright.models.speech.native_family import NativeFamily
 from torchwright.models.speech.packed import read_packed, write_packed
 from torchwright.models.speech.steps import TransformersSpeech
+from whispers import noise
 
 PRECISIONS = [
     (torch.float32, None, 1e-5),

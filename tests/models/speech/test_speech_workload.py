@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from whispers import noise, tiny
 
 from factories import make_recipe
 from folders import change_json
@@ -27,6 +26,7 @@ from torchwright.optimization.artifact.load import load
 from torchwright.optimization.open_model import open_speech
 from torchwright.workloads.accuracy import predictions
 from torchwright.workloads.base import Run
+from whispers import noise, tiny
 
 NEW = 8
 

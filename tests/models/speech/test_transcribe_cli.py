@@ -9,12 +9,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from whispers import SECONDS, noise
 
 from torchwright.cli import main
 from torchwright.models.speech.formats import FORMATS
 from torchwright.models.speech.transcript import Segment, Transcript, Window, Word
 from torchwright.models.speech.whisper.model import Whisper
+from whispers import SECONDS, noise
 
 soundfile = pytest.importorskip("soundfile", reason="sound files are read with soundfile")
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 from transformers import WhisperForConditionalGeneration, WhisperTimeStampLogitsProcessor
-from whispers import SECONDS, WholeFeatures, noise, tiny
 
 from folders import change_json
 from torchwright.core.errors import ModelError, UnknownName, WorkloadError
@@ -25,6 +24,7 @@ from torchwright.models.speech.whisper.attempt import Attempt, Limits
 from torchwright.models.speech.whisper.model import Whisper
 from torchwright.models.speech.whisper.pieces import cut
 from torchwright.models.speech.whisper.vocabulary import allow
+from whispers import SECONDS, WholeFeatures, noise, tiny
 
 GREEDY = Limits(temperatures=(0.0,), no_speech=math.inf)
 

@@ -12,7 +12,6 @@ import torch
 from transformers import WhisperForConditionalGeneration
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
-from whispers import SECONDS, noise, tiny
 
 from folders import change_json
 from torchwright.core.errors import ModelError
@@ -21,6 +20,7 @@ from torchwright.models.speech.steps import TransformersSpeech
 from torchwright.models.speech.whisper.align import median, read_heads, smooth, starts
 from torchwright.models.speech.whisper.model import Whisper
 from torchwright.models.speech.whisper.words import Span, split
+from whispers import SECONDS, noise, tiny
 
 
 def opened(folder) -> Whisper:

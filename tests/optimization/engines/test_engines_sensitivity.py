@@ -20,7 +20,7 @@ pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
 def test_layers_are_ranked_by_what_they_do_to_the_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchwright.models.diffusion.tiny import write_pixart
+    from pixart import write_pixart
     from torchwright.models.diffusion.workload import DiffusionWorkload
 
     workload = DiffusionWorkload(write_pixart(tmp_path, layers=1), steps=4)

@@ -23,7 +23,6 @@ devices: Registry[type[Device]] = Registry(
     builtins={
         "cpu": "torchwright.hardware.devices.cpu:CPU",
         "cuda": "torchwright.hardware.devices.cuda:CUDA",
-        "null": "torchwright.hardware.devices.null:Null",
     },
 )
 

@@ -129,7 +129,7 @@ def _records(device: torch.device) -> bool:
 
 @functools.cache
 def _has_card() -> bool:
-    """A card may be simulated (`hardware/devices/simulated.py`); asked once, because every step asks."""
+    """Check whether a card can be used. Cached, because every step asks."""
     return torch.cuda.is_available()
 
 

@@ -105,12 +105,6 @@ class DiffusionWorkload(Workload):
         return is_pipeline(folder)
 
     @classmethod
-    def example(cls, folder: Path) -> Self:
-        from torchwright.models.diffusion.tiny import write_pixart
-
-        return cls(write_pixart(folder), steps=3)
-
-    @classmethod
     def check(cls, description: dict[str, Any]) -> None:
         check_sizes(description, "steps", "frames")
         Plan.from_dict(description)

@@ -27,7 +27,6 @@ PROPERTIES = {
     "language": "it is a causal language model of transformers",
     "layers": "it has linear layers or convolutions",
     "linear": "it has `nn.Linear`",
-    "null": "it runs on the device for tests",
     "ragged": "the rows of its calls have different lengths",
     "real_graph": "its exported graph has no complex numbers",
     "rewritten_attention": "its attention is written in plain operators",

@@ -1,29 +1,17 @@
 # pyright: basic, reportPrivateImportUsage=false, reportArgumentType=false
-"""Small pipelines with random weights, saved as diffusers saves them: what tests and benchmarks open."""
+"""A small pipeline with random weights, saved as diffusers saves it, for tests and benchmarks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "glyphs"))
+from glyphs import tokenizer
+
 WORDS = ("a", "red", "blue", "bicycle", "dog", "on", "the", "sea", "house")
-
-
-def tokenizer(words: Sequence[str] = WORDS) -> Any:
-    """A tokenizer of these words, with T5's end of text and padding."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {word: index for index, word in enumerate(("<pad>", "</s>", "<unk>", *words))}
-    found = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    found.pre_tokenizer = pre_tokenizers.Whitespace()
-    found.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=found, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
-    )
 
 
 def write_pixart(
@@ -36,7 +24,7 @@ def write_pixart(
     text: int = 32,
     seed: int = 0,
 ) -> Path:
-    """A PixArt-Σ: `heads` heads of `width` in `layers` layers over latents of `sample` a side; returns `folder`."""
+    """Write a PixArt-Σ of `heads` heads of `width` in `layers` layers, latents of `sample` a side; return `folder`."""
     import diffusers
     import transformers
 
@@ -54,7 +42,7 @@ def write_pixart(
         patch_size=2,
         use_additional_conditions=False,
     )
-    _stir(denoiser)
+    stir(denoiser)
     vae = diffusers.AutoencoderKL(
         block_out_channels=(8, 16),
         layers_per_block=1,
@@ -74,7 +62,7 @@ def write_pixart(
         feed_forward_proj="gated-gelu",
     )
     pipe = diffusers.PixArtSigmaPipeline(
-        tokenizer=tokenizer(),
+        tokenizer=tokenizer(WORDS),
         text_encoder=transformers.T5EncoderModel(config),
         vae=vae,
         transformer=denoiser,
@@ -84,8 +72,8 @@ def write_pixart(
     return folder
 
 
-def _stir(model: torch.nn.Module) -> None:
-    """Weights that diffusers begins at zero, such as the last layer's, as random as the others."""
+def stir(model: torch.nn.Module) -> None:
+    """Make weights that diffusers begins at zero, such as the last layer's, as random as the others."""
     for parameter in model.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)

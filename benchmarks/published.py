@@ -1,6 +1,6 @@
 """Published training configurations with their throughput and memory, against which the planner is checked.
 
-`published_rows.py` lists them. `benchmarks/plan_layout.py` writes them with the planner's answers into
+`published_rows.py` lists them. `plan_layout.py` writes them with the planner's answers into
 `docs/plan-published.md`, and `tests/train/test_planning_published.py` checks the planner against them.
 """
 

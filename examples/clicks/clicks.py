@@ -1,5 +1,7 @@
 """Synthetic clicks from a hidden model, in files like Criteo's, or users' items: learnable data of any length.
 
+    python examples/clicks/clicks.py FILE [--shape criteo|pairs] [--rows N] [--first N] [--seed N]
+
 Every block of rows has a generator of its own, seeded by the world's seed and the block's number, so that a row is
 the same however it is requested: held-out rows are later rows of the same world.
 """
@@ -12,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 import numpy as np
 
+from torchwright.core.errors import TorchwrightError
 from torchwright.core.process.files import replacing
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.config import CATEGORIES, LABEL, NUMBERS
@@ -161,3 +165,28 @@ def _write_parquet(path: Path, names: list[str], blocks: Iterator[list[list[str]
                 for name, column in zip(names, block, strict=True)
             ]
             file.write_table(pa.table(dict(zip(names, columns, strict=True)), schema=pa.schema(kinds)))
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--shape", type=click.Choice(["criteo", "pairs"]), default="criteo", show_default=True)
+@click.option("--rows", type=click.IntRange(min=1), default=100_000, show_default=True)
+@click.option(
+    "--first", type=click.IntRange(min=0), default=0, show_default=True, help="The first row's number."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the hidden model.")
+def main(file: Path, shape: Shape, rows: int, first: int, seed: int) -> None:
+    """Write synthetic clicks to FILE (*.tsv, *.tsv.gz, *.parquet) for a recommender.
+
+    `criteo` has a label, 13 numbers and 26 hexadecimal categories, as Criteo's files; `pairs` has users with an item
+    that each took. Rows with another `--first` are other rows of the same hidden model: held-out ones.
+    """
+    try:
+        generate(file, shape, rows, seed=seed, first=first)
+    except TorchwrightError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{file}: {rows:,} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,6 @@
-"""The null device: a card that is not there, for tests on machines without one (`--device null`).
+"""The null device: a card that is not there, for tests on machines without one.
+
+    pip install examples/null_device && torchwright optimize MODEL --device null
 
 Tensors have to be brought to it and fetched from it as with a real card, and what forgets to fails. It computes on the
 CPU, slowly, so that its times mean nothing.
@@ -13,11 +15,11 @@ from typing import Any
 
 import torch
 
+from simulated_device import simulated
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices.base import Ceilings, Device
 from torchwright.hardware.devices.cpu import CPU
-from torchwright.hardware.devices.simulated import simulated
 
 SPARE = "privateuseone"
 """torch's name for a backend that it does not know, which may be given another once in a process."""

@@ -4,9 +4,9 @@ projects.
 
 from __future__ import annotations
 
+from published import Published
 from torchwright.train.layout import Layout
 from torchwright.train.planning.models import read_model
-from torchwright.train.planning.published import Published
 from torchwright.train.shape import Shape
 
 TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"

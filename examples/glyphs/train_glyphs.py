@@ -1,7 +1,7 @@
 # pyright: basic, reportPrivateImportUsage=false, reportArgumentType=false
 """Train a small diffusion transformer that draws digits, and a classifier that reads them.
 
-    python scripts/train_glyphs.py FOLDER [--seconds 240] [--seed 0] [--look SECONDS]
+    python examples/glyphs/train_glyphs.py FOLDER [--seconds 240] [--seed 0] [--look SECONDS]
 
 FOLDER is a pipeline of diffusers (PixArt's architecture), `reader/` beside its components. What makes it learn in
 minutes of one core: pictures of 32 x 32 whose latents are 8 x 8, two a side to a token, so that a picture is 16 tokens;
@@ -28,8 +28,7 @@ from PIL import Image, ImageDraw, ImageFont
 from safetensors.torch import save_file
 from torch import nn
 
-from torchwright.models.diffusion import glyphs
-from torchwright.models.diffusion.tiny import tokenizer
+import glyphs
 
 FILES = {"sans": "DejaVuSans-Bold.ttf", "serif": "DejaVuSerif-Bold.ttf", "mono": "DejaVuSansMono.ttf"}
 PATCH, CHANNELS = 4, 4
@@ -171,7 +170,7 @@ def make_pipeline(vae: Any) -> Any:
         use_additional_conditions=False,
     )
     return diffusers.PixArtAlphaPipeline(
-        tokenizer=tokenizer(words),
+        tokenizer=glyphs.tokenizer(words),
         text_encoder=transformers.T5EncoderModel(config).eval(),
         vae=vae,
         transformer=denoiser,

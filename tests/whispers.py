@@ -1,10 +1,12 @@
-"""Tiny Whisper folders with random weights."""
+"""Tiny Whisper folders with random weights, sounds for them, and transformers' features cut to windows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import WhisperConfig, WhisperForConditionalGeneration
@@ -83,3 +85,23 @@ def tiny(folder: Path, *, languages: bool = True, peaks: float = 20, **overrides
     made.save(str(folder / "tokenizer.json"))
     transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS).save_pretrained(folder)
     return folder
+
+
+def noise(seconds: float) -> np.ndarray:
+    """Fresh noise that swells and falls, so that windows differ."""
+    count = round(seconds * 16_000)
+    swell = np.random.rand(count // 4_000 + 1).repeat(4_000)[:count]
+    return (0.2 * swell * np.random.randn(count)).astype(np.float32)
+
+
+class WholeFeatures:
+    """Stands for a model's features where they are transformers' of the whole sound: those of a window are cut out."""
+
+    def __init__(self, samples: np.ndarray, whole_1MT: torch.Tensor, frames: int) -> None:
+        self._samples, self._whole_1MT, self.frames = samples, whole_1MT, frames
+
+    def __call__(self, window: np.ndarray) -> torch.Tensor:
+        places = np.flatnonzero(self._samples == window[0])
+        frame = next(int(i) for i in places if (self._samples[i : i + 9] == window[:9]).all()) // 160
+        cut = self._whole_1MT[..., frame : frame + min(self.frames, len(window) // 160)]
+        return torch.nn.functional.pad(cut, (0, self.frames - cut.shape[-1]))
