@@ -28,6 +28,16 @@ def test_no_torch_comes_with(module):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_page_costs_nothing_before_it_is_written():
+    """Searches and training runs import these at their start. No plotting library is needed at all."""
+    code = (
+        "import sys, torchwright.report.html, torchwright.train.ledger.timeline, torchwright.optimization.profile.html; "
+        "sys.exit(', '.join({'jinja2', 'matplotlib', 'PIL'} & {*sys.modules}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 POSIX_ONLY = {"crypt", "curses", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource", "spwd"}
 POSIX_ONLY |= {"syslog", "termios", "tty"}
 """Modules of the standard library that Python for Windows does not bring."""

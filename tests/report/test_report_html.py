@@ -26,7 +26,7 @@ from factories import (
     make_unchanged_recipe,
 )
 from torchwright.core.records import Budget, Coverage, Ranked, Step
-from torchwright.report import figures, view, wording
+from torchwright.report import drawing, figures, view, wording
 from torchwright.report.html import render
 from torchwright.report.pictures import WIDEST, row_of
 
@@ -459,3 +459,55 @@ def test_signed_size(given: float | None, text: str) -> None:
 )  # fmt: skip
 def test_payback(count: float | None, spent: float | None, text: str) -> None:
     assert wording.calls(count, spent) == text
+
+
+def drawn(plate: drawing.Plate) -> list[ET.Element]:
+    return [*ET.fromstring(plate.svg("key", "title", "about"))]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "wanted"),
+    [
+        (0.3, 30, 9, [0.5, 1, 2, 5, 10, 20]),
+        (0.3, 30, 4, [1, 10]),
+        (1e-3, 1e6, 5, [1e-2, 1, 1e2, 1e4, 1e6]),
+        (2.1, 4.9, 4, []),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis(low: float, high: float, most: int, wanted: list[float]) -> None:
+    plate = drawing.Plate(400, 300, left=40, right=10, top=10, bottom=40)
+    told: list[float] = []
+    plate.axis("x", low, high, lambda value: told.append(value) or "", "", log=True, most=most)
+    assert told == pytest.approx(wanted)
+
+
+def test_places_are_pixels_of_the_axes() -> None:
+    plate = drawing.Plate(400, 300, left=40, right=60, top=20, bottom=30)
+    plate.axis("x", 0, 10, str, "seconds")
+    plate.rows(5)
+    plate.bar(2.5, 2, 4, 0.5, drawing.KEPT)
+    plate.mark(10, 0, "o", drawing.PAPER, drawing.KEPT, extent=8)
+    plate.text(7, 5, "words", drawing.INK, align="right")
+    shapes = drawn(plate)
+    (bar,) = (shape for shape in shapes if shape.tag == "rect")
+    (circle,) = (shape for shape in shapes if shape.tag == "circle")
+    (words,) = (shape for shape in shapes if shape.text == "words")
+    place = {name: float(bar.attrib[name]) for name in ("x", "y", "width", "height")}
+    assert place == {"x": 40 + 300 * 0.2, "y": 20 + 250 * 2.25 / 5, "width": 60, "height": 25}
+    assert (circle.get("cx"), circle.get("cy"), circle.get("r")) == ("340", "20", "4")
+    assert (words.get("x"), words.get("text-anchor")) == ("7", "end")
+    assert float(words.attrib["y"]) == pytest.approx(270 + drawing.MIDDLE * drawing.TEXT)
+
+
+@pytest.mark.parametrize("shape", ["o", "s", "D", "^", "v", "P", "X", "x"])
+def test_every_mark_is_drawn_around_its_place(shape: str) -> None:
+    plate = drawing.Plate(200, 200, left=0, right=0, top=0, bottom=0)
+    before = len(drawn(plate))
+    plate.mark(0.5, 0.5, shape, drawing.KEPT, extent=10)
+    new = drawn(plate)[before:]
+    assert new
+    for element in new:
+        if element.tag == "path":
+            numbers = [float(number) for number in re.findall(r"[\d.]+", element.attrib["d"])]
+            assert max(numbers) - 100 == pytest.approx(100 - min(numbers))
+            assert max(numbers) - 100 == pytest.approx(7 if shape == "D" else 5)

@@ -1,25 +1,21 @@
 """A drawing surface for the figures: sizes in CSS pixels, colours as roles of `report.css.j2`, inline SVG out.
 
-The few shapes that the figures need, over matplotlib's object interface: nothing of pyplot, and no setting
-that outlives a `drawing()` block.
+The few shapes that the figures need, written as SVG without a plotting library: the page sets the fonts, and the
+package installs 90 MB less.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
+import math
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-import matplotlib
 from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.transforms import IdentityTransform, blended_transform_factory
 
 from torchwright.report import wording
+from torchwright.report.curves import ticks
 
 INK, MUTED, GRID, PAPER = "#1b2430", "#5d6875", "#e3e6ea", "#fffffe"
 KEPT, ORIGINAL, GHOST, WARM = "#0f766e", "#8b95a1", "#b4bbc4", "#c2410c"
@@ -39,49 +35,57 @@ TEXT, SMALL = 12.0, 11.0
 """Font sizes in CSS pixels."""
 LETTER = 7.0
 """Width of a letter of `TEXT`, on the safe side."""
+MIDDLE = 0.35
+"""Distance, in font sizes, from the middle of a line of text down to its baseline."""
+ACROSS, DOWN = 60.0, 40.0
+"""Pixels that a tick of the horizontal and of the vertical axis takes, at least."""
+MOST_TICKS = 9
 
 Align = Literal["left", "center", "right"]
+_ANCHORS: dict[Align, str] = {"left": "start", "center": "middle", "right": "end"}
+_POLYGONS: dict[str, Sequence[tuple[float, float]]] = {
+    "s": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+    "D": ((0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)),
+    "^": ((0, -1), (1, 1), (-1, 1)),
+    "v": ((0, 1), (1, -1), (-1, -1)),
+}
+_STROKES: dict[str, Sequence[Sequence[tuple[float, float]]]] = {
+    "x": (((-1, -1), (1, 1)), ((-1, 1), (1, -1))),
+    "X": (((-1, -1), (1, 1)), ((-1, 1), (1, -1))),
+    "P": (((0, -1), (0, 1)), ((-1, 0), (1, 0))),
+}
+"""Shape of a mark → its outline, or its strokes, in half extents."""
 
 
-@contextmanager
-def drawing(
-    width: float, height: float, *, left: float, right: float, top: float, bottom: float
-) -> Generator[Plate]:
-    """A plate of `width` by `height` pixels with the given margins around its axes."""
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "torchwright",
-        "text.parse_math": False,  # a dollar in a name is a dollar
-        "font.family": ["DejaVu Sans"],  # measures text; the page sets it in its own font, which is narrower
-        "font.size": TEXT,
-        "axes.edgecolor": GRID,
-        "axes.axisbelow": True,
-    }
-    library: Any = matplotlib
-    with library.rc_context(settings), warnings.catch_warnings():
-        # A name may hold characters that the measuring font lacks; the reader's browser will have them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        yield Plate(width, height, left=left, right=right, top=top, bottom=bottom)
+@dataclass(frozen=True)
+class _Scale:
+    """The range of an axis and the pixels of its two ends."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+    log: bool = False
+
+    def pixel(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return self.first + (self.last - self.first) * (value - low) / (high - low)
 
 
 class Plate:
-    """One figure with one pair of axes. Made by `drawing()`; set the axes before anything is drawn."""
+    """One figure with one pair of axes, `width` by `height` pixels with the given margins. Set the axes first."""
 
     def __init__(
         self, width: float, height: float, *, left: float, right: float, top: float, bottom: float
     ) -> None:
-        # At 72 dots per inch an inch's fraction, a dot and a CSS pixel of the view box are one scale.
-        self._figure: Any = Figure(figsize=(width / 72, height / 72), dpi=72)
-        inner = (
-            left / width,
-            bottom / height,
-            (width - left - right) / width,
-            (height - top - bottom) / height,
-        )
-        self._axes: Any = self._figure.add_axes(inner)
-        self._axes.patch.set_visible(False)
-        for side in ("top", "right", "left"):
-            self._axes.spines[side].set_visible(False)
+        self._width, self._height = width, height
+        self._left, self._right, self._top, self._bottom = left, width - right, top, height - bottom
+        self._x = _Scale(0, 1, self._left, self._right)
+        self._y = _Scale(0, 1, self._bottom, self._top)
+        self._shapes: list[tuple[float, ET.Element]] = []
+        self._stroke(((self._left, self._bottom), (self._right, self._bottom)), GRID, 1, order=0.5)
 
     def axis(
         self,
@@ -92,25 +96,33 @@ class Plate:
         title: str,
         *,
         log: bool = False,
-        ticks: int | None = None,
+        most: int | None = None,
     ) -> None:
-        """Sets the range of one axis and labels its ticks with `words`."""
-        if log:
-            getattr(self._axes, f"set_{which}scale")("log")
-        getattr(self._axes, f"set_{which}lim")(low, high)
-        axis = getattr(self._axes, f"{which}axis")
-        axis.set_major_formatter(_formatter(words))
-        axis.set_minor_formatter(_formatter(lambda _: ""))
-        axis.set_tick_params(which="both", length=0, labelsize=SMALL, labelcolor=MUTED)
-        axis.set_label_text(title, color=MUTED, fontsize=SMALL)
-        axis.grid(visible=True, color=GRID, linewidth=1)
-        if ticks is not None:
-            self._axes.locator_params(axis=which, nbins=ticks)
+        """Set the range of one axis and label its ticks with `words`, at most `most` of them."""
+        if which == "x":
+            self._x = _Scale(low, high, self._left, self._right, log)
+            length, each = self._right - self._left, ACROSS
+            self._words((self._left + self._right) / 2, self._bottom + 31, title, MUTED, SMALL, "center")
+        else:
+            self._y = _Scale(low, high, self._bottom, self._top, log)
+            length, each = self._bottom - self._top, DOWN
+            middle = (self._top + self._bottom) / 2
+            turned = self._words(SMALL, middle, title, MUTED, SMALL, "center")
+            turned.set("transform", f"rotate(-90 {_number(SMALL)} {_number(middle)})")
+        most = most or max(2, min(MOST_TICKS, int(length / each)))
+        for value in _log_ticks(low, high, most) if log else ticks(low, high, most):
+            if which == "x":
+                x = self._x.pixel(value)
+                self._stroke(((x, self._top), (x, self._bottom)), GRID, 1, order=0)
+                self._words(x, self._bottom + 14, words(value), MUTED, SMALL, "center")
+            else:
+                y = self._y.pixel(value)
+                self._stroke(((self._left, y), (self._right, y)), GRID, 1, order=0)
+                self._words(self._left - 4, y + MIDDLE * SMALL, words(value), MUTED, SMALL, "right")
 
     def rows(self, count: int) -> None:
-        """Makes the vertical axis `count` rows, numbered downwards from 0, without ticks."""
-        self._axes.set_ylim(count, 0)
-        self._axes.set_yticks([])
+        """Make the vertical axis `count` rows, numbered downwards from 0, without ticks."""
+        self._y = _Scale(count, 0, self._bottom, self._top)
 
     def bar(
         self,
@@ -123,56 +135,57 @@ class Plate:
         edge: str = "",
         alpha: float = 1.0,
     ) -> None:
-        """A horizontal bar, `thick` in rows."""
-        self._axes.barh(
-            row,
-            end - start,
-            thick,
-            start,
-            color=fill,
-            edgecolor=edge or fill,
-            linewidth=1,
-            alpha=alpha,
-            zorder=3,
-        )
+        """Draw a horizontal bar, `thick` in rows."""
+        x, y = self._x.pixel(start), self._y.pixel(row - thick / 2)
+        shape = self._add("rect", 3, fill, edge or fill, 1)
+        shape.attrib |= {"x": _number(x), "y": _number(y)}
+        shape.set("width", _number(self._x.pixel(end) - x))
+        shape.set("height", _number(self._y.pixel(row + thick / 2) - y))
+        if alpha < 1:
+            shape.set("opacity", _number(alpha))
 
     def line(
         self, xs: Sequence[float], ys: Sequence[float], colour: str, *, width: float = 1.0, order: float = 2.0
     ) -> None:
-        self._axes.plot(xs, ys, color=colour, linewidth=width, zorder=order)
+        """Draw a line through points; what has a higher `order` lies above it."""
+        points = [(self._x.pixel(x), self._y.pixel(y)) for x, y in zip(xs, ys, strict=True)]
+        self._stroke(points, colour, width, order=order)
 
     def mark(self, x: float, y: float, shape: str, fill: str, edge: str = "", *, extent: float = 7.0) -> None:
-        self._axes.plot(
-            [x],
-            [y],
-            shape,
-            color=fill,
-            markeredgecolor=edge or fill,
-            markeredgewidth=1.5,
-            markersize=extent,
-            zorder=5,
-        )
+        """Draw a mark: `o`, or a shape of `_POLYGONS` or `_STROKES`."""
+        x, y, half = self._x.pixel(x), self._y.pixel(y), extent / 2
+        edge = edge or fill
+        if shape == "o":
+            circle = self._add("circle", 5, fill, edge, 1.5)
+            circle.attrib |= {"cx": _number(x), "cy": _number(y), "r": _number(half)}
+        elif shape in _POLYGONS:
+            corners = [(x + half * a, y + half * b) for a, b in _POLYGONS[shape]]
+            self._add("path", 5, fill, edge, 1.5).set("d", _path(corners) + "Z")
+        else:
+            for stroke in _STROKES[shape]:
+                self._stroke([(x + half * a, y + half * b) for a, b in stroke], edge, 1.5, order=5)
 
     def limit(self, x: float, end: float, colour: str) -> None:
-        """A line at `x` over the whole height, and a tint from there to `end`."""
-        self._axes.axvspan(x, end, color=colour, alpha=0.08, linewidth=0)
-        self._axes.axvline(x, color=colour, linewidth=1.5)
+        """Draw a line at `x` over the whole height, and a tint from there to `end`."""
+        start, stop = self._x.pixel(x), self._x.pixel(end)
+        tint = self._add("rect", 1, colour, HOLLOW, 0)
+        tint.attrib |= {"x": _number(start), "y": _number(self._top), "opacity": "0.08"}
+        tint.attrib |= {"width": _number(stop - start), "height": _number(self._bottom - self._top)}
+        self._stroke(((start, self._top), (start, self._bottom)), colour, 1.5, order=2)
 
     def text(self, pixel: float, row: float, words: str, colour: str, *, align: Align = "left") -> None:
-        """Words at `pixel` from the figure's left edge, in the middle of `row`."""
-        place = blended_transform_factory(IdentityTransform(), self._axes.transData)
-        self._axes.text(pixel, row, words, color=colour, va="center", ha=align, transform=place)
+        """Write words at `pixel` from the figure's left edge, in the middle of `row`."""
+        self._words(pixel, self._y.pixel(row) + MIDDLE * TEXT, words, colour, TEXT, align)
 
     def label(
         self, x: float, y: float, words: str, colour: str, *, right: float, up: float, align: Align = "left"
     ) -> None:
-        """Small words `right` and `up` pixels from a point."""
-        offset = {"xytext": (right, up), "textcoords": "offset points"}
-        self._axes.annotate(words, (x, y), ha=align, color=colour, fontsize=SMALL, zorder=6, **offset)
+        """Write small words `right` and `up` pixels from a point."""
+        self._words(self._x.pixel(x) + right, self._y.pixel(y) - up, words, colour, SMALL, align, order=6)
 
     def lifts(self, places: Sequence[tuple[float, float]], *, width: float) -> list[float]:
         """Return how far up each label of `width` pixels must move so that no two overlap."""
-        spots: list[tuple[float, float]] = [tuple(self._axes.transData.transform(place)) for place in places]
+        spots = [(self._x.pixel(x), self._height - self._y.pixel(y)) for x, y in places]
         result, taken = [0.0] * len(spots), list[tuple[float, float]]()
         for index in sorted(range(len(spots)), key=lambda index: spots[index][1]):
             x, y = spots[index]
@@ -184,61 +197,62 @@ class Plate:
         return result
 
     def svg(self, key: str, title: str, about: str) -> Markup:
-        """The figure as an inline SVG element with a title and a description.
+        """Return the figure as an inline SVG element with a title and a description.
 
         `key` is unique in the page: it keeps this figure's ids apart from the others'.
         """
-        file = io.StringIO()
-        self._figure.savefig(file, format="svg", transparent=True)
-        return _inline(ET.fromstring(file.getvalue()), key, title, about)
+        # Inline SVG needs no namespace, and the page then holds no address at all.
+        root = ET.Element("svg", {"viewBox": f"0 0 {_number(self._width)} {_number(self._height)}"})
+        root.attrib |= {"role": "img", "aria-labelledby": f"{key}-title {key}-about"}
+        root.set("style", f"max-width: {1.15 * self._width:.0f}px")
+        for tag, name, text in (("title", "title", title), ("desc", "about", about)):
+            ET.SubElement(root, tag, {"id": f"{key}-{name}"}).text = wording.clean(text)
+        root.extend(shape for _, shape in sorted(self._shapes, key=lambda shape: shape[0]))
+        return Markup(ET.tostring(root, encoding="unicode"))
+
+    def _words(
+        self, x: float, y: float, words: str, colour: str, extent: float, align: Align, *, order: float = 4
+    ) -> ET.Element:
+        shape = ET.Element("text", {"x": _number(x), "y": _number(y), "text-anchor": _ANCHORS[align]})
+        shape.set("style", f"fill: {_role(colour)}; font-size: {_number(extent)}px")
+        shape.text = wording.clean(words)
+        self._shapes.append((order, shape))
+        return shape
+
+    def _stroke(
+        self, points: Sequence[tuple[float, float]], colour: str, width: float, *, order: float
+    ) -> None:
+        self._add("path", order, HOLLOW, colour, width).set("d", _path(points))
+
+    def _add(self, tag: str, order: float, fill: str, edge: str, width: float) -> ET.Element:
+        style = f"fill: {_role(fill)}; stroke: {_role(edge)}; stroke-width: {_number(width)}"
+        shape = ET.Element(tag, {"style": style})
+        self._shapes.append((order, shape))
+        return shape
 
 
-def _formatter(words: Callable[[float], str]) -> Callable[[float, int], str]:
-    def formatter(value: float, _: int) -> str:
-        return words(value)
-
-    return formatter
-
-
-def _inline(root: ET.Element, key: str, title: str, about: str) -> Markup:
-    # The metadata names addresses, and a style sheet inside inline SVG would reach the whole page.
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    values = " ".join(value for node in root.iter() for value in node.attrib.values())
-    used = set(re.findall(r"#([\w-]+)", values))
-    for node in root.iter():
-        # Inline SVG needs no namespaces, and the page then holds no address at all.
-        node.tag = node.tag.rpartition("}")[2]
-        attributes = {name.rpartition("}")[2]: value for name, value in node.attrib.items()}
-        if attributes.get("id") not in used:
-            attributes.pop("id", None)
-        node.attrib.clear()
-        node.attrib.update({name: _themed(name, value, key) for name, value in attributes.items()})
-    for name in ("version", "width", "height"):
-        root.attrib.pop(name, None)
-    width = float(root.attrib["viewBox"].split()[2])
-    root.attrib["role"] = "img"
-    root.attrib["aria-labelledby"] = f"{key}-title {key}-about"
-    root.attrib["style"] = f"max-width: {1.15 * width:.0f}px"
-    for index, (tag, name, text) in enumerate((("title", "title", title), ("desc", "about", about))):
-        node = ET.Element(tag, {"id": f"{key}-{name}"})
-        node.text = wording.clean(text)
-        root.insert(index, node)
-    return Markup(ET.tostring(root, encoding="unicode"))
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return 1, 2 and 5 times the powers of ten within a range, or fewer of the powers: at most `most`."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for every, factors in ((1, (1, 2, 5)), *((every, (1,)) for every in range(1, last - first + 2))):
+        found = [
+            factor * 10.0**power
+            for power in range(first, last + 1)
+            if power % every == 0
+            for factor in factors
+        ]
+        found = [value for value in found if low <= value <= high]
+        if len(found) <= most:
+            break
+    return found
 
 
-def _themed(name: str, value: str, key: str) -> str:
-    """One attribute with its ids made unique, colours as roles, and no font of its own."""
-    if name == "id":
-        return f"{key}-{value}"
-    if name == "href" or "url(#" in value:
-        return value.replace("#", f"#{key}-")
-    if name != "style":
-        return value
-    value = re.sub(r"font-family: [^;]+;?", "", value)
-    return re.sub(r"#[0-9a-f]{6}", lambda match: _role(match.group()), value)
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 2):.10g}"
 
 
 def _role(colour: str) -> str:

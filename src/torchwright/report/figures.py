@@ -50,30 +50,30 @@ def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
     height, thick = (40.0, 0.25) if stacked else (28.0, 0.5)
     left, right = (4.0, 4.0) if stacked else (350.0, 136.0)
     letters = int(((width if stacked else left) - 30) / d.LETTER)
-    with d.drawing(width, height * len(rows) + 40, left=left, right=right, top=6, bottom=34) as plate:
-        plate.axis("x", 0, reach, _tick, f"time of one pass over the workload's calls, {unit}")
-        plate.rows(len(rows))
-        for index, row in enumerate(rows):
-            middle = index + (0.72 if stacked else 0.5)
-            line = index + 0.32 if stacked else middle
-            if index:
-                # The last bar begins at nought but hangs from where the chain of kept steps ended.
-                hang = (row.start or row.end or 0.0) / scale
-                plate.line([hang, hang], [index - 0.5, middle], d.GHOST, order=1)
-            if row.end is None:
-                plate.mark(row.start / scale, middle, "x", d.GHOST, extent=5)
-            else:
-                begin, end = sorted((row.start / scale, row.end / scale))
-                edge = d.GHOST if row.look == "ghost" else ""
-                plate.bar(middle, begin, max(end, begin + reach / 400), thick, _FILL[row.look], edge=edge)
-            colour = d.MUTED if row.look == "ghost" else d.INK
-            room = letters - len(row.change) - 9 if stacked else letters
-            plate.text(4, line, row.number, d.MUTED)
-            plate.text(24, line, wording.elide(row.label, room), colour)
-            plate.text(width - 56, line, row.change, colour, align="right")
-            plate.text(width - 4, line, row.gain, colour, align="right")
-        about = "; ".join(f"{row.label}: {row.change} {row.gain}".rstrip() for row in rows)
-        return plate.svg(f"waterfall{width}", "Where the time went", f"{about}.")
+    plate = d.Plate(width, height * len(rows) + 40, left=left, right=right, top=6, bottom=34)
+    plate.axis("x", 0, reach, _tick, f"time of one pass over the workload's calls, {unit}")
+    plate.rows(len(rows))
+    for index, row in enumerate(rows):
+        middle = index + (0.72 if stacked else 0.5)
+        line = index + 0.32 if stacked else middle
+        if index:
+            # The last bar begins at nought but hangs from where the chain of kept steps ended.
+            hang = (row.start or row.end or 0.0) / scale
+            plate.line([hang, hang], [index - 0.5, middle], d.GHOST, order=1)
+        if row.end is None:
+            plate.mark(row.start / scale, middle, "x", d.GHOST, extent=5)
+        else:
+            begin, end = sorted((row.start / scale, row.end / scale))
+            edge = d.GHOST if row.look == "ghost" else ""
+            plate.bar(middle, begin, max(end, begin + reach / 400), thick, _FILL[row.look], edge=edge)
+        colour = d.MUTED if row.look == "ghost" else d.INK
+        room = letters - len(row.change) - 9 if stacked else letters
+        plate.text(4, line, row.number, d.MUTED)
+        plate.text(24, line, wording.elide(row.label, room), colour)
+        plate.text(width - 56, line, row.change, colour, align="right")
+        plate.text(width - 4, line, row.gain, colour, align="right")
+    about = "; ".join(f"{row.label}: {row.change} {row.gain}".rstrip() for row in rows)
+    return plate.svg(f"waterfall{width}", "Where the time went", f"{about}.")
 
 
 def _waterfall_rows(recipe: Recipe) -> list[_Row]:
@@ -110,38 +110,38 @@ def speed_against_loss(recipe: Recipe) -> Markup | None:
     speeds = [1.0, *(speed for _, speed, _, _ in measured)]
     low, high, slowest, fastest = min(drops), max(drops), min(speeds), max(speeds)
     margin, rise = 0.08 * (high - low or 1.0), 0.1 * (fastest - slowest or 1.0)
-    with d.drawing(HALF, 310, left=46, right=10, top=12, bottom=40) as plate:
-        title = "loss of the metric; the whisker ends at its 95% upper bound"
-        plate.axis("x", low - margin, high + 2 * margin, lambda value: f"{_tick(value)}%", title, ticks=6)
-        plate.axis(
-            "y",
-            slowest - rise,
-            fastest + rise,
-            lambda value: f"{_tick(value)}x",
-            "speed against the original",
-        )
-        plate.limit(budget, high + 2 * margin, d.WARM)
-        right_of = budget <= (low + high) / 2
-        plate.label(
-            budget, slowest - rise, f"budget {budget:g}%", d.WARM, right=5 if right_of else -5, up=6,
-            align="left" if right_of else "right",
-        )  # fmt: skip
-        path = [(0.0, 1.0)] + [(drop, speed) for stage, speed, drop, _ in measured if stage.rung.kept]
-        plate.line([x for x, _ in path], [y for _, y in path], d.KEPT, width=1.5)
-        plate.mark(0, 1, "o", d.ORIGINAL)
-        plate.label(0, 1, "original", d.MUTED, right=8, up=-13)
-        up = plate.lifts([(drop, speed) for _, speed, drop, _ in measured], width=26)
-        for (stage, speed, drop, most), lift in zip(measured, up, strict=True):
-            fill, edge = (d.KEPT, d.KEPT) if stage.rung.kept else (d.PAPER, d.ORIGINAL)
-            plate.line([drop, most], [speed, speed], edge)
-            plate.mark(drop, speed, "o", fill, edge)
-            colour = d.INK if stage.rung.kept else d.MUTED
-            plate.label(drop, speed, str(stage.number), colour, right=6, up=4 + lift)
-        about = "; ".join(
-            f"{stage.number} {stage.rung.step}: {speed:.2f}x at a loss of {drop:.2f}%, {stage.rung.status}"
-            for stage, speed, drop, _ in measured
-        )
-        return plate.svg("loss", "Speed against the loss of the metric", f"Budget {budget:g}%. {about}.")
+    plate = d.Plate(HALF, 310, left=46, right=10, top=12, bottom=40)
+    title = "loss of the metric; the whisker ends at its 95% upper bound"
+    plate.axis("x", low - margin, high + 2 * margin, lambda value: f"{_tick(value)}%", title, most=6)
+    plate.axis(
+        "y",
+        slowest - rise,
+        fastest + rise,
+        lambda value: f"{_tick(value)}x",
+        "speed against the original",
+    )
+    plate.limit(budget, high + 2 * margin, d.WARM)
+    right_of = budget <= (low + high) / 2
+    plate.label(
+        budget, slowest - rise, f"budget {budget:g}%", d.WARM, right=5 if right_of else -5, up=6,
+        align="left" if right_of else "right",
+    )  # fmt: skip
+    path = [(0.0, 1.0)] + [(drop, speed) for stage, speed, drop, _ in measured if stage.rung.kept]
+    plate.line([x for x, _ in path], [y for _, y in path], d.KEPT, width=1.5)
+    plate.mark(0, 1, "o", d.ORIGINAL)
+    plate.label(0, 1, "original", d.MUTED, right=8, up=-13)
+    up = plate.lifts([(drop, speed) for _, speed, drop, _ in measured], width=26)
+    for (stage, speed, drop, most), lift in zip(measured, up, strict=True):
+        fill, edge = (d.KEPT, d.KEPT) if stage.rung.kept else (d.PAPER, d.ORIGINAL)
+        plate.line([drop, most], [speed, speed], edge)
+        plate.mark(drop, speed, "o", fill, edge)
+        colour = d.INK if stage.rung.kept else d.MUTED
+        plate.label(drop, speed, str(stage.number), colour, right=6, up=4 + lift)
+    about = "; ".join(
+        f"{stage.number} {stage.rung.step}: {speed:.2f}x at a loss of {drop:.2f}%, {stage.rung.status}"
+        for stage, speed, drop, _ in measured
+    )
+    return plate.svg("loss", "Speed against the loss of the metric", f"Budget {budget:g}%. {about}.")
 
 
 def memory(recipe: Recipe) -> Markup | None:
@@ -159,19 +159,19 @@ def memory(recipe: Recipe) -> Markup | None:
     most = max(amount for _, amount, _, _ in rows)
     if most <= 0:
         return None
-    with d.drawing(HALF, 26 * len(rows) + 42, left=126, right=70, top=4, bottom=38) as plate:
-        plate.axis("x", 0, 1.02 * most, _amount, "peak memory; the solid part is the weights", ticks=4)
-        plate.rows(len(rows))
-        for index, (label, amount, weights, fill) in enumerate(rows):
-            edge = d.GHOST if fill == d.HOLLOW else ""
-            plate.bar(index + 0.5, 0, amount, 0.5, fill, edge=edge, alpha=0.45 if weights else 1.0)
-            if weights:
-                plate.bar(index + 0.5, 0, min(weights, amount), 0.5, fill)
-            colour = d.MUTED if fill == d.HOLLOW else d.INK
-            plate.text(118, index + 0.5, wording.elide(label, 16), colour, align="right")
-            plate.text(HALF - 2, index + 0.5, wording.size(amount), colour, align="right")
-        about = "; ".join(f"{label}: {wording.size(amount)}" for label, amount, _, _ in rows)
-        return plate.svg("memory", "Peak memory of every step", f"{about}.")
+    plate = d.Plate(HALF, 26 * len(rows) + 42, left=126, right=70, top=4, bottom=38)
+    plate.axis("x", 0, 1.02 * most, _amount, "peak memory; the solid part is the weights", most=4)
+    plate.rows(len(rows))
+    for index, (label, amount, weights, fill) in enumerate(rows):
+        edge = d.GHOST if fill == d.HOLLOW else ""
+        plate.bar(index + 0.5, 0, amount, 0.5, fill, edge=edge, alpha=0.45 if weights else 1.0)
+        if weights:
+            plate.bar(index + 0.5, 0, min(weights, amount), 0.5, fill)
+        colour = d.MUTED if fill == d.HOLLOW else d.INK
+        plate.text(118, index + 0.5, wording.elide(label, 16), colour, align="right")
+        plate.text(HALF - 2, index + 0.5, wording.size(amount), colour, align="right")
+    about = "; ".join(f"{label}: {wording.size(amount)}" for label, amount, _, _ in rows)
+    return plate.svg("memory", "Peak memory of every step", f"{about}.")
 
 
 def roofline(recipe: Recipe) -> Markup | None:
@@ -190,30 +190,28 @@ def roofline(recipe: Recipe) -> Markup | None:
     xs, rates = [x for x, _ in spots] + corners, [y for _, y in spots] + [rate for rate, _ in ceilings]
     left, right = min(xs) / 4, max(xs) * 14
     bottom = min([y for _, y in spots] + ([left * bandwidth] if bandwidth > 0 else [])) / 2.5
-    with d.drawing(HALF, 330, left=54, right=92, top=12, bottom=42) as plate:
-        plate.axis("x", left, right, _tick, "operations per byte", log=True)
-        plate.axis("y", bottom, 2.2 * max(rates), _tick, "TFLOP/s (int8: TOP/s)", log=True)
-        used = {point.dtype for point in points}
-        up = plate.lifts([(right, rate) for rate, _ in ceilings], width=26)
-        for (rate, name), lift in zip(ceilings, up, strict=True):
-            colour, width = (d.INK, 1.5) if name in used else (d.MUTED, 1.0)
-            plate.line(
-                [rate / bandwidth if bandwidth > 0 else left, right], [rate, rate], colour, width=width
-            )
-            name = f"{wording.elide(name, 10)} {wording.three(rate)}"
-            plate.label(right, rate, name, colour, right=5, up=lift - 4)
-        if bandwidth > 0:
-            end = max(corners, default=right)
-            middle = (left * end) ** 0.5
-            plate.line([left, end], [left * bandwidth, end * bandwidth], d.INK, width=1.5)
-            words = f"{wording.three(1e3 * bandwidth)} GB/s"
-            plate.label(middle, middle * bandwidth, words, d.INK, right=-8, up=4, align="right")
-        _draw_cases(plate, points)
-        about = "; ".join(
-            f"{point.case} {point.stage}: {point.percent_of_bound:.0f}% of the bound by {point.bound_by}"
-            for point in points
-        )
-        return plate.svg("roofline", "Against what the machine can do at most", f"{about}.")
+    plate = d.Plate(HALF, 330, left=54, right=92, top=12, bottom=42)
+    plate.axis("x", left, right, _tick, "operations per byte", log=True)
+    plate.axis("y", bottom, 2.2 * max(rates), _tick, "TFLOP/s (int8: TOP/s)", log=True)
+    used = {point.dtype for point in points}
+    up = plate.lifts([(right, rate) for rate, _ in ceilings], width=26)
+    for (rate, name), lift in zip(ceilings, up, strict=True):
+        colour, width = (d.INK, 1.5) if name in used else (d.MUTED, 1.0)
+        plate.line([rate / bandwidth if bandwidth > 0 else left, right], [rate, rate], colour, width=width)
+        name = f"{wording.elide(name, 10)} {wording.three(rate)}"
+        plate.label(right, rate, name, colour, right=5, up=lift - 4)
+    if bandwidth > 0:
+        end = max(corners, default=right)
+        middle = (left * end) ** 0.5
+        plate.line([left, end], [left * bandwidth, end * bandwidth], d.INK, width=1.5)
+        words = f"{wording.three(1e3 * bandwidth)} GB/s"
+        plate.label(middle, middle * bandwidth, words, d.INK, right=-8, up=4, align="right")
+    _draw_cases(plate, points)
+    about = "; ".join(
+        f"{point.case} {point.stage}: {point.percent_of_bound:.0f}% of the bound by {point.bound_by}"
+        for point in points
+    )
+    return plate.svg("roofline", "Against what the machine can do at most", f"{about}.")
 
 
 def _draw_cases(plate: d.Plate, points: list[RooflinePoint]) -> None:
@@ -243,20 +241,20 @@ def cases(recipe: Recipe) -> Markup | None:
         return None
     unit, scale = wording.time_unit(most)
     told: list[str] = []
-    with d.drawing(HALF, 64 * len(pairs) + 42, left=4, right=4, top=4, bottom=38) as plate:
-        title = f"time in one pass (one call times its calls), {unit}"
-        plate.axis("x", 0, 1.02 * most / scale, _tick, title, ticks=6)
-        plate.rows(len(pairs))
-        for index, pair in enumerate(pairs):
-            plate.bar(index + 0.5, 0, pair.repeat * pair.before / scale, 0.2, d.ORIGINAL)
-            plate.bar(index + 0.76, 0, pair.repeat_after * pair.after / scale, 0.2, d.KEPT)
-            times = f"{wording.seconds(pair.before)} → {wording.seconds(pair.after)}"
-            times = f"{times}, {wording.ratio(pair.speedup)}"
-            name = f"{pair.name}, {pair.often} calls" if pair.often else pair.name
-            plate.text(4, index + 0.22, wording.elide(name, 28), d.INK)
-            plate.text(HALF - 4, index + 0.22, times, d.INK, align="right")
-            told.append(f"{name}: {times}")
-        return plate.svg("cases", "Each kind of call, before and after", "; ".join(told) + ".")
+    plate = d.Plate(HALF, 64 * len(pairs) + 42, left=4, right=4, top=4, bottom=38)
+    title = f"time in one pass (one call times its calls), {unit}"
+    plate.axis("x", 0, 1.02 * most / scale, _tick, title, most=6)
+    plate.rows(len(pairs))
+    for index, pair in enumerate(pairs):
+        plate.bar(index + 0.5, 0, pair.repeat * pair.before / scale, 0.2, d.ORIGINAL)
+        plate.bar(index + 0.76, 0, pair.repeat_after * pair.after / scale, 0.2, d.KEPT)
+        times = f"{wording.seconds(pair.before)} → {wording.seconds(pair.after)}"
+        times = f"{times}, {wording.ratio(pair.speedup)}"
+        name = f"{pair.name}, {pair.often} calls" if pair.often else pair.name
+        plate.text(4, index + 0.22, wording.elide(name, 28), d.INK)
+        plate.text(HALF - 4, index + 0.22, times, d.INK, align="right")
+        told.append(f"{name}: {times}")
+    return plate.svg("cases", "Each kind of call, before and after", "; ".join(told) + ".")
 
 
 def _spot(point: RooflinePoint) -> tuple[float, float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from torchwright.core.records import Coverage, Recipe, Rung, to_json
 from torchwright.report import figures, view, wording
 from torchwright.report.pictures import Row, source
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _OBJECTIVES = {
     "latency": "the time of one pass over the workload's calls",
@@ -65,6 +66,9 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
 @functools.cache
 def environment() -> Environment:
     """Return the templates of this folder, compiled once: everything put into them is escaped."""
+    # Searches and training runs import this module at their start, and write a page at their end.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     made = Environment(
         loader=PackageLoader("torchwright.report", ""),
         autoescape=True,

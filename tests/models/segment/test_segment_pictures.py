@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def test_lossless_files_are_read_as_they_are(tmp_path: Path, suffix: str) -> Non
     assert (read_picture(str(path)) == made).all()
     assert (read_picture(Image.open(path)) == made).all()
     assert (read_picture(made) == made).all()
+
+
+def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(PictureError, match=r"pip install 'torchwright\[pictures\]'"):
+        read_picture(picture(20, 30))
 
 
 def test_other_kinds_of_pixels_become_rgb(tmp_path: Path) -> None:

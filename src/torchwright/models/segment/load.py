@@ -11,6 +11,7 @@ from torchwright.core.errors import ModelError, first_line, unknown
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.models.segment.base import Segmenter
 from torchwright.models.segment.network import Network
+from torchwright.models.segment.picture import check_pillow
 from torchwright.models.segment.sam import Sam
 from torchwright.models.segment.sam2 import Sam2
 from torchwright.models.segment.semantic import ENDING, ClassSegmenter, open_classifier, preparation_of
@@ -89,6 +90,7 @@ def family_of(path: Path) -> tuple[type[Segmenter], dict[str, Any]]:
 
 def open_network(path: Path, family: type[Segmenter]) -> Network:
     """A folder's model in float32 and eval mode. Raises `ModelError` as `load_segmenter`."""
+    check_pillow()
     return family.network(load_model(path, family.architecture)).eval()
 
 

@@ -31,12 +31,22 @@ class PictureError(WorkloadError, ValueError):
     """A picture that cannot be used: what it is, and why."""
 
 
+def check_pillow() -> None:
+    """Raise `PictureError` where Pillow, which reads and scales pictures, is not installed."""
+    if find_spec("PIL") is None:
+        raise PictureError(
+            "pictures are read with Pillow, which is not installed",
+            next="pip install 'torchwright[pictures]'",
+        )
+
+
 def read_picture(source: Any) -> np.ndarray:
     """A file, a Pillow image or an array (H, W, 3) uint8 as RGB (H, W, 3) uint8.
 
     Of a file the first picture counts, turned as its EXIF says; grey, palettes and CMYK become RGB, 16 bits become 8,
     and transparency is left out, as transformers does. Raises `PictureError` naming the file and what is wrong.
     """
+    check_pillow()
     from PIL import Image
 
     if isinstance(source, str) and is_url(source):

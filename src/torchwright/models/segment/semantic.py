@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchwright.core.errors import ArtifactError, ModelError
 from torchwright.hub.folder import find_object, read_config
 from torchwright.models.segment.classes import ClassMap
-from torchwright.models.segment.picture import read_picture
+from torchwright.models.segment.picture import check_pillow, read_picture
 from torchwright.workloads.huggingface import load_model
 from torchwright.workloads.pictures import Pictures
 
@@ -153,6 +153,7 @@ class ClassLogits(nn.Module):
 
 def open_classifier(folder: Path) -> nn.Module:
     """A folder's model in float32 and eval mode; raises `ModelError` as `load_segmenter`."""
+    check_pillow()
     return ClassLogits(load_model(folder, AUTO)).eval()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, PrefixLoader, StrictUndefined
-
 from torchwright.core.process.files import replacing
 from torchwright.report import wording
 from torchwright.train.ledger import show
@@ -37,6 +35,8 @@ class _Tick:
 
 def render(account: Account) -> str:
     """Return the page; the same account gives the same text, up to the time zone of the machine."""
+    from jinja2 import Environment, PackageLoader, PrefixLoader, StrictUndefined
+
     ranks = sorted({rank for attempt in account.attempts for rank in attempt.lanes})
     shown = _ranks_to_show(account, ranks)
     lanes = [
