@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,8 +69,24 @@ class InProcessTrial:
         return None
 
 
-def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = None) -> None:
-    """Run trials here and now; with `speedup`, every comparison finds just that, whatever the clock says."""
+def own_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Keep the signing key of artifacts in `folder`; kernels and ceilings stay in the cache that all tests share."""
+    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: folder)
+
+
+def trials_in_process(
+    monkeypatch: pytest.MonkeyPatch,
+    speedup: float | None = None,
+    *,
+    tried: Collection[str] = TRIED,
+    cache: Path | None = None,
+) -> None:
+    """Run trials of the techniques `tried` here and now, with a `cache` of their own for signatures.
+
+    With `speedup`, every comparison finds just that, whatever the clock says.
+    """
+    if cache is not None:
+        own_cache(monkeypatch, cache)
     for room in (
         "torchwright.optimization.trial.client",
         "torchwright.optimization.search.save",
@@ -84,9 +101,8 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
         "torchwright.optimization.trial.forms.ROWS_COST", float("inf")
     )  # one package, however it was timed
     monkeypatch.setattr("torchwright.hardware.measure.microbench.linear_kernel_seconds", lambda *args: {})
-    monkeypatch.setattr("torchwright.report.html.render", lambda recipe, pictures: "<!doctype html>")
     techniques.names()
-    known = {name: target for name, target in techniques._targets.items() if name in TRIED}
+    known = {name: target for name, target in techniques._targets.items() if name in tried}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
         monkeypatch.setattr("torchwright.optimization.trial.session.Session.waited", lambda session: 0.0)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from in_process import trials_in_process
+from in_process import TRIED, trials_in_process
 from torchwright.core.paths import file_digest
 from torchwright.optimization.artifact import folder as artifact
 
@@ -29,10 +29,10 @@ def mlp() -> nn.Module:
 def made(tmp: Path, model: nn.Module, techniques: list[str]) -> Path:
     """An artifact of a search whose every comparison ends at twice the speed."""
     with pytest.MonkeyPatch.context() as patch:
-        trials_in_process(patch, 2.0)
-        patch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp / "cache")
+        names = [technique.partition(":")[0] for technique in techniques]
+        trials_in_process(patch, 2.0, tried={*TRIED, *names}, cache=tmp / "cache")
         result = tw.optimize(model, INPUT, techniques=techniques, max_drop=0.05, time_budget=600)
-        assert [step.name for step in result.recipe.steps] == [name.partition(":")[0] for name in techniques]
+        assert [step.name for step in result.recipe.steps] == names
         with warnings.catch_warnings(action="ignore"):  # of those that hold no model
             return result.save(tmp / "artifact")
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 import torchwright as tw
 from factories import make_recipe
 from folders import causal, change_json, save
+from in_process import own_cache
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
@@ -48,10 +49,7 @@ def folder(kept: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torchwright.optimization.artifact.folder.cache_folder",
-        lambda: tmp_path_factory.getbasetemp() / "cache",
-    )
+    own_cache(monkeypatch, tmp_path_factory.getbasetemp() / "cache")
 
 
 def line(text: str) -> str:

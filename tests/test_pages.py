@@ -66,9 +66,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     "page", ["README.md", pytest.param("docs/getting-started.md", marks=pytest.mark.slow)]
 )
 def test_every_block_runs(page: str, place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: place / "cache")
-    monkeypatch.setattr("in_process.TRIED", ("dtype",))
-    trials_in_process(monkeypatch, 2.0)
+    trials_in_process(monkeypatch, 2.0, tried=("dtype",), cache=place / "cache")
     names: dict[str, object] = {}
     for language, text in blocks(page):
         if language == "sh":

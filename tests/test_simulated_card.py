@@ -154,9 +154,8 @@ def test_generate_and_bench_run_where_they_are_told(card: None, folder: Path) ->
 def test_a_language_model_is_optimized_kept_and_loaded(
     folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("in_process.TRIED", ("native", "w8a8"))
     monkeypatch.setattr("torchwright.workloads.language.MAX_TOKENS", 64)
-    trials_in_process(monkeypatch, 2.0)
+    trials_in_process(monkeypatch, 2.0, tried=("native", "w8a8"))
     with simulated_card():
         budget = Budget(max_drop=0.5, objective="latency", time_seconds=250.0)
         request = Request(workload=language(folder, text), budget=budget, device="cuda")

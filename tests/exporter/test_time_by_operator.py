@@ -29,12 +29,17 @@ LARGEST = {
 """What a linear layer is in each runtime."""
 
 
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages run in this process."""
+    monkeypatch.setattr(verifier, "Runner", InProcess)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("to", sorted(LARGEST))
-def test_what_takes_the_time_is_named(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_the_time_is_named(runner: None, to: str, tmp_path: Path) -> None:
     if reason := exports.get(to).unavailable():
         pytest.skip(reason)
-    monkeypatch.setattr(verifier, "Runner", InProcess)
     # Of a billion multiplications beside half a million numbers of a softmax there is little doubt, however busy the
     # machine is: an eighth of both took 0.47 and 0.50 of the time once, the softmax waiting for a thread.
     model = nn.Sequential(nn.Linear(2048, 1024), nn.Softmax(-1))
@@ -59,17 +64,17 @@ def test_each_operators_first_call_is_not_counted() -> None:
     ]
 
 
-def test_a_runtime_that_counts_no_times_tells_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "Runner", InProcess)
+def test_a_runtime_that_counts_no_times_tells_none(
+    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: [])
     made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
     assert "time by operator" not in made.report
 
 
 def test_what_no_delegate_took_stands_beside_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier, "Runner", InProcess)
     took = {"aten.cumsum": 3e-3, "aten.mean": 1e-3}
     monkeypatch.setattr(exports.get("pt2"), "convert", _taking(took))
     made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
@@ -109,9 +114,8 @@ def test_operators_that_no_delegate_took_are_timed_one_by_one(tmp_path: Path) ->
 
 
 def test_a_call_that_others_kept_waiting_counts_no_more_than_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier, "Runner", InProcess)
     calls = [{"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 400.0}, {"a": 3.0, "b": 1.0, "c": 9.0}]
     monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: calls)
     made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
@@ -135,10 +139,9 @@ def test_openvinos_means_are_taken_apart() -> None:
 
 @pytest.mark.slow
 def test_the_artifact_that_it_comes_from_is_timed_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made_artifact(tmp_path, mlp(), ["compile"])
-    monkeypatch.setattr(verifier, "Runner", InProcess)
     monkeypatch.setattr(verifier, "TURNS", 2)
     made = export(mlp(), INPUT, to="pt2", out=tmp_path / "out")
     assert "artifact_call_s" not in made.report

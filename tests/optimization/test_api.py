@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from in_process import trials_in_process
+from in_process import own_cache, trials_in_process
 from torchwright.cli import main
 from torchwright.core.cpu_load import Load
 from torchwright.core.errors import (
@@ -55,10 +55,7 @@ class Mlp(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torchwright.optimization.artifact.folder.cache_folder",
-        lambda: tmp_path_factory.getbasetemp() / "cache",
-    )
+    own_cache(monkeypatch, tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture

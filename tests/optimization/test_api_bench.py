@@ -11,7 +11,7 @@ import torch
 
 import torchwright as tw
 from folders import VOCABULARY, causal, save
-from in_process import trials_in_process
+from in_process import own_cache, trials_in_process
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import DeviceFacts
@@ -44,10 +44,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(decode_bench, "TURNS", (2, 2))
     monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: CEILINGS)
     monkeypatch.setattr("torchwright.optimization.api.VERIFY_ROUNDS", 2)
-    monkeypatch.setattr(
-        "torchwright.optimization.artifact.folder.cache_folder",
-        lambda: tmp_path_factory.getbasetemp() / "cache",
-    )
+    own_cache(monkeypatch, tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(scope="module")

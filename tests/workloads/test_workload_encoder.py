@@ -146,9 +146,7 @@ def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, 
 
 
 def test_an_artifact_of_a_decoder_embeds(tmp_path, text, monkeypatch):
-    monkeypatch.setattr("in_process.TRIED", ("dtype", "shape_buckets"))
-    trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    trials_in_process(monkeypatch, 2.0, tried=("dtype", "shape_buckets"), cache=tmp_path / "cache")
     model = causal("Qwen3", head_dim=8)
     folder = sentence_transformer(tmp_path / "st", model, pooling={"pooling_mode_lasttoken": True})
     workload = EncoderWorkload(folder, batch=4, tokens=50, eval_text=text)

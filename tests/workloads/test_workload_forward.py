@@ -284,9 +284,7 @@ def test_gpt2_is_a_language_model_and_mamba_has_no_cache_to_fill(tmp_path: Path,
 def test_an_artifact_answers_by_the_names_of_transformers(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("in_process.TRIED", ("dtype",))
-    trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    trials_in_process(monkeypatch, 2.0, tried=("dtype",), cache=tmp_path / "cache")
     workload = ForwardWorkload(
         made("LlamaForSequenceClassification", tmp_path / "model"), batch=4, eval_text=text
     )

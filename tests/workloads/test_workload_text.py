@@ -230,9 +230,7 @@ class TestClassify:
 def test_an_artifact_answers_any_batch_and_classifies(
     workload: ForwardWorkload, classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("in_process.TRIED", ("dtype", "shape_buckets"))
-    trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    trials_in_process(monkeypatch, 2.0, tried=("dtype", "shape_buckets"), cache=tmp_path / "cache")
     out = tmp_path / "out"
     budget = Budget(max_drop=0.5, objective="latency", time_seconds=60.0)
     optimize(Request(workload=workload, budget=budget, device="cpu"), out, lambda event: None)

@@ -53,8 +53,7 @@ class Branches(nn.Module):
 @pytest.fixture(autouse=True)
 def nothing_gained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Every comparison finds a slowdown."""
-    trials_in_process(monkeypatch, 0.9)
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    trials_in_process(monkeypatch, 0.9, cache=tmp_path / "cache")
     yield
     torch.compiler.reset()
 

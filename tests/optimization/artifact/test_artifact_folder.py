@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from in_process import trials_in_process
+from in_process import own_cache, trials_in_process
 from small_artifacts import INPUT, copied, edit, made, mlp, seal
 from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.optimization.artifact import folder as artifact
@@ -64,9 +64,7 @@ def _the_same_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     for name in ("eager", "compiled", "unexportable"):
         if name in request.fixturenames:
             cache = request.getfixturevalue(name).parent / "cache"
-            monkeypatch.setattr(
-                "torchwright.optimization.artifact.folder.cache_folder", lambda cache=cache: cache
-            )
+            own_cache(monkeypatch, cache)
 
 
 # -------------------------------------------------------------------------------------------- round trips
@@ -400,7 +398,7 @@ def test_nothing_is_unpickled_while_loading(eager: Path, compiled: Path, monkeyp
         monkeypatch.setattr(pickle, name, refuse)
     monkeypatch.setattr(torch, "load", refuse)
     tw.load(eager)
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: cache)
+    own_cache(monkeypatch, cache)
     assert tw.load(compiled).how == "ahead-of-time package"
 
 
@@ -528,9 +526,7 @@ def test_a_kill_in_the_middle_leaves_nothing_or_the_whole_old_artifact(
 
 
 def test_the_signing_key_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "new" / "cache"
-    )
+    own_cache(monkeypatch, tmp_path / "new" / "cache")
     (tmp_path / "file").write_text("x")
     first = artifact.sign(tmp_path / "file")
     assert first == artifact.sign(tmp_path / "file")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchwright as tw
+from in_process import own_cache
 from small_artifacts import INPUT, edit, made, mlp
 from torchwright.core.errors import OldArtifact
 from torchwright.optimization.artifact import folder as artifact
@@ -60,9 +61,8 @@ def test_faults_of_older_versions_are_known(
 
 def test_loading_says_so_once_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr("in_process.TRIED", ("onnxruntime",))
     path = made(tmp_path, mlp(), ["onnxruntime"])
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: tmp_path / "cache")
+    own_cache(monkeypatch, tmp_path / "cache")
 
     def forget(manifest: Any) -> None:
         for call in manifest["calls"]:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-import in_process
 import torchwright as tw
 from converted_models import error, needs, prepared
 from small_artifacts import INPUT, made, mlp, seal
@@ -198,7 +197,6 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
             return start
         return lambda threads: lambda arrays: [1.2 * result for result in start(threads)(arrays)]
 
-    monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, "openvino"))
     monkeypatch.setattr("torchwright.optimization.search.save.DOUBTFUL", 0.0)
     monkeypatch.setattr("torchwright.optimization.search.save._room", lambda search: room)
     monkeypatch.setattr(OpenVino, "reader", classmethod(lossier))
@@ -255,9 +253,8 @@ def test_an_ir_of_a_stranger_is_held_against_rules(layer: str, fault: str | None
         check_ir(text, 8)
 
 
-def test_a_forged_graph_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_graph_is_told(tmp_path: Path) -> None:
     needs("openvino")
-    monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, "openvino"))
     path = made(tmp_path, mlp(), ["openvino"])
     shutil.copytree(path, tmp_path / "copy")
     graph = tmp_path / "copy" / "openvino" / "call-0" / "graph.xml"

@@ -35,11 +35,6 @@ OTHERS = ("openvino", "onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
 
 
-@pytest.fixture(autouse=True)
-def tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, *OTHERS))
-
-
 @pytest.mark.parametrize(
     ("step", "least", "most"),
     [

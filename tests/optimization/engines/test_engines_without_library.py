@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import in_process
 import torchwright as tw
 from converted_models import needs
 from small_artifacts import INPUT, made, mlp
@@ -16,11 +15,6 @@ from torchwright.core.errors import ArtifactError, SlowerCall
 from torchwright.optimization.engines.base import engines
 
 OTHERS = ("openvino", "onnxruntime")
-
-
-@pytest.fixture(autouse=True)
-def tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, *OTHERS))
 
 
 def _hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

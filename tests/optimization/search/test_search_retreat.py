@@ -144,9 +144,8 @@ def test_a_library_that_converts_for_each_retreat_is_left_sooner(world: World, l
     ],
 )
 def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
-    world: World, monkeypatch: pytest.MonkeyPatch, errors: list[float], left_alone: list[int]
+    world: World, errors_add: None, errors: list[float], left_alone: list[int]
 ):
-    monkeypatch.setattr(Quantize, "errors_add", True)
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = [(f"layer{index}", error) for index, error in enumerate(errors)]
     world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
@@ -157,10 +156,9 @@ def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
 
 @pytest.mark.parametrize(("between", "left_alone"), [(False, [0, 1]), (True, [0])])
 def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch, between: bool, left_alone: list[int]
+    world: World, errors_add: None, monkeypatch: pytest.MonkeyPatch, between: bool, left_alone: list[int]
 ):
     """Of the 2% that were lost 1.2% are the layers', and what no layer does loses 1.6% by itself."""
-    monkeypatch.setattr(Quantize, "errors_add", True)
     monkeypatch.setattr(Quantize, "rounds_between", between)
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = [(f"layer{index}", 0.012 if index == 0 else 0.001) for index in range(10)]
@@ -171,11 +169,8 @@ def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
 
 
 @pytest.mark.parametrize(("high", "counts"), [(0.012, [5]), (0.013, [6]), (0.018, [])])
-def test_the_upper_end_of_a_loss_is_brought_into_the_budget(
-    monkeypatch: pytest.MonkeyPatch, high: float, counts: list[int]
-):
+def test_the_upper_end_of_a_loss_is_brought_into_the_budget(errors_add: None, high: float, counts: list[int]):
     """Of ten equal parts of 1.2%; more than six are too many to leave alone."""
-    monkeypatch.setattr(Quantize, "errors_add", True)
     lost = Quality(
         metric="error", value=0.012, reference=0.0, drop=0.012, drop_high=high, higher_is_better=False
     )
@@ -185,10 +180,9 @@ def test_the_upper_end_of_a_loss_is_brought_into_the_budget(
 
 @pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])
 def test_layers_are_not_ranked_where_no_time_is_left_for_what_comes_of_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, tries: int
+    world: World, errors_add: None, seconds: float, tries: int
 ):
     """AST's ranking took the 12 s in which its float32 would have been found."""
-    monkeypatch.setattr(Quantize, "errors_add", True)
     world.seconds, world.budget = seconds, Budget(max_drop=0.01, time_seconds=140.0)
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = [("layer0", 0.012), *((f"layer{index}", 0.001) for index in range(1, 10))]

@@ -412,8 +412,7 @@ class Rows(nn.Module):
 def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("rows")
     with pytest.MonkeyPatch.context() as patch:
-        trials_in_process(patch, 2.0)
-        patch.setattr("torchwright.optimization.artifact.folder.cache_folder", lambda: folder / "cache")
+        trials_in_process(patch, 2.0, cache=folder / "cache")
         found = tw.optimize(
             Rows(), torch.randn(4, 16), techniques=["compile"], max_drop=0.05, time_budget=600
         )
