@@ -24,6 +24,8 @@ from torchwright.core.errors import Inconclusive, ModelError, RegressionFound, T
 from torchwright.core.records import Budget, Event, Recipe, Step
 from torchwright.optimization.artifact import folder as artifact
 
+pytestmark = pytest.mark.quick
+
 HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
 
 

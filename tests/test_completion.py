@@ -11,6 +11,8 @@ import pytest
 from torchwright.cli import main
 from torchwright.cli.completion import VARIABLE
 
+pytestmark = pytest.mark.quick
+
 
 def complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str, line: str

@@ -1,4 +1,4 @@
-"""What must be cheap to import. The import law itself is held by import-linter (`[tool.importlinter]`)."""
+"""The import law of `[tool.importlinter]`, and what must be cheap to import."""
 
 import ast
 import subprocess
@@ -9,6 +9,17 @@ from pathlib import Path
 import pytest
 
 import torchwright
+
+pytestmark = pytest.mark.quick
+ROOT = Path(__file__).parents[1]
+
+
+def test_rooms_import_only_what_lies_below_them():
+    pytest.importorskip("importlinter", reason="holds the import law")
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", code, "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -31,7 +42,8 @@ def test_no_torch_comes_with(module):
 def test_a_page_costs_nothing_before_it_is_written():
     """Searches and training runs import these at their start. No plotting library is needed at all."""
     code = (
-        "import sys, torchwright.report.html, torchwright.train.ledger.timeline, torchwright.optimization.profile.html; "
+        "import sys, torchwright.report.html, torchwright.train.ledger.timeline; "
+        "import torchwright.optimization.profile.html; "
         "sys.exit(', '.join({'jinja2', 'matplotlib', 'PIL'} & {*sys.modules}) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

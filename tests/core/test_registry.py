@@ -10,6 +10,8 @@ from torchwright.hub.formats.base import formats
 from torchwright.optimization.techniques.base import techniques
 from torchwright.workloads.base import workloads
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:

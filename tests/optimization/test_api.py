@@ -77,6 +77,7 @@ def optimize(inputs: Any = X, model: nn.Module | None = None, **options: Any) ->
 # ------------------------------------------------------------------------------------------- the surface
 
 
+@pytest.mark.quick
 def test_the_public_names_are_these_and_no_others():
     public = [
         "TorchwrightError",
@@ -101,6 +102,7 @@ def test_the_public_names_are_these_and_no_others():
 # ------------------------------------------------------------------------------------------------- inputs
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("inputs", "call"),
     [
@@ -118,6 +120,7 @@ def test_every_form_of_inputs_gives_a_model_called_like_the_original(doubled: No
     assert len(result.recipe.baseline.cases) == (2 if isinstance(inputs, list) else 1)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("inputs", "words"), [([], "there are no inputs"), ("text", "of type str"), (3, "of type int")]
 )
@@ -179,6 +182,7 @@ def test_the_callers_model_is_the_same_to_the_last_bit(doubled: None):
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.quick
 def test_a_result_says_everything(doubled: None, tmp_path: Path):
     result = optimize()
     (rung,) = result.steps
@@ -271,6 +275,7 @@ def test_a_metric_that_is_none_is_said_in_words(doubled: None, metric: Any, word
 # -------------------------------------------------------------------------------------------------- names
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -518,6 +523,7 @@ def test_bench_of_a_process_that_dies_is_an_error_in_words(
 # -------------------------------------------------------------------------------------- in real processes
 
 
+@pytest.mark.quick
 @pytest.mark.slow
 def test_in_processes_of_its_own_it_gives_the_same(tmp_path: Path):
     """Once without the stand-in: whatever the clock says, there is a verdict and a model that answers right."""

@@ -72,6 +72,7 @@ def test_the_preflight_and_the_address_are_said(server: Command) -> None:
     assert f"serving '{MODEL}' at {server.url}" in said
 
 
+@pytest.mark.quick
 def test_completions_are_the_same_whole_streamed_and_async(server: Command, client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 5}
     whole = client.completions.create(**asked).choices[0].text
@@ -93,6 +94,7 @@ def test_a_seed_is_drawn_where_none_is_given(client: openai.OpenAI) -> None:
     assert len({choice.text for answer in (first, second) for choice in answer.choices}) == 4
 
 
+@pytest.mark.quick
 def test_a_chat_reports_usage_and_cached_tokens(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Describe the module. " * 20}]
     asked: Any = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0}

@@ -27,6 +27,7 @@ from torchwright.train.run.source import write_source
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
 
 
+@pytest.mark.quick
 def test_a_run_learns_and_its_model_answers(tmp_path: Path) -> None:
     text = BUNDLED / "calibration.txt"
     run = make_run(

@@ -121,7 +121,7 @@ def test_heic_is_read_or_the_package_is_named(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "a.heic"
     path.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40))
     with monkeypatch.context() as patched:
-        patched.setattr(reading, "find_spec", lambda name: None)
+        patched.setitem(sys.modules, "pillow_heif", None)
         with pytest.raises(PictureError, match=r"a\.heic is HEIC.*pip install pillow-heif"):
             read_picture(path)
     heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")

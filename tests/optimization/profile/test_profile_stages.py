@@ -53,8 +53,8 @@ def failing():
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials_in_process(monkeypatch, 2.0, cache=tmp_path / "cache")
-    monkeypatch.setattr(stages, "TrialProcess", InProcessTrial)
-    monkeypatch.setattr(stages, "KERNEL_NAMES", {})
+    monkeypatch.setattr(profile_stages, "TrialProcess", InProcessTrial)
+    monkeypatch.setattr(profile_stages, "KERNEL_NAMES", {})
     monkeypatch.setattr(recording, "MOST_CALLS", 2)
     ceilings = Ceilings(read_gb_per_s=10.0, tflops={"float32": 0.1, "bfloat16": 1.0})
     monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: ceilings)
