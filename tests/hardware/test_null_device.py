@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "examples" / "null_device"))
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "null_device"))
 from null_device import Null
 from torchwright.cli import main
 from torchwright.core.records import DeviceFacts
@@ -22,7 +22,7 @@ from torchwright.optimization.engines import graph_check
 from torchwright.optimization.trial.fork_server import can_fork
 from torchwright.testing.test_devices import TestDevice as DeviceContract
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "null_device"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "null_device"
 USER = """
 import json
 import torch

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-sys.path.append(str(Path(__file__).parents[2] / "examples" / "glyphs"))
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "glyphs"))
 from glyphs import READER, digit_of, load_reader, make_reader, prompts, read
 from torchwright.core.errors import ModelError
 from torchwright.models.diffusion.beside import pictures_beside
