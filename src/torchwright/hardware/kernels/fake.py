@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,91 +12,27 @@ from torchwright.hardware.kernels.conv import out_shape
 NAMESPACE = "torchwright"
 
 
+Fake = Callable[..., Any]
+
+
+def _linear(place: int) -> Fake:
+    """Return the fake of a linear layer whose argument `place` is the number of its outputs."""
+    return lambda x, *args: x.new_empty((*x.shape[:-1], args[place - 1]))
+
+
+def _like(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
 def register(namespace: str = NAMESPACE) -> None:
     """Give every operator of a loaded library its fake implementation."""
-    only_cpu = (
-        quantize_w4,
-        linear_grouped,
-        linear_w8a8_fused,
-        activate,
-        attention,
-        conv_dense,
-        conv_depthwise,
-        image_mean,
-    )
-    only_here = only_cpu if namespace == NAMESPACE else ()
-    for function in (
-        *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
-        *(rms_norm, add_rms_norm, gated, rope_store, paged_attention, grid_attention, *only_here),
-    ):
-        torch.library.register_fake(f"{namespace}::{function.__name__}", function)
-
-
-def linear_w8a8(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, features: int
-) -> torch.Tensor:
-    return _linear(x, features)
-
-
-def linear_w4a8(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    features: int,
-    group_size: int,
-) -> torch.Tensor:
-    return _linear(x, features)
-
-
-def linear_w4a16(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    features: int,
-    group_size: int,
-) -> torch.Tensor:
-    return _linear(x, features)
-
-
-def linear_bf16(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int
-) -> torch.Tensor:
-    return _linear(x, features)
-
-
-def linear_grouped(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    features: int,
-    group_size: int,
-    bits: int,
-) -> torch.Tensor:
-    return _linear(x, features)
-
-
-def linear_w8a8_fused(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    sums: torch.Tensor,
-    bias: torch.Tensor | None,
-    features: int,
-    activation: str,
-    residual: torch.Tensor | None,
-) -> torch.Tensor:
-    return _linear(x, features)
+    for name, function in {**FAKES, **(CPU_FAKES if namespace == NAMESPACE else {})}.items():
+        torch.library.register_fake(f"{namespace}::{name}", function)
 
 
 def attention(q: torch.Tensor, *args: Any) -> torch.Tensor:
     B, H, T, D = q.shape
     return q.new_empty((B, T, H, D)).transpose(1, 2)
-
-
-def grid_attention(q: torch.Tensor, *args: Any) -> torch.Tensor:
-    return attention(q)
 
 
 def conv_dense(
@@ -130,13 +67,7 @@ def image_mean(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:2], 1, 1))
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
@@ -144,35 +75,9 @@ def gated(x: torch.Tensor, kind: str) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def rope_store(
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    heads: int,
-    kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-) -> torch.Tensor:
+def rope_store(qkv: torch.Tensor, *args: Any) -> torch.Tensor:
+    heads, kv_heads = args[8:10]
     return qkv.new_empty((qkv.shape[0], heads, qkv.shape[1] // (heads + 2 * kv_heads)))
-
-
-def paged_attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return q.new_empty(q.shape)
-
-
-def _linear(x: torch.Tensor, features: int) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], features))
 
 
 def quantize_w4(
@@ -184,3 +89,28 @@ def quantize_w4(
         weight.new_empty((rows, features // group_size), dtype=torch.int8),
         weight.new_empty((rows,)),
     )
+
+
+FAKES: dict[str, Fake] = {
+    "linear_w8a8": _linear(4),
+    "linear_w4a8": _linear(4),
+    "linear_w4a16": _linear(4),
+    "linear_bf16": _linear(3),
+    "rms_norm": _like,
+    "add_rms_norm": add_rms_norm,
+    "gated": gated,
+    "rope_store": rope_store,
+    "paged_attention": _like,
+    "grid_attention": attention,
+}
+CPU_FAKES: dict[str, Fake] = {
+    "quantize_w4": quantize_w4,
+    "linear_grouped": _linear(3),
+    "linear_w8a8_fused": _linear(5),
+    "activate": _like,
+    "attention": attention,
+    "conv_dense": conv_dense,
+    "conv_depthwise": conv_depthwise,
+    "image_mean": image_mean,
+}
+"""Operators that the CPU alone has."""
