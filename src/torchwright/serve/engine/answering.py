@@ -1,13 +1,17 @@
-"""The base of engines without shared pages: their live requests, what they report, and what they refuse."""
+"""The base of engines that answer with tokens: their live requests, what they report, and what they refuse."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchwright.serve.engine.cores import CoreShare
+from torchwright.serve.engine.sampling import Chooser
+from torchwright.serve.grammar.masks import Constraint
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
     Cancel,
@@ -15,6 +19,7 @@ from torchwright.serve.wire.messages import (
     Output,
     RequestRefused,
     Stats,
+    StepOutput,
     Submit,
     Timing,
     TokenLogprob,
@@ -22,6 +27,10 @@ from torchwright.serve.wire.messages import (
 
 RETRY_SECONDS = 1.0
 """Wait that a client is advised where the queue is full."""
+
+
+GRAMMAR_WAIT_S = 0.02
+"""A step that only waits for grammars to be read takes no longer."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,24 +43,53 @@ class LiveRequest:
     """By their index."""
 
 
+@dataclass(eq=False, kw_only=True)
+class LiveAnswer:
+    """One of a request's `n` answers."""
+
+    request: Any
+    """A `LiveRequest`."""
+    index: int
+    chooser: Chooser
+    count: int = 0
+    """Its tokens so far."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """Those that were not reported yet."""
+
+    @property
+    def submit(self) -> Submit:
+        return self.request.submit
+
+
 @dataclass
 class _Counts:
+    """Fields of `Stats` that count since the engine's start, or are those of the last step."""
+
     steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
     step_s: float = 0.0
     step_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    speculated_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def step(self, seconds: float, tokens: int) -> None:
+        self.steps += 1
+        self.step_s, self.step_tokens = seconds, tokens
 
 
-class AnsweringEngine:
+class TokenEngine:
     """Requests by their id, and outputs until the next step reports them."""
 
     def __init__(self, options: EngineOptions | None, clock: Callable[[], float]) -> None:
         self.options, self._clock = options or EngineOptions(), clock
         self._cores = CoreShare(clock, time.thread_time)
         self._live: dict[str, Any] = {}
-        """Each is a `LiveRequest`."""
         self._outputs: list[Output] = []
+        self._numbers = itertools.count()
         self._counts = _Counts()
 
     @property
@@ -61,8 +99,7 @@ class AnsweringEngine:
 
     def cancel(self, cancel: Cancel) -> None:
         """End a request, or one of its answers; their memory is free when this returns. Unknown ids have ended."""
-        request = self._live.get(cancel.id)
-        for index, answer in list(request.answers.items()) if request else ():
+        for index, answer in list(self._answers(cancel.id).items()):
             if cancel.index in (None, index):
                 self._end(answer, cancel.finish, message=cancel.reason)
 
@@ -75,9 +112,69 @@ class AnsweringEngine:
         """Return the engine's state now."""
         raise NotImplementedError
 
+    def _answers(self, id: str) -> dict[int, Any]:
+        """Return a request's answers that have not ended, by their index."""
+        raise NotImplementedError
+
     def _end(self, answer: Any, finish: Finish, *, message: str = "") -> None:
         """Forget an answer, free its memory, and report the reason."""
         raise NotImplementedError
+
+    def _stats(self, *, running: int, waiting: int, pages_used: int, pages: int, cached: int = 0) -> Stats:
+        return Stats(
+            running=running,
+            waiting=waiting,
+            pages_used=pages_used,
+            pages_cached=cached,
+            pages=pages,
+            core_share=self._cores.value,
+            **vars(self._counts),
+        )
+
+    def _reported(self) -> StepOutput:
+        """Return what is to be reported, and the engine's state."""
+        outputs, self._outputs = self._outputs, []
+        return StepOutput(outputs=outputs, stats=self.stats())
+
+    def _wait_for(self, constraints: Iterable[Constraint | None]) -> None:
+        """Wait a short time for the first of these grammars to be read."""
+        loading = [constraint.loading for constraint in constraints if constraint]
+        futures.wait(loading, GRAMMAR_WAIT_S, futures.FIRST_COMPLETED)
+
+    def _report(
+        self,
+        answer: Any,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None,
+        prompt_logprobs: list[TokenLogprob | None] | None,
+        finish: Finish | None,
+        message: str,
+        timing: Timing | None,
+    ) -> None:
+        self._outputs.append(
+            Output(
+                id=answer.submit.id,
+                index=answer.index,
+                tokens=tokens,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                finish=finish,
+                message=message or None,
+                timing=timing,
+            )
+        )
+
+
+class AnsweringEngine(TokenEngine):
+    """An engine without shared pages; each value of `_live` is a `LiveRequest`."""
+
+    def __init__(self, options: EngineOptions | None, clock: Callable[[], float]) -> None:
+        super().__init__(options, clock)
+        self._running: list[Any] = []
+
+    def _answers(self, id: str) -> dict[int, Any]:
+        request = self._live.get(id)
+        return request.answers if request else {}
 
     def _expire(self, now: float) -> None:
         """End the answers of requests whose time is over."""
@@ -95,57 +192,69 @@ class AnsweringEngine:
         text = f"{waiting} answers wait; at most {self.options.max_queue} may"
         return RequestRefused(id=submit.id, reason="queue_full", text=text, retry_after_s=RETRY_SECONDS)
 
-    def _stats(self, *, running: int, waiting: int, pages_used: int, pages: int) -> Stats:
-        counts = self._counts
-        return Stats(
-            running=running,
-            waiting=waiting,
-            pages_used=pages_used,
-            pages_cached=0,
-            pages=pages,
-            prompt_tokens=counts.prompt_tokens,
-            generated_tokens=counts.generated_tokens,
-            prefix_queries=0,
-            prefix_hits=0,
-            preemptions=0,
-            speculated_tokens=0,
-            accepted_tokens=0,
-            steps=counts.steps,
-            step_s=counts.step_s,
-            step_tokens=counts.step_tokens,
-            core_share=self._cores.value,
-        )
+    def _count(self, answer: Any, token: int, *, complete: bool = False) -> Finish | None:
+        """Count a new token; return the reason if it ends the answer."""
+        answer.count += 1
+        self._counts.generated_tokens += 1
+        if complete or token in answer.submit.stop_ids:
+            return "stop"
+        return "length" if answer.count == answer.submit.max_tokens else None
 
-    def _report(
+    def _put(
+        self, answer: Any, token: int, logprobs: list[TokenLogprob] | None, finish: Finish | None
+    ) -> None:
+        """Report a new token, and the answer's end if there is a reason for one."""
+        if finish is None:
+            self._tell(answer, [token], logprobs)
+        else:
+            self._end(answer, finish, [token], logprobs)
+
+    def _end(
         self,
-        submit: Submit,
-        index: int,
+        answer: Any,
+        finish: Finish,
+        tokens: list[int] | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+        *,
+        message: str = "",
+    ) -> None:
+        """Forget an answer, and its request with the last one; free their memory, and report the reason."""
+        request = answer.request
+        del request.answers[answer.index]
+        if answer in self._running:
+            self._running.remove(answer)
+            self._release(answer)
+        if not request.answers:
+            del self._live[request.submit.id]
+            self._forget(request)
+        self._tell(answer, tokens or [], logprobs, finish, message)
+
+    def _release(self, answer: Any) -> None:
+        """Free the memory of an answer that ran."""
+
+    def _forget(self, request: Any) -> None:
+        """Free the memory of a request without answers."""
+
+    def _tell(
+        self,
+        answer: Any,
         tokens: list[int],
         logprobs: list[TokenLogprob] | None,
-        *,
-        prompt_logprobs: list[TokenLogprob | None] | None = None,
         finish: Finish | None = None,
         message: str = "",
-        timing: Timing | None = None,
     ) -> None:
-        self._outputs.append(
-            Output(
-                id=submit.id,
-                index=index,
-                tokens=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                finish=finish,
-                message=message or None,
-                timing=timing,
-            )
-        )
+        prompt, answer.prompt_logprobs = answer.prompt_logprobs, None
+        timing = self._timing(answer) if finish else None
+        self._report(answer, tokens, logprobs, prompt, finish, message, timing)
 
-    def _timing(
-        self, submit: Submit, arrived: float, *, begun: float, read: float | None, grammar_s: float = 0.0
-    ) -> Timing:
-        """Return the times of an answer that ends now; its prompt is `read` since then, None where it is not."""
-        now = self._clock()
+    def _times(self, answer: Any) -> tuple[float, float | None, float]:
+        """Return when reading an answer's prompt began and ended (None if it did not), and seconds of its grammar."""
+        raise NotImplementedError
+
+    def _timing(self, answer: Any) -> Timing:
+        """Return the times of an answer that ends now."""
+        (begun, read, grammar_s), now = self._times(answer), self._clock()
+        arrived = answer.request.arrived
         return Timing(
             queue_s=(now if read is None else begun) - arrived,
             prefill_s=0.0 if read is None else read - begun,
@@ -154,7 +263,7 @@ class AnsweringEngine:
             preempted_s=0.0,
             preemptions=0,
             cached_tokens=0,
-            computed_tokens=0 if read is None else len(submit.ids),
+            computed_tokens=0 if read is None else len(answer.submit.ids),
             speculated_tokens=0,
             accepted_tokens=0,
         )

@@ -12,11 +12,9 @@ them, and each sequence that has caught up chooses one token more, or several wh
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import time
 from collections.abc import Callable
-from concurrent import futures
 
 import torch
 
@@ -25,7 +23,7 @@ from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.generate import LoadedDecoder
 from torchwright.models.decoder.rope import BY_LENGTH
 from torchwright.serve.engine.admission import Bounds, refuse
-from torchwright.serve.engine.cores import CoreShare
+from torchwright.serve.engine.answering import TokenEngine
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.pages import Pages
@@ -37,17 +35,15 @@ from torchwright.serve.engine.scheduler import Scheduler, StepPlan
 from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, Lookup
 from torchwright.serve.grammar.masks import Grammars
 from torchwright.serve.options import EngineOptions
-from torchwright.serve.wire.messages import Cancel, Finish, Output, RequestRefused, Stats, StepOutput, Submit
+from torchwright.serve.wire.messages import Finish, RequestRefused, Stats, StepOutput, Submit
 
 log = logging.getLogger("torchwright.serve")
 
-GRAMMAR_WAIT_S = 0.02
-"""A step that only waits for grammars to be read takes no longer."""
 FINISH_WEIGHT = 0.1
 """Of the latest request in the mean time between two that end."""
 
 
-class ServingEngine:
+class ServingEngine(TokenEngine):
     """One model's requests.
 
     Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so; see `invariance.py`.
@@ -61,8 +57,8 @@ class ServingEngine:
         options: EngineOptions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.loaded, self.options, self._clock = loaded, options or EngineOptions(), clock
-        self._cores = CoreShare(clock, time.thread_time)
+        super().__init__(options, clock)
+        self.loaded = loaded
         config, options = loaded.config, self.options
         if options.deterministic:
             require_invariance(loaded.decoder)
@@ -90,20 +86,9 @@ class ServingEngine:
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
         self._loading: list[Sequence] = []
         """Sequences whose grammar is being read."""
-        self._live: dict[str, dict[int, Sequence]] = {}
         self._deadlines: list[tuple[float, str]] = []
         """A heap of times and ids; requests that have ended are still in it."""
-        self._outputs: list[Output] = []
-        self._numbers = itertools.count()
         self._last_finish, self._finish_s = clock(), 1.0
-        self._step_s, self._step_tokens = 0.0, 0
-        self._steps = self._prompt_tokens = self._generated = self._queries = self._hits = 0
-        self._preemptions = self._speculated = self._accepted = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to compute and nothing to tell."""
-        return not self._live and not self._outputs
 
     def submit(self, submit: Submit) -> RequestRefused | None:
         """Take a request, or say why not."""
@@ -163,17 +148,6 @@ class ServingEngine:
         self._pages.forget(self.fingerprint)
         self._runner.decoder = loaded.decoder
 
-    def cancel(self, cancel: Cancel) -> None:
-        """End a request, or one of its sequences; their pages are free when this returns. Unknown ids have ended."""
-        for index, sequence in list(self._live.get(cancel.id, {}).items()):
-            if cancel.index in (None, index):
-                self._end(sequence, cancel.finish, cancel.reason)
-
-    def cancel_all(self, reason: str) -> None:
-        """End every request."""
-        for id in list(self._live):
-            self.cancel(Cancel(id=id, reason=reason))
-
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """Compute one batch, if there is one; what has ended since the last step is told too."""
@@ -190,33 +164,19 @@ class ServingEngine:
             for answer in answers:
                 self._take(answer)
             self._catch_up(plan)
-            self._steps += 1
-            self._step_s, self._step_tokens = self._clock() - begun, sum(plan.tokens.values())
+            self._counts.step(self._clock() - begun, sum(plan.tokens.values()))
         elif self._loading and not self._outputs:
-            loading = [s.constraint.loading for s in self._loading if s.constraint]
-            futures.wait(loading, GRAMMAR_WAIT_S, futures.FIRST_COMPLETED)
-        outputs, self._outputs = self._outputs, []
-        return StepOutput(outputs=outputs, stats=self.stats())
+            self._wait_for(sequence.constraint for sequence in self._loading)
+        return self._reported()
 
     def stats(self) -> Stats:
-        """The engine's state now."""
-        return Stats(
+        """Return the engine's state now."""
+        return self._stats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waits + len(self._loading),
             pages_used=self._bounds.pages - self._pages.available,
-            pages_cached=self._pages.cached,
             pages=self._bounds.pages,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated,
-            prefix_queries=self._queries,
-            prefix_hits=self._hits,
-            preemptions=self._preemptions,
-            speculated_tokens=self._speculated,
-            accepted_tokens=self._accepted,
-            steps=self._steps,
-            step_s=self._step_s,
-            step_tokens=self._step_tokens,
-            core_share=self._cores.value,
+            cached=self._pages.cached,
         )
 
     def check_integrity(self) -> None:
@@ -244,10 +204,10 @@ class ServingEngine:
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, id = heapq.heappop(self._deadlines)
-            for sequence in list(self._live.get(id, {}).values()):
+            for sequence in list(self._answers(id).values()):
                 timeout = sequence.submit.timeout_s
                 if timeout is not None and sequence.arrived + timeout <= now:
-                    self._end(sequence, "timeout", f"its time-out of {timeout:g} s")
+                    self._end(sequence, "timeout", message=f"its time-out of {timeout:g} s")
 
     def _take_loaded(self) -> None:
         """Queue the sequences whose grammar has been read."""
@@ -258,7 +218,7 @@ class ServingEngine:
                 continue
             if fault := loading.exception():
                 for one in (*sequence.siblings, sequence):
-                    self._end(one, "error", f"the grammar cannot be read: {fault}")
+                    self._end(one, "error", message=f"the grammar cannot be read: {fault}")
             else:
                 self._loading.remove(sequence)
                 self._scheduler.submit(sequence)
@@ -282,9 +242,9 @@ class ServingEngine:
                 continue  # until it has caught up
             sequence.enter("prefill", now)
             sequence.cached_tokens = sequence.cache.length
-            self._prompt_tokens += len(sequence.submit.ids)
-            self._queries += len(sequence.submit.ids)
-            self._hits += sequence.cached_tokens
+            self._counts.prompt_tokens += len(sequence.submit.ids)
+            self._counts.prefix_queries += len(sequence.submit.ids)
+            self._counts.prefix_hits += sequence.cached_tokens
         for sequence in plan.preempted:
             self._preempted(sequence, now)
         for sequence, tokens in plan.tokens.items():
@@ -293,7 +253,7 @@ class ServingEngine:
     def _preempted(self, sequence: Sequence, now: float) -> None:
         sequence.enter("preempted", now)
         sequence.preemptions += 1
-        self._preemptions += 1
+        self._counts.preemptions += 1
 
     def _take(self, answer: StepResult) -> None:
         """Tell a sequence's new tokens, and its end."""
@@ -301,17 +261,17 @@ class ServingEngine:
         if answer.joins:
             self._scheduler.join(sequence)
         accepted = max(0, len(tokens) - 1)
-        self._generated += len(tokens)
+        self._counts.generated_tokens += len(tokens)
         if answer.proposed and sequence.lookup:
             sequence.lookup.learn(answer.proposed, accepted)
             sequence.speculated_tokens += answer.proposed
             sequence.accepted_tokens += accepted
-            self._speculated += answer.proposed
-            self._accepted += accepted
+            self._counts.speculated_tokens += answer.proposed
+            self._counts.accepted_tokens += accepted
         if sequence.stage == "prefill":
             sequence.enter("decode", self._clock())
         if answer.finish:
-            self._end(sequence, answer.finish, answer.message, answer)
+            self._end(sequence, answer.finish, answer, message=answer.message)
             return
         self._tell(sequence, answer)
         if self.loaded.config.restarts_at(sequence.cache.prompt_tokens, len(sequence.tokens)):
@@ -327,7 +287,7 @@ class ServingEngine:
             sequence.caught_up = max(sequence.caught_up, length)
 
     def _end(
-        self, sequence: Sequence, finish: Finish, message: str, answer: StepResult | None = None
+        self, sequence: Sequence, finish: Finish, answer: StepResult | None = None, *, message: str = ""
     ) -> None:
         """Forget a sequence, free its pages, and tell why."""
         row = self._live[sequence.submit.id]
@@ -374,21 +334,15 @@ class ServingEngine:
             prompt = sequence.prompt_logprobs
             prompt = prompt if len(prompt) == len(submit.ids) else None
         sequence.told = True
-        self._outputs.append(
-            Output(
-                id=submit.id,
-                index=sequence.index,
-                tokens=tokens,
-                logprobs=answer.logprobs if answer else None,
-                prompt_logprobs=prompt,
-                finish=finish,
-                message=message or None,
-                timing=sequence.timing(self._clock()) if finish else None,
-            )
-        )
+        timing = sequence.timing(self._clock()) if finish else None
+        logprobs = answer.logprobs if answer else None
+        self._report(sequence, tokens, logprobs, prompt, finish, message, timing)
+
+    def _answers(self, id: str) -> dict[int, Sequence]:
+        return self._live.get(id, {})
 
     def _lives(self, sequence: Sequence) -> bool:
-        return self._live.get(sequence.submit.id, {}).get(sequence.index) is sequence
+        return self._answers(sequence.submit.id).get(sequence.index) is sequence
 
 
 def _fingerprint(loaded: LoadedDecoder) -> str:

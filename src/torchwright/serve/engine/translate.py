@@ -7,7 +7,6 @@ answer one token. Room for whole answers is taken before they begin, so that non
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,22 +20,14 @@ from torchwright.models.decoder.memory import Memory
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.serve.engine.admission import Bounds, refuse
-from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
+from torchwright.serve.engine.answering import AnsweringEngine, LiveAnswer, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.memory import page_bytes, page_count
 from torchwright.serve.engine.request import Key, order
 from torchwright.serve.engine.sampling import Chooser, logprob
 from torchwright.serve.options import EngineOptions
-from torchwright.serve.wire.messages import (
-    EngineReady,
-    Finish,
-    RequestRefused,
-    Stats,
-    StepOutput,
-    Submit,
-    TokenLogprob,
-)
+from torchwright.serve.wire.messages import EngineReady, RequestRefused, Stats, StepOutput, Submit
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,13 +47,10 @@ class _Source(LiveRequest):
 
 
 @dataclass(eq=False, kw_only=True)
-class _Answer:
-    source: _Source
-    index: int
-    chooser: Chooser
+class _Answer(LiveAnswer):
+    request: _Source
     cache: CacheSequence
     last: int
-    count: int = 0
 
 
 class TranslatingEngine(AnsweringEngine):
@@ -113,10 +101,8 @@ class TranslatingEngine(AnsweringEngine):
         self._allowed = torch.ones(config.vocabulary, dtype=torch.bool)
         self._allowed[list(loaded.rules.banned)] = False
         self._waiting: list[tuple[Key, _Source]] = []
-        self._running: list[_Answer] = []
         self._taken = [0, 0]
         """Pages of sources, and those that are kept for answers."""
-        self._numbers = itertools.count()
         self.ready = self._ready(notices)
 
     def submit(self, submit: Submit) -> RequestRefused | None:
@@ -142,10 +128,8 @@ class TranslatingEngine(AnsweringEngine):
             if rows:
                 self._advance()
         if rows or read:
-            self._counts.steps += 1
-            self._counts.step_s, self._counts.step_tokens = self._clock() - begun, rows + read
-        outputs, self._outputs = self._outputs, []
-        return StepOutput(outputs=outputs, stats=self.stats())
+            self._counts.step(self._clock() - begun, rows + read)
+        return self._reported()
 
     def stats(self) -> Stats:
         """Return the engine's state now."""
@@ -161,7 +145,7 @@ class TranslatingEngine(AnsweringEngine):
         sources = [source.memory for source in self._live.values() if source.memory is not None]
         self._memory.check_integrity(sources)
         self._cache.pool.check_integrity([list(answer.cache.pages) for answer in self._running])
-        pages = sum(answer.source.answer_pages for answer in self._running)
+        pages = sum(answer.request.answer_pages for answer in self._running)
         assert self._taken == [sum(len(one.pages) for one in sources), pages], "pages are miscounted"
 
     def close(self) -> None:
@@ -213,7 +197,7 @@ class TranslatingEngine(AnsweringEngine):
 
     def _begin(self, source: _Source, index: int) -> _Answer:
         return _Answer(
-            source=source,
+            request=source,
             index=index,
             # As `generate` does: penalties count the answer alone, which may be in another language.
             chooser=Chooser(source.submit, index, prompt=()),
@@ -251,12 +235,12 @@ class TranslatingEngine(AnsweringEngine):
         running, rules = list(self._running), self.loaded.rules
         rows = []
         for answer in running:
-            memory = answer.source.memory
+            memory = answer.request.memory
             assert memory is not None, "its source was read"
             rows.append((answer.cache, answer.last, memory))
         logits = self.loaded.advance(self._cache, self._memory, rows)
         for row, answer in enumerate(running):
-            submit = answer.source.submit
+            submit = answer.submit
             forced = rules.forced(answer.count, submit.max_tokens)
             try:
                 token = self._choose(answer, logits, row) if forced is None else forced
@@ -269,57 +253,23 @@ class TranslatingEngine(AnsweringEngine):
             if forced is None:  # what nobody chose is no draw, and no penalty counts it: as in `generate`
                 answer.chooser.accept(token)
             answer.last = token
-            answer.count += 1
-            self._counts.generated_tokens += 1
-            if token in submit.stop_ids:
-                self._end(answer, "stop", [token], scored)
-            elif answer.count == submit.max_tokens:
-                self._end(answer, "length", [token], scored)
-            else:
-                self._tell(answer, [token], scored)
+            self._put(answer, token, scored, self._count(answer, token))
 
     def _choose(self, answer: _Answer, logits: Logits, row: int) -> int:
         return answer.chooser.choose(*logits.row(row), self._allowed if self.loaded.rules.banned else None)
 
-    def _end(
-        self,
-        answer: _Answer,
-        finish: Finish,
-        tokens: list[int] | None = None,
-        logprobs: list[TokenLogprob] | None = None,
-        *,
-        message: str = "",
-    ) -> None:
-        """Forget an answer, and its source with the last one; free their pages, and tell why."""
-        source = answer.source
-        del source.answers[answer.index]
-        if answer in self._running:
-            self._running.remove(answer)
-            self._cache.free(answer.cache)
-            self._taken[1] -= source.answer_pages
-        if not source.answers:
-            del self._live[source.submit.id]
-            if source.memory is None:
-                self._waiting = [entry for entry in self._waiting if entry[1] is not source]
-                heapq.heapify(self._waiting)
-            else:
-                self._taken[0] -= len(source.memory.pages)
-                self._memory.free(source.memory)
-        self._tell(answer, tokens or [], logprobs, finish, message)
+    def _release(self, answer: _Answer) -> None:
+        self._cache.free(answer.cache)
+        self._taken[1] -= answer.request.answer_pages
 
-    def _tell(
-        self,
-        answer: _Answer,
-        tokens: list[int],
-        logprobs: list[TokenLogprob] | None,
-        finish: Finish | None = None,
-        message: str = "",
-    ) -> None:
-        source = answer.source
-        timing = None
-        if finish:
-            read = None if source.memory is None else source.read
-            timing = self._timing(source.submit, source.arrived, begun=source.begun, read=read)
-        self._report(
-            source.submit, answer.index, tokens, logprobs, finish=finish, message=message, timing=timing
-        )
+    def _forget(self, request: _Source) -> None:
+        if request.memory is None:
+            self._waiting = [entry for entry in self._waiting if entry[1] is not request]
+            heapq.heapify(self._waiting)
+        else:
+            self._taken[0] -= len(request.memory.pages)
+            self._memory.free(request.memory)
+
+    def _times(self, answer: _Answer) -> tuple[float, float | None, float]:
+        source = answer.request
+        return source.begun, None if source.memory is None else source.read, 0.0

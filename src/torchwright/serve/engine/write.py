@@ -6,10 +6,8 @@ Each answer has its own cache and is computed by itself, one token a step, so th
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
 from collections.abc import Callable
-from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import torch
 from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.serve.engine.admission import Bounds, refuse
-from torchwright.serve.engine.answering import AnsweringEngine, LiveRequest
+from torchwright.serve.engine.answering import AnsweringEngine, LiveAnswer, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.engine.request import Key, order
 from torchwright.serve.engine.sampling import Chooser, logprob
@@ -26,39 +24,25 @@ from torchwright.serve.grammar.masks import Constraint, Grammars
 from torchwright.serve.options import KV_SHARE, EngineOptions, check_context
 from torchwright.serve.wire.messages import (
     EngineReady,
-    Finish,
     RequestRefused,
     Stats,
     StepOutput,
     Submit,
-    TokenLogprob,
 )
 from torchwright.workloads.generation import Continued, SteppedWriter
 
-GRAMMAR_WAIT_S = 0.02
-"""A step that only waits for grammars to be read takes no longer."""
-
 
 @dataclass(eq=False, kw_only=True)
-class _Answer:
+class _Answer(LiveAnswer):
     """One of a request's `n` answers; without a session it waits."""
 
-    request: LiveRequest
-    index: int
     key: Key
-    chooser: Chooser
     constraint: Constraint | None
     session: Continued | None = None
     logits_V: torch.Tensor | None = None
     """Those of the next token."""
-    count: int = 0
     begun: float = 0.0
     read: float = 0.0
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-
-    @property
-    def submit(self) -> Submit:
-        return self.request.submit
 
     @property
     def loading(self) -> bool:
@@ -95,8 +79,6 @@ class WritingEngine(AnsweringEngine):
         self.grammars = Grammars(tokenizer, generator.vocabulary, list(generator.stop))
         self._waiting: list[tuple[Key, _Answer]] = []
         """A heap; answers that have ended are still in it."""
-        self._running: list[_Answer] = []
-        self._numbers = itertools.count()
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         self.ready = EngineReady(
             kind="decoder",
@@ -140,15 +122,11 @@ class WritingEngine(AnsweringEngine):
         with self._cores.counted():
             for answer in list(self._running):
                 self._advance(answer)
-        counts = self._counts
         if self._running:
-            counts.steps += 1
-            counts.step_s, counts.step_tokens = self._clock() - begun, len(self._running)
+            self._counts.step(self._clock() - begun, len(self._running))
         elif self._live and not self._outputs:
-            loading = [answer.constraint.loading for _, answer in self._waiting if answer.constraint]
-            futures.wait(loading, GRAMMAR_WAIT_S, futures.FIRST_COMPLETED)
-        outputs, self._outputs = self._outputs, []
-        return StepOutput(outputs=outputs, stats=self.stats())
+            self._wait_for(answer.constraint for _, answer in self._waiting)
+        return self._reported()
 
     def stats(self) -> Stats:
         """Return the engine's state now."""
@@ -251,63 +229,15 @@ class WritingEngine(AnsweringEngine):
         if constraint is not None and not constraint.accept(token):
             raise ModelError(f"the grammar does not take the token {token}")
         answer.chooser.accept(token)
-        answer.count += 1
-        self._counts.generated_tokens += 1
         scored = None if submit.logprobs is None else [logprob(logits_V, token, submit.logprobs)]
-        if token in submit.stop_ids or (constraint is not None and constraint.complete):
-            self._end(answer, "stop", [token], scored)
-        elif answer.count == submit.max_tokens:
-            self._end(answer, "length", [token], scored)
-        else:
+        finish = self._count(answer, token, complete=constraint is not None and constraint.complete)
+        if finish is None:
             answer.logits_V = session.advance(token)
-            self._tell(answer, [token], scored)
+        self._put(answer, token, scored, finish)
 
-    def _end(
-        self,
-        answer: _Answer,
-        finish: Finish,
-        tokens: list[int] | None = None,
-        logprobs: list[TokenLogprob] | None = None,
-        *,
-        message: str = "",
-    ) -> None:
-        """Forget an answer and tell why it ended."""
-        request = answer.request
-        del request.answers[answer.index]
-        if not request.answers:
-            del self._live[request.submit.id]
-        if answer in self._running:
-            self._running.remove(answer)
-        self._tell(answer, tokens or [], logprobs, finish, message)
-
-    def _tell(
-        self,
-        answer: _Answer,
-        tokens: list[int],
-        logprobs: list[TokenLogprob] | None,
-        finish: Finish | None = None,
-        message: str = "",
-    ) -> None:
-        prompt, answer.prompt_logprobs = answer.prompt_logprobs, None
-        timing = None
-        if finish:
-            timing = self._timing(
-                answer.submit,
-                answer.request.arrived,
-                begun=answer.begun,
-                read=None if answer.session is None else answer.read,
-                grammar_s=answer.constraint.seconds if answer.constraint else 0.0,
-            )
-        self._report(
-            answer.submit,
-            answer.index,
-            tokens,
-            logprobs,
-            prompt_logprobs=prompt,
-            finish=finish,
-            message=message,
-            timing=timing,
-        )
+    def _times(self, answer: _Answer) -> tuple[float, float | None, float]:
+        read = None if answer.session is None else answer.read
+        return answer.begun, read, answer.constraint.seconds if answer.constraint else 0.0
 
     def _lives(self, answer: _Answer) -> bool:
         return answer.request.answers.get(answer.index) is answer

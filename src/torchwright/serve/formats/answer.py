@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from torchwright.serve.formats.base import Callable, ToolFormat, structural_tag
-from torchwright.serve.formats.harmony import HarmonyFormat
+from torchwright.serve.formats.harmony import HARMONY, HarmonyFormat
 from torchwright.serve.formats.reader import Parser, Plain
 from torchwright.serve.formats.reasoning import HarmonyReasoning, PromptEnd, ReasoningFormat, ReasoningReader
 from torchwright.serve.grammar.compile import GrammarJob
@@ -30,14 +30,14 @@ class AnswerForm:
     def marks(self) -> tuple[str, ...]:
         """Texts that may be special tokens and are read by the parser."""
         if self._harmony:
-            return HarmonyFormat.marks
+            return HARMONY.marks
         calls = self.tools.marks if self.functions else ()
         return (*calls, *(self.reasoning.marks if self.reasoning else ()))
 
     def parser(self, prompt_end: PromptEnd) -> Parser:
         """Return the parser of one answer to a prompt that ends so."""
         if self._harmony:
-            return HarmonyFormat().parser(self.functions, parallel=self.parallel)
+            return HARMONY.parser(self.functions, parallel=self.parallel)
         calls = self.tools.parser(self.functions, parallel=self.parallel) if self.functions else Plain()
         return ReasoningReader(self.reasoning, calls, prompt_end) if self.reasoning else calls
 

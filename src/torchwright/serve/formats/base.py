@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torchwright.serve.formats.json_text import ObjectScanner
 from torchwright.serve.formats.reader import CallArguments, CallBegin, Reader, Reading, Text, new_id
@@ -31,27 +31,38 @@ class Callable:
     """True if the schema is enforced where the model decides by itself to call."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class ToolFormat:
     """A way to write calls."""
 
     name: str
     models: str
     """Who writes so."""
+    begin: str = ""
+    end: str = ""
     hints: tuple[str, ...] = ()
     """Texts by one of which a chat template tells that it teaches this format."""
     also: str = ""
     """A text that the template holds besides."""
-    marks: tuple[str, ...] = ()
-    """Texts that may be special tokens, which are otherwise no part of an answer's text."""
-    separator = ""
+    separator: str = ""
     """Text between two tags."""
-    in_one_tag = False
-    """True if one tag holds all calls."""
+    reader: ClassVar[type[CallReader]]
+    """The parser of one answer."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that may be special tokens, which are otherwise no part of an answer's text."""
+        return ()
+
+    @property
+    def in_one_tag(self) -> bool:
+        """True if one tag holds all calls."""
+        return False
 
     @property
     def trigger(self) -> str:
         """The text by which every tag begins."""
-        raise NotImplementedError
+        return self.begin
 
     @property
     def looks(self) -> str:
@@ -65,7 +76,7 @@ class ToolFormat:
 
     def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> Reader:
         """Return the parser of one answer; `parallel` False ends with the first call."""
-        raise NotImplementedError
+        return self.reader(self, functions, parallel=parallel)
 
     def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
         """Return structural tags of calls of these functions."""
@@ -121,8 +132,10 @@ def _shown(form: Tag) -> str:
 class CallReader(Reader):
     """The base of parsers of calls. What only looks like a call, or calls an unknown function, is text."""
 
-    def __init__(self, functions: Sequence[Callable], *, parallel: bool = True) -> None:
+    def __init__(self, form: Any, functions: Sequence[Callable], *, parallel: bool = True) -> None:
+        """`form` is the format whose reader this is."""
         super().__init__()
+        self._form = form
         self._functions = {function.name: function for function in functions}
         self._parallel = parallel
         self.begun = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torchwright.serve.formats.base import Callable, CallReader, Tag, ToolFormat, tag
 from torchwright.serve.formats.json_calls import arguments_of
@@ -22,38 +23,11 @@ ANALYSIS, NEXT = f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant"
 FINAL = f"{CHANNEL}final{MESSAGE}"
 
 
-class HarmonyFormat(ToolFormat):
-    """Reasoning and calls in one format."""
-
-    name = "harmony"
-    models = "gpt-oss"
-    hints = (CHANNEL,)
-    marks = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
-    separator = NEXT
-
-    @property
-    def trigger(self) -> str:
-        return f"{CHANNEL}commentary to="
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return HarmonyReader(functions, parallel=parallel)
-
-    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        return [
-            tag(
-                f"{CHANNEL}commentary to=functions.{function.name} {CONSTRAIN}json{MESSAGE}",
-                arguments_of(function),
-                "",
-            )
-            for function in functions
-        ]
-
-
 class HarmonyReader(CallReader):
     """Reads messages: analysis is reasoning, what is for a function is a call, all else is text."""
 
-    def __init__(self, functions: Sequence[Callable], *, parallel: bool = True) -> None:
-        super().__init__(functions, parallel=parallel)
+    def __init__(self, form: HarmonyFormat, functions: Sequence[Callable], *, parallel: bool = True) -> None:
+        super().__init__(form, functions, parallel=parallel)
         self._written = set[type[Text] | type[Reasoning]]()
 
     def _read(self) -> Reading[None]:
@@ -108,3 +82,35 @@ class HarmonyReader(CallReader):
             self._end()
             yield from self._space()
             yield from self._literal(*ENDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarmonyFormat(ToolFormat):
+    """Reasoning and calls in one format."""
+
+    name: str = "harmony"
+    models: str = "gpt-oss"
+    hints: tuple[str, ...] = (CHANNEL,)
+    separator: str = NEXT
+    reader = HarmonyReader
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS
+
+    @property
+    def trigger(self) -> str:
+        return f"{CHANNEL}commentary to="
+
+    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
+        return [
+            tag(
+                f"{CHANNEL}commentary to=functions.{function.name} {CONSTRAIN}json{MESSAGE}",
+                arguments_of(function),
+                "",
+            )
+            for function in functions
+        ]
+
+
+HARMONY = HarmonyFormat()

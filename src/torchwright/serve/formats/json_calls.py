@@ -63,17 +63,41 @@ class ObjectCallReader(CallReader):
                 return (yield from self._literal("]")) is not None
 
 
+def object_tag(function: Callable, key: str = "arguments", begin: str = "", end: str = "") -> Tag:
+    """Return the grammar of one call as an object."""
+    return tag(f'{begin}{{"name": "{function.name}", "{key}": ', arguments_of(function), "}" + end)
+
+
+class _MarkedObjects(ObjectCallReader):
+    """Reads one object or a list of them behind each mark."""
+
+    def _read(self) -> Reading[None]:
+        begins, end = (self._form.begin, *self._form.begins), self._form.end
+        return self._read_marked(*(begin.strip() for begin in begins), ends=[end.strip()])
+
+    def _calls(self, mark: str) -> Reading[bool]:
+        yield from self._space()
+        if (yield from self._literal("[")):
+            whole = yield from self._list()
+        else:
+            whole = yield from self._call()
+            if whole:
+                self._end()
+        end = self._form.end.strip()
+        if whole and end and mark == self._form.begin.strip() and not self.done:
+            yield from self._space()
+            whole = (yield from self._literal(end)) is not None
+        return whole
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObjectFormat(ToolFormat):
-    """`begin`, an object with the name and, under `key`, the arguments, `end`."""
+    """`begin`, an object with the name and the arguments or a list of such objects, `end`."""
 
-    name: str
-    models: str
-    begin: str
-    end: str
-    key: str = "arguments"
+    begins: tuple[str, ...] = ()
+    """Other texts in place of `begin`."""
     separator: str = "\n"
-    hints: tuple[str, ...] = ()
+    reader = _MarkedObjects
 
     @property
     def trigger(self) -> str:
@@ -81,61 +105,30 @@ class ObjectFormat(ToolFormat):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return (self.begin, self.end)
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return _MarkedObjects(self, functions, parallel=parallel)
+        return tuple(filter(None, (self.begin, self.end)))
 
     def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        return [object_tag(function, self.key, self.begin, self.end) for function in functions]
+        return [object_tag(function, begin=self.begin, end=self.end) for function in functions]
 
 
-def object_tag(function: Callable, key: str = "arguments", begin: str = "", end: str = "") -> Tag:
-    """Return the grammar of one call as an object."""
-    return tag(f'{begin}{{"name": "{function.name}", "{key}": ', arguments_of(function), "}" + end)
+@dataclass(frozen=True, kw_only=True)
+class ListFormat(ObjectFormat):
+    """`begin`, a list of objects, `end`."""
 
-
-class _MarkedObjects(ObjectCallReader):
-    def __init__(self, form: ObjectFormat, functions: Sequence[Callable], *, parallel: bool) -> None:
-        super().__init__(functions, parallel=parallel)
-        self._begin_mark, self._end_mark = form.begin.strip(), form.end.strip()
-
-    def _read(self) -> Reading[None]:
-        return self._read_marked(self._begin_mark, ends=[self._end_mark])
-
-    def _calls(self, mark: str) -> Reading[bool]:
-        yield from self._space()
-        if (yield from self._literal("[")):  # several behind one mark, as some models write them
-            whole = yield from self._list()
-        else:
-            whole = yield from self._call()
-            if whole:
-                self._end()
-        if whole and not self.done:
-            yield from self._space()
-            whole = (yield from self._literal(self._end_mark)) is not None
-        return whole
-
-
-class BareFormat(ToolFormat):
-    """Objects without a mark, at the beginning of the answer or behind `<|python_tag|>`."""
-
-    name = "llama3_json"
-    models = "Llama 3.1 to 3.3"
-    hints = ("python_tag", '"parameters"')
-    begins = ("<|python_tag|>", "<|python_start|>")
-    marks = (*begins, "<|python_end|>")
-    separator = "; "
+    separator: str = ""
 
     @property
-    def trigger(self) -> str:
-        return '{"name": "'
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return _BareObjects(functions, parallel=parallel)
+    def in_one_tag(self) -> bool:
+        return True
 
     def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        return [object_tag(function, "parameters") for function in functions]
+        return [list_tag(self.begin, functions, self.end, parallel=parallel)]
+
+
+def list_tag(begin: str, functions: Sequence[Callable], end: str, *, parallel: bool) -> Tag:
+    """Return the grammar of calls as a list of objects."""
+    calls = separated([object_tag(function) for function in functions], ", ", single=not parallel)
+    return tag(begin + "[", calls, "]" + end)
 
 
 class _BareObjects(ObjectCallReader):
@@ -147,7 +140,7 @@ class _BareObjects(ObjectCallReader):
             self._forget()
             self._buffer = space + self._buffer
         if not self.done:
-            yield from self._read_marked(*BareFormat.begins)
+            yield from self._read_marked(*self._form.begins)
 
     def _calls(self, mark: str) -> Reading[bool]:
         yield from self._space()
@@ -167,99 +160,27 @@ class _BareObjects(ObjectCallReader):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListFormat(ToolFormat):
-    """`begin`, a list of objects, `end`."""
+class BareFormat(ToolFormat):
+    """Objects without a mark, at the beginning of the answer or behind one of `begins`."""
 
-    name: str
-    models: str
-    begin: str
-    end: str = ""
-    begins: tuple[str, ...] = ()
-    """Other texts in place of `begin`."""
-    hints: tuple[str, ...] = ()
-    in_one_tag = True
+    begins: tuple[str, ...]
+    separator: str = "; "
+    reader = _BareObjects
 
     @property
     def trigger(self) -> str:
-        return self.begin
+        return '{"name": "'
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.begin, self.end)))
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return _MarkedList(self, functions, parallel=parallel)
+        return (*self.begins, "<|python_end|>")
 
     def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        calls = separated([object_tag(function) for function in functions], ", ", single=not parallel)
-        return [tag(self.begin + "[", calls, "]" + self.end)]
+        return [object_tag(function, "parameters") for function in functions]
 
 
-class _MarkedList(ObjectCallReader):
-    def __init__(self, form: ListFormat, functions: Sequence[Callable], *, parallel: bool) -> None:
-        super().__init__(functions, parallel=parallel)
-        self._form = form
-
-    def _read(self) -> Reading[None]:
-        return self._read_marked(self._form.begin, *self._form.begins, ends=[self._form.end])
-
-    def _calls(self, mark: str) -> Reading[bool]:
-        yield from self._space()
-        if (yield from self._literal("[")):
-            whole = yield from self._list()
-        else:  # a single object
-            whole = yield from self._call()
-            if whole:
-                self._end()
-        if whole and self._form.end and mark == self._form.begin and not self.done:
-            yield from self._space()
-            whole = (yield from self._literal(self._form.end)) is not None
-        return whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedFormat(ToolFormat):
-    """`begin`, and for each call `open`, the function's name, `middle`, its arguments, `close`; then `end`."""
-
-    name: str
-    models: str
-    open: str
-    middle: str
-    close: str = ""
-    begin: str = ""
-    end: str = ""
-    separator: str = ""
-    hints: tuple[str, ...] = ()
-    also: str = ""
-    marks: tuple[str, ...] = ()
-
-    @property
-    def trigger(self) -> str:
-        return self.begin or self.open
-
-    @property
-    def in_one_tag(self) -> bool:
-        return bool(self.begin)
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return NamedReader(self, functions, parallel=parallel)
-
-    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        calls = [
-            tag(self.open + function.name + self.middle, arguments_of(function), self.close)
-            for function in functions
-        ]
-        if not self.begin:
-            return calls
-        return [tag(self.begin, separated(calls, self.separator, single=not parallel), self.end)]
-
-
-class NamedReader(CallReader):
+class _NamedReader(CallReader):
     """Reads calls whose arguments stand behind the function's name."""
-
-    def __init__(self, form: NamedFormat, functions: Sequence[Callable], *, parallel: bool = True) -> None:
-        super().__init__(functions, parallel=parallel)
-        self._form = form
 
     def _read(self) -> Reading[None]:
         form = self._form
@@ -293,3 +214,36 @@ class NamedReader(CallReader):
                 return False
             self._end()
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedFormat(ToolFormat):
+    """`begin`, and for each call `open`, the function's name, `middle`, its arguments, `close`; then `end`."""
+
+    open: str
+    middle: str
+    close: str = ""
+    tokens: tuple[str, ...] = ()
+    """Special tokens."""
+    reader = _NamedReader
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return self.tokens
+
+    @property
+    def trigger(self) -> str:
+        return self.begin or self.open
+
+    @property
+    def in_one_tag(self) -> bool:
+        return bool(self.begin)
+
+    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
+        calls = [
+            tag(self.open + function.name + self.middle, arguments_of(function), self.close)
+            for function in functions
+        ]
+        if not self.begin:
+            return calls
+        return [tag(self.begin, separated(calls, self.separator, single=not parallel), self.end)]

@@ -21,46 +21,9 @@ VALUE_END_CHARACTERS = 96
 """A value's end, with the tags by which it is told, is shorter."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MarkupFormat(ToolFormat):
-    """`begin`, the function's name, `after_name`, arguments in `style`, `end`."""
-
-    name: str
-    models: str
-    begin: str
-    open: str
-    after_name: str
-    end: str
-    style: Literal["qwen_xml", "glm_xml"]
-    separator: str = "\n"
-    hints: tuple[str, ...] = ()
-
-    @property
-    def trigger(self) -> str:
-        return self.begin
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.begin, self.end, *ARGUMENT_MARKS)
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return _MarkupReader(self, functions, parallel=parallel)
-
-    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        return [
-            tag(
-                self.begin + self.open + function.name + self.after_name,
-                {"type": "json_schema", "json_schema": function.schema, "style": self.style},
-                self.end,
-            )
-            for function in functions
-        ]
-
-
 class _MarkupReader(CallReader):
     def __init__(self, form: MarkupFormat, functions: Sequence[Callable], *, parallel: bool) -> None:
-        super().__init__(functions, parallel=parallel)
-        self._form = form
+        super().__init__(form, functions, parallel=parallel)
         self._ends = form.end.split()
         """The tags that end a call, the inner one first."""
         call_end = r"\s*".join(map(re.escape, self._ends))
@@ -145,3 +108,28 @@ class _MarkupReader(CallReader):
             return None
         value = yield from self._until("</arg_value>")
         return None if value is None else (key[0].strip(), value[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkupFormat(ToolFormat):
+    """`begin`, the function's name, `after_name`, arguments in `style`, `end`."""
+
+    open: str
+    after_name: str
+    style: Literal["qwen_xml", "glm_xml"]
+    separator: str = "\n"
+    reader = _MarkupReader
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.begin, self.end, *ARGUMENT_MARKS)
+
+    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
+        return [
+            tag(
+                self.begin + self.open + function.name + self.after_name,
+                {"type": "json_schema", "json_schema": function.schema, "style": self.style},
+                self.end,
+            )
+            for function in functions
+        ]

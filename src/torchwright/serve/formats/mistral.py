@@ -5,47 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchwright.serve.formats.base import Callable, Tag, ToolFormat, separated, tag
+from torchwright.serve.formats.base import Callable, Tag, ToolFormat, tag
 from torchwright.serve.formats.json_calls import (
     NAME_CHARACTERS,
     ObjectCallReader,
     arguments_of,
-    object_tag,
+    list_tag,
 )
 from torchwright.serve.formats.reader import Reading
 
 CALLS, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MistralFormat(ToolFormat):
-    """Both forms are read; `named` says which one is enforced."""
-
-    name: str
-    models: str
-    named: bool
-    hints: tuple[str, ...]
-    marks = (CALLS, ID, ARGUMENTS)
-
-    @property
-    def trigger(self) -> str:
-        return CALLS
-
-    @property
-    def in_one_tag(self) -> bool:
-        return not self.named
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> ObjectCallReader:
-        return _MistralReader(functions, parallel=parallel)
-
-    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        if self.named:
-            return [
-                tag(f"{CALLS}{function.name}{ARGUMENTS}", arguments_of(function), "")
-                for function in functions
-            ]
-        calls = separated([object_tag(function) for function in functions], ", ", single=not parallel)
-        return [tag(f"{CALLS}[", calls, "]")]
 
 
 class _MistralReader(ObjectCallReader):
@@ -74,3 +43,31 @@ class _MistralReader(ObjectCallReader):
         if (yield from self._stream_object(self._begin(name))):
             self._end()
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistralFormat(ToolFormat):
+    """Both forms are read; `named` says which one is enforced."""
+
+    named: bool
+    reader = _MistralReader
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return CALLS, ID, ARGUMENTS
+
+    @property
+    def trigger(self) -> str:
+        return CALLS
+
+    @property
+    def in_one_tag(self) -> bool:
+        return not self.named
+
+    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
+        if self.named:
+            return [
+                tag(f"{CALLS}{function.name}{ARGUMENTS}", arguments_of(function), "")
+                for function in functions
+            ]
+        return [list_tag(CALLS, functions, "", parallel=parallel)]

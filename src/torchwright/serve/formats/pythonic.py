@@ -20,43 +20,9 @@ ONE_OF_SEVERAL = 8
 """Optional arguments that are enforced one by one at most: their grammar grows with the square of their number."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PythonicFormat(ToolFormat):
-    """`begin`, calls with `separator` between them, `end`; without marks only at the beginning of the answer."""
-
-    name: str
-    models: str
-    begin: str
-    end: str
-    between: str = ", "
-    hints: tuple[str, ...] = ()
-    outer: tuple[str, ...] = ()
-    """Special tokens around the whole, which the model may leave out."""
-    in_one_tag = True
-
-    @property
-    def trigger(self) -> str:
-        return self.begin
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (*self.outer, *(mark.strip() for mark in (self.begin, self.end) if mark.startswith("<")))
-
-    def parser(self, functions: Sequence[Callable], *, parallel: bool = True) -> CallReader:
-        return _PythonicReader(self, functions, parallel=parallel)
-
-    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
-        calls = [tag(f"{function.name}(", _arguments(function.schema), ")") for function in functions]
-        return [tag(self.begin, separated(calls, self.between, single=not parallel), self.end)]
-
-    def _loosened(self, function: Callable) -> Callable:
-        """Return the function itself: the grammar of keyword arguments needs their names."""
-        return function
-
-
 class _PythonicReader(CallReader):
     def __init__(self, form: PythonicFormat, functions: Sequence[Callable], *, parallel: bool) -> None:
-        super().__init__(functions, parallel=parallel)
+        super().__init__(form, functions, parallel=parallel)
         self._begin_mark, self._end_mark, self._outer = form.begin.strip(), form.end.strip(), form.outer
 
     def _read(self) -> Reading[None]:
@@ -108,6 +74,32 @@ class _PythonicReader(CallReader):
             return False
         self._argue(self._begin(name), arguments)
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonicFormat(ToolFormat):
+    """`begin`, calls with `separator` between them, `end`; without marks only at the beginning of the answer."""
+
+    between: str = ", "
+    outer: tuple[str, ...] = ()
+    """Special tokens around the whole, which the model may leave out."""
+    reader = _PythonicReader
+
+    @property
+    def in_one_tag(self) -> bool:
+        return True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*self.outer, *(mark.strip() for mark in (self.begin, self.end) if mark.startswith("<")))
+
+    def tags(self, functions: Sequence[Callable], *, parallel: bool = True) -> list[Tag]:
+        calls = [tag(f"{function.name}(", _arguments(function.schema), ")") for function in functions]
+        return [tag(self.begin, separated(calls, self.between, single=not parallel), self.end)]
+
+    def _loosened(self, function: Callable) -> Callable:
+        """Return the function itself: the grammar of keyword arguments needs their names."""
+        return function
 
 
 class _CallScanner:

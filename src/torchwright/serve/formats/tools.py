@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchwright.serve.formats.base import ToolFormat
-from torchwright.serve.formats.harmony import HarmonyFormat
+from torchwright.serve.formats.harmony import HARMONY
 from torchwright.serve.formats.json_calls import BareFormat, ListFormat, NamedFormat, ObjectFormat
 from torchwright.serve.formats.markup import MarkupFormat
 from torchwright.serve.formats.mistral import MistralFormat
@@ -24,7 +24,7 @@ _DEEPSEEK = (_CALLS, _CALL, _SEPARATOR, _CALL_END, _CALLS_END)
 
 # The order matters: a template teaches the first format that its source hints at.
 _ROWS: tuple[ToolFormat, ...] = (
-    HarmonyFormat(),
+    HARMONY,
     NamedFormat(
         name="deepseek_v3",
         models="DeepSeek V3, V3-0324, R1 and R1-0528",
@@ -36,7 +36,7 @@ _ROWS: tuple[ToolFormat, ...] = (
         end=_CALLS_END,
         hints=(_CALLS,),
         also="```json",
-        marks=_DEEPSEEK,
+        tokens=_DEEPSEEK,
     ),
     NamedFormat(
         name="deepseek_v31",
@@ -47,7 +47,7 @@ _ROWS: tuple[ToolFormat, ...] = (
         close=_CALL_END,
         end=_CALLS_END,
         hints=(_CALLS,),
-        marks=_DEEPSEEK,
+        tokens=_DEEPSEEK,
     ),
     MistralFormat(
         name="mistral",
@@ -122,7 +122,12 @@ _ROWS: tuple[ToolFormat, ...] = (
         hints=("func_name1(",),
     ),
     HERMES,
-    BareFormat(),
+    BareFormat(
+        name="llama3_json",
+        models="Llama 3.1 to 3.3",
+        begins=("<|python_tag|>", "<|python_start|>"),
+        hints=("python_tag", '"parameters"'),
+    ),
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {form.name: form for form in _ROWS}
 
