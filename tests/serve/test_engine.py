@@ -14,7 +14,7 @@ from engine_support import Result, alone, answers, bundled, drain, engine, reque
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.models.decoder import PAGE, LoadedDecoder
-from torchwright.models.decoder.layers import MixtureOfExperts
+from torchwright.models.decoder.layers import RoutedExperts
 from torchwright.models.decoder.scores import Logits
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
@@ -389,7 +389,7 @@ def test_a_mixture_of_experts_with_a_stock_router_is_refused(tmp_path: Path) -> 
     made = tiny_decoder("olmoe", tmp_path)
     engine(made, pages=8)
     for module in made.decoder.modules():
-        if isinstance(module, MixtureOfExperts):
+        if isinstance(module, RoutedExperts):
             module.packed_router = None
     with pytest.raises(TorchwrightError, match="router"):
         engine(made, pages=8)

@@ -15,11 +15,12 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerPages
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.shared import route
 from torchwright.models.decoder.turns import Turn
 from torchwright.models.decoder.weights import LayerParts
 
 
-class Attention(nn.Module):
+class PagedAttention(nn.Module):
     """Grouped-query attention; query, key and value projections are one linear layer."""
 
     q_norm: torch.Tensor | None
@@ -132,7 +133,7 @@ class MemoryAttention(nn.Module):
         return self.o(out_THD.flatten(1))
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
     """down(activation(gate(x)) · up(x)), gate and up as one linear layer."""
 
     def __init__(self, activation: str, gate_up: nn.Module, down: nn.Module) -> None:
@@ -164,7 +165,7 @@ class PlainFeedForward(nn.Module):
         return self.down(ops.activate(self.up(x_TE), self.activation))
 
 
-class MixtureOfExperts(nn.Module):
+class RoutedExperts(nn.Module):
     """Each token's chosen experts, weighted by the router's softmax; an expert sees all of its tokens in one call."""
 
     router: torch.Tensor
@@ -186,7 +187,8 @@ class MixtureOfExperts(nn.Module):
         self.register_buffer("packed_router", packed, persistent=False)
         self.register_buffer("bias", weights.expert_bias(layer))
         self.experts = nn.ModuleList(
-            FeedForward(config.activation, *weights.expert(layer, expert)) for expert in range(experts.count)
+            GatedFeedForward(config.activation, *weights.expert(layer, expert))
+            for expert in range(experts.count)
         )
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
@@ -195,10 +197,7 @@ class MixtureOfExperts(nn.Module):
         else:
             kernels = ops.on(x_TE.device, x_TE.dtype)
             score_TX = kernels.linear_bf16(x_TE, self.packed_router, None, self.count)
-        share_TX = score_TX.float().softmax(-1)
-        rank_TX = share_TX if self.bias is None else share_TX + self.bias
-        expert_TC = rank_TX.topk(self.chosen, dim=-1).indices
-        share_TC = share_TX.gather(-1, expert_TC)
+        _, expert_TC, share_TC = route(score_TX, self.bias, self.chosen)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         out_TE = torch.zeros_like(x_TE)
@@ -212,14 +211,16 @@ class MixtureOfExperts(nn.Module):
 
 def feed_forward(
     config: DecoderConfig, weights: LayerParts, layer: int
-) -> FeedForward | PlainFeedForward | MixtureOfExperts:
+) -> GatedFeedForward | PlainFeedForward | RoutedExperts:
     """The block of a layer that its configuration describes."""
     if config.sparse[layer]:
         assert config.experts
-        return MixtureOfExperts(config, config.experts, weights, layer)
+        return RoutedExperts(config, config.experts, weights, layer)
     if not config.gated:
         return PlainFeedForward(config.activation, weights.linear(layer, "up"), weights.linear(layer, "down"))
-    return FeedForward(config.activation, weights.linear(layer, "gate_up"), weights.linear(layer, "down"))
+    return GatedFeedForward(
+        config.activation, weights.linear(layer, "gate_up"), weights.linear(layer, "down")
+    )
 
 
 class Layer(nn.Module):
@@ -239,7 +240,7 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
         self.eps, self.residual_scale = config.eps, config.residual_scale
-        self.attention = Attention(config, weights, layer)
+        self.attention = PagedAttention(config, weights, layer)
         self.mlp = feed_forward(config, weights, layer)
         self.memory = MemoryAttention(config, weights, layer) if config.remembers else None
         self.register_buffer("pre_memory", weights.norm(layer, "pre_memory") if self.memory else None)

@@ -14,6 +14,7 @@ from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
 from torchwright.models.decoder.post_norm import embedding_norm, layer_of
 from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
 from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.shared import shape_logits
 from torchwright.models.decoder.turns import Turns
 from torchwright.models.decoder.weights import DecoderParts
 
@@ -74,11 +75,11 @@ class Decoder(nn.Module):
                 self.logits(self(batch, cache)[rows_N]) if recorded_TV is None else recorded_TV[rows_N]
             )
         values_NV, peaks_NP = plan.logits(self.turns(batch), batch, rows_N)
-        return Logits(values_NV, peaks_NP) if self._plain else Logits(self._shaped(values_NV))
+        return Logits(values_NV, peaks_NP) if self._plain else Logits(shape_logits(self.config, values_NV))
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in float32 of hidden states (N, E)."""
-        return self._shaped(self.head(hidden_NE).float())
+        return shape_logits(self.config, self.head(hidden_NE).float())
 
     def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
         """The step as one operator, None where the layers have to be called."""
@@ -114,11 +115,3 @@ class Decoder(nn.Module):
     def _plain(self) -> bool:
         """Check whether the output layer's numbers are the logits."""
         return self.config.logit_scale == 1 and not self.config.logit_soft_cap
-
-    def _shaped(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        if config.logit_scale != 1:
-            logits_NV = logits_NV * config.logit_scale
-        if config.logit_soft_cap:
-            logits_NV = torch.tanh(logits_NV / config.logit_soft_cap) * config.logit_soft_cap
-        return logits_NV

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.layers import Attention, Layer, MemoryAttention, feed_forward
+from torchwright.models.decoder.layers import Layer, MemoryAttention, PagedAttention, feed_forward
 from torchwright.models.decoder.pages import LayerPages
 from torchwright.models.decoder.turns import Turn
 from torchwright.models.decoder.weights import LayerParts
@@ -60,7 +60,10 @@ class PostNormLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig, weights: PostNormParts, layer: int) -> None:
         super().__init__()
-        self.attention, self.mlp = Attention(config, weights, layer), feed_forward(config, weights, layer)
+        self.attention, self.mlp = (
+            PagedAttention(config, weights, layer),
+            feed_forward(config, weights, layer),
+        )
         self.memory = MemoryAttention(config, weights, layer) if config.remembers else None
         self.post_attention = LayerNorm(*weights.layer_norm(layer, "attention"), config.eps)
         self.post_memory = (

@@ -22,7 +22,7 @@ from torch import nn
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.layers import MixtureOfExperts
+from torchwright.models.decoder.layers import RoutedExperts
 from torchwright.models.decoder.plan import MOST_ROWS, hooks
 from torchwright.models.decoder.rope import BY_LENGTH
 
@@ -134,7 +134,7 @@ def _has_card() -> bool:
 
 
 def _unrecorded(decoder: nn.Module, config: DecoderConfig) -> str | None:
-    if any(isinstance(module, MixtureOfExperts) for module in decoder.modules()):
+    if any(isinstance(module, RoutedExperts) for module in decoder.modules()):
         return "a mixture of experts, which are asked on the CPU who has rows"
     if any(isinstance(module, nn.Linear) for module in decoder.modules()):
         return "linear layers of PyTorch, whose rows depend on how many there are"

@@ -145,7 +145,16 @@ def _factors(section: Fields, key: str, length: int) -> tuple[float, ...]:
     return found
 
 
-class Rotary:
+def angles(rope: Rope, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines (…, R/2) in float32 of positions (…), by which serving and training rotate alike.
+
+    `lengths` are the lengths of the positions' sequences, one each or one for all.
+    """
+    angle = positions[..., None].float() * ROPES[rope.kind](rope, lengths)
+    return angle.cos() * rope.attention_factor, angle.sin() * rope.attention_factor
+
+
+class RotaryTable:
     """Cosines and sines of one embedding for whatever positions a batch holds.
 
     Most embeddings turn a position by the same angle in every sequence: one table serves all, and grows with the
@@ -160,10 +169,8 @@ class Rotary:
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cosines and sines (rows, R/2) in float32, and each token's row (T,)."""
-        frequencies = ROPES[self.rope.kind]
         if self.rope.kind in BY_LENGTH:
-            inverse_TR = frequencies(self.rope, batch.lengths_T)
-            cos, sin = self._turn(batch.positions_T, inverse_TR)
+            cos, sin = angles(self.rope, batch.positions_T, batch.lengths_T)
             return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
         device = batch.positions_T.device
         if self._table is None or len(self._table[0]) < batch.longest or self._table[0].device != device:
@@ -171,12 +178,8 @@ class Rotary:
                 max(FIRST_ROWS, 2 ** math.ceil(math.log2(batch.longest))), max(self.context, batch.longest)
             )
             positions = torch.arange(rows, device=device)
-            self._table = self._turn(positions, frequencies(self.rope, batch.lengths_T))
+            self._table = angles(self.rope, positions, batch.lengths_T)
         return *self._table, batch.positions_T
-
-    def _turn(self, positions: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angle = positions[:, None].float() * inverse
-        return angle.cos() * self.rope.attention_factor, angle.sin() * self.rope.attention_factor
 
 
 def _exponents(rope: Rope, like: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.rope import Rotary
+from torchwright.models.decoder.rope import RotaryTable
 
 Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
@@ -17,7 +17,7 @@ class Turns:
 
     def __init__(self, config: DecoderConfig) -> None:
         distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
-        self._rotary = [Rotary(rope, config.context) for rope in distinct]
+        self._rotary = [RotaryTable(rope, config.context) for rope in distinct]
         self.of_layer = [distinct.index(rope) if rope else len(distinct) for rope in config.ropes]
         """Each layer's place among the turns; the last is for layers without positions."""
 

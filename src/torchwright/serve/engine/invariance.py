@@ -12,7 +12,7 @@ from torchwright.core.errors import WorkloadError
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LANES
-from torchwright.models.decoder.layers import MixtureOfExperts
+from torchwright.models.decoder.layers import RoutedExperts
 from torchwright.models.decoder.model import Decoder
 
 
@@ -39,7 +39,7 @@ def _variant(decoder: Decoder) -> tuple[str, str] | None:
             "",
         )
     if any(
-        isinstance(module, MixtureOfExperts) and module.packed_router is None for module in decoder.modules()
+        isinstance(module, RoutedExperts) and module.packed_router is None for module in decoder.modules()
     ):
         return (
             "a mixture of experts whose router is an operator of PyTorch",

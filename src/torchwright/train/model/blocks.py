@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.hardware.kernels.reference import ACTIVATIONS
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.config import ExpertsConfig as ExpertsConfig
+from torchwright.models.decoder.shared import route
 from torchwright.train.model.attention import Attend, Scores, fused_attention
-from torchwright.train.model.rotary import rotate
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 """Cosines and sines, None where a layer does not rotate."""
@@ -93,7 +94,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, E, bias=config.mlp_bias)
 
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
-        return self.down(activate(self.gate(x_BTE), self.activation) * self.up(x_BTE))
+        return self.down(ACTIVATIONS[self.activation](self.gate(x_BTE)) * self.up(x_BTE))
 
 
 ComputeExperts = Callable[
@@ -122,7 +123,7 @@ def compute_experts(
     for x_NE, gate_FE, up_FE, down_EF in zip(
         x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True
     ):
-        hidden_NF = activate(linear(x_NE, gate_FE), activation) * linear(x_NE, up_FE)
+        hidden_NF = ACTIVATIONS[activation](linear(x_NE, gate_FE)) * linear(x_NE, up_FE)
         parts.append(linear(hidden_NF, down_EF))
     return torch.cat(parts)
 
@@ -206,10 +207,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         x_TE = x_BTE.flatten(0, -2)
         score_TX = self.router(x_TE)
-        share_TX = score_TX.softmax(-1, dtype=torch.promote_types(score_TX.dtype, torch.float32))
-        rank_TX = share_TX if self.bias is None else share_TX + self.bias
-        expert_TC = rank_TX.topk(self.chosen, dim=-1).indices
-        share_TC = share_TX.gather(-1, expert_TC)
+        share_TX, expert_TC, share_TC = route(score_TX, self.bias, self.chosen)
         if self.observers:
             counts_X = count_choices(expert_TC, self.count)
             for observe in self.observers:
@@ -219,5 +217,9 @@ class MixtureOfExperts(nn.Module):
         return self.experts(x_TE, expert_TC, share_TC).view_as(x_BTE)
 
 
-def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
-    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
+def rotate(x_BTHD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the first R dimensions of each head, the first half of them with the second."""
+    half = cos.shape[-1]
+    cos, sin = (part[..., None, :].to(x_BTHD.dtype) for part in (cos, sin))
+    first, second, rest = x_BTHD.split([half, half, x_BTHD.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

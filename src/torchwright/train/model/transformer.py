@@ -7,11 +7,12 @@ from torch import nn
 
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES
+from torchwright.models.decoder.rope import angles
+from torchwright.models.decoder.shared import shape_logits
 from torchwright.train.model.attention import Attend
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, Turn
 from torchwright.train.model.fill import initialize
 from torchwright.train.model.loss import token_loss
-from torchwright.train.model.rotary import Rotary
 
 SCORE = "score"
 """The name of a classifier's output layer in files."""
@@ -72,8 +73,10 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.model, config.vocabulary, bias=False)
         self.tie()
         distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
-        self.rotaries = nn.ModuleList(Rotary(rope) for rope in distinct)
-        self._rotary_of = [distinct.index(rope) if rope else None for rope in config.ropes]
+        self.ropes = distinct
+        self._rope_of = [distinct.index(rope) if rope else None for rope in config.ropes]
+        self.sequence_parts = 1
+        """The parts of a sequence, of which this process holds one (context parallelism)."""
 
     def forward(
         self,
@@ -120,21 +123,17 @@ class Transformer(nn.Module):
         documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Apply these layers, one after the other, to `x_BTE`."""
-        T = positions_BT.shape[-1]
-        turns: list[Turn] = [rotary(positions_BT, T) for rotary in self.rotaries]
+        T = positions_BT.shape[-1] * self.sequence_parts
+        length = torch.full((1,), T, device=positions_BT.device)
+        turns: list[Turn] = [angles(rope, positions_BT, length) for rope in self.ropes]
         for layer in layers:
-            rotary = self._rotary_of[layer]
-            x_BTE = self.layers[layer](x_BTE, None if rotary is None else turns[rotary], documents_BS)
+            rope = self._rope_of[layer]
+            x_BTE = self.layers[layer](x_BTE, None if rope is None else turns[rope], documents_BS)
         return x_BTE
 
     def logits(self, hidden_BTE: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) of hidden states (B, T, E)."""
-        logits_BTV = self.head(hidden_BTE)
-        if self.config.logit_scale != 1:
-            logits_BTV = logits_BTV * self.config.logit_scale
-        if cap := self.config.logit_soft_cap:
-            logits_BTV = torch.tanh(logits_BTV / cap) * cap
-        return logits_BTV
+        return shape_logits(self.config, self.head(hidden_BTE))
 
     def loss(
         self,

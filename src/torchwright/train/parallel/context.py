@@ -7,17 +7,12 @@ they run out, keys and values go around in a ring (Liu et al., 2023; `ring.py`).
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
-from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.model.attention import Attend, Scores
 from torchwright.train.model.blocks import Attention
-from torchwright.train.model.rotary import Rotary
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.ring import ring_attention
 from torchwright.train.parallel.zigzag import divided, joined
@@ -33,9 +28,7 @@ def apply_context_parallel(model: Transformer, mesh: DeviceMesh, kv_heads: int) 
             module.attend = (
                 RingAttention(mesh) if kv_heads % mesh.size() else HeadExchange(mesh, module.attend)
             )
-        elif isinstance(module, Rotary):
-            # Some embeddings depend on the whole sequence's length.
-            module.register_forward_pre_hook(partial(_whole_length, mesh.size()))
+    model.sequence_parts = mesh.size()
 
 
 class HeadExchange:
@@ -81,9 +74,3 @@ class RingAttention:
         documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return ring_attention(q_BHTD, k_BKTD, v_BKTD, scores, self.group, documents_BS)
-
-
-def _whole_length(ways: int, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A pre-hook for `Rotary.forward(positions, length)`."""
-    positions, length = arguments
-    return positions, length * ways

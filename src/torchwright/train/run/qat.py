@@ -25,7 +25,7 @@ from torchwright.hub.trained import trained_scheme
 from torchwright.models.decoder import read_decoder_config
 from torchwright.models.decoder.load import load_decoder
 from torchwright.train.model import Transformer, load_weights
-from torchwright.train.model.blocks import Experts, activate
+from torchwright.train.model.blocks import Experts
 from torchwright.train.run.config import Qat
 
 RECEIPT = "qat_receipt.json"
@@ -113,7 +113,7 @@ def _rounded_experts(
     for x_NE, *matrices in zip(x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True):
         gate_FE, up_FE, down_EF = (rounded_weight(matrix, qat) for matrix in matrices)
         x_NE = rounded_activations(x_NE)
-        hidden_NF = activate(F.linear(x_NE, gate_FE), activation) * F.linear(x_NE, up_FE)
+        hidden_NF = reference.ACTIVATIONS[activation](F.linear(x_NE, gate_FE)) * F.linear(x_NE, up_FE)
         parts.append(F.linear(rounded_activations(hidden_NF), down_EF))
     return torch.cat(parts)
 
