@@ -16,7 +16,7 @@ tiles: ## the AMX kernels' tests on emulated tiles
 	python scripts/kernel_builds.py tiles
 
 bench: ## the scripts that the README and its results name for their claims
-	for script in $$(grep -oh 'benchmarks/[a-z0-9_]*\.py' README.md $(wildcard docs/results.md) | sort -u); do echo "== $$script"; python $$script || exit 1; done
+	for module in $$(grep -oh 'benchmarks\.[a-z0-9_]*\.[a-z0-9_]*' README.md $(wildcard docs/results.md) | sort -u); do echo "== $$module"; python -m $$module || exit 1; done
 
 docs: ## write the generated tables and help texts again
 	python scripts/docs.py

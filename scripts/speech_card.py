@@ -35,7 +35,7 @@ had; 95% intervals of a bootstrap over sentences. Words are compared as Whisper'
 
 {scores}
 
-`python benchmarks/speech_voices.py` measures it again, with what a search keeps beside it.
+`python -m benchmarks.speech.voices` measures it again, with what a search keeps beside it.
 `python scripts/speech_heads.py --write` finds the heads that place words in time.
 
 ## Architecture
@@ -74,7 +74,7 @@ training never heard:
 - English, lower case, no punctuation. No language is detected, nothing is translated, no prompt is taken.
 - Windows of {seconds} s: a sentence that is longer is cut, and the next window begins where the last whole one ended.
 - Of a longer sound it loses words where pauses are longer than what it was trained on (0.25 to 0.6 s): `--batch 8`
-  cuts at pauses and suits it better (`python benchmarks/speech_hour.py`).
+  cuts at pauses and suits it better (`python -m benchmarks.speech.hour`).
 """
 
 

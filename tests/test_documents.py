@@ -98,14 +98,24 @@ def test_rooms_come_in_the_laws_order_with_what_they_hold(rooms: Any, tmp_path: 
 def test_bench_runs_what_the_readme_and_its_results_name(tmp_path: Path) -> None:
     """The line of the Makefile runs with a `python` that writes down what it is given: the scripts take long."""
     ran = tmp_path / "ran"
-    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$1" >> {ran}\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$2" >> {ran}\n')
     (tmp_path / "python").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(["make", "bench"], cwd=ROOT, env=environment, check=True, capture_output=True)
     pages = [page for page in (ROOT / "README.md", ROOT / "docs" / "results.md") if page.is_file()]
-    named = {name for page in pages for name in re.findall(r"\bbenchmarks/\w+\.py", page.read_text())}
+    named = {name for page in pages for name in re.findall(r"\bbenchmarks\.\w+\.\w+", page.read_text())}
     assert sorted(named) == ran.read_text().split()
-    assert all((ROOT / name).is_file() for name in named)
+    assert all((ROOT / name.replace(".", "/")).with_suffix(".py").is_file() for name in named)
+
+
+def test_every_benchmark_that_a_page_names_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [page.read_text() for page in pages if (ROOT / "docs" / "log") not in page.parents]
+    files = {name for text in texts for name in re.findall(r"\bbenchmarks/[\w/]+\.py", text)}
+    modules = {name for text in texts for name in re.findall(r"-m (benchmarks\.[\w.]+\w)", text)}
+    named = files | {f"{name.replace('.', '/')}.py" for name in modules}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("target", [None, "some/folder", "package.module:factory"])

@@ -1,6 +1,6 @@
-"""Ten of the hundred architectures, small, from the search to an artifact that is right in a new process.
+"""Ten architectures of the model zoo benchmark, small, from the search to an artifact that is right in a new process.
 
-`python benchmarks/hundred.py` has all of them as published, and times them.
+`python -m benchmarks.optimize.zoo` has all of them as published, and times them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torchwright as tw
 
 pytest.importorskip("transformers", reason="its architectures")
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1]))
 
 BUDGET, SECONDS = 0.01, 240.0
 STEPS = ("dtype", "compile")
@@ -46,7 +46,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "SEWForCTC": {**TINY, "num_hidden_layers": 2},
     "PatchTSTForPrediction": {"num_hidden_layers": 2},
 }
-"""Fields of the configuration in which they differ from benchmarks/hundred_models.py."""
+"""Fields of the configuration in which they differ from benchmarks/models/zoo.py."""
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -82,19 +82,19 @@ def row(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_row_says_what_is_wrong_slower_or_behind(changes: dict[str, Any], says: list[str]) -> None:
-    import hundred_page
+    from benchmarks.optimize import zoo_page
 
     found = row(**changes)
-    assert hundred_page.faults(found) + hundred_page.behind(found) == says
-    assert "; ".join(says) in hundred_page.as_line(found)
+    assert zoo_page.faults(found) + zoo_page.behind(found) == says
+    assert "; ".join(says) in zoo_page.as_line(found)
 
 
 def test_the_page_has_the_newest_row_of_each_and_what_has_none() -> None:
-    import hundred_page
+    from benchmarks.optimize import zoo_page
 
     failed = {key: row()[key] for key in ("model", "kind", "cut", "cpu", "threads", "commit", "versions")}
     rows = [row(fresh_loss=0.5), row(), failed | {"model": "GPT2LMHeadModel", "failure": "no answer"}]
-    page = hundred_page.page(rows)
+    page = zoo_page.page(rows)
     assert "2 of 164 architectures were run" in page
     assert "| right | 1 of 2 (50%) | 100% |" in page
     assert "- `GPT2LMHeadModel`: no answer" in page
@@ -103,12 +103,12 @@ def test_the_page_has_the_newest_row_of_each_and_what_has_none() -> None:
 
 
 def test_a_search_is_given_several_calls_that_differ() -> None:
-    import hundred_models
+    from benchmarks.models import zoo as models
 
     name = "T5ForConditionalGeneration"
-    _, example = hundred_models.make(name, **SMALL[name])
-    _, calls = hundred_models.make_several(name, **SMALL[name])
-    assert len(calls) == hundred_models.INPUTS
+    _, example = models.make(name, **SMALL[name])
+    _, calls = models.make_several(name, **SMALL[name])
+    assert len(calls) == models.INPUTS
     assert isinstance(example, dict)
     for key, tensor in example.items():
         given = [call[key] for call in calls if isinstance(call, dict)]
@@ -123,12 +123,11 @@ def test_a_search_is_given_several_calls_that_differ() -> None:
 def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
     name: str, tmp_path: Path
 ) -> None:
-    import hundred
-    import hundred_models
-    import hundred_page
-    import turns
+    from benchmarks.harness import contenders
+    from benchmarks.models import zoo as models
+    from benchmarks.optimize import zoo, zoo_page
 
-    model, inputs = hundred_models.make_several(name, **SMALL[name])
+    model, inputs = models.make_several(name, **SMALL[name])
     result = tw.optimize(
         model, inputs, max_drop=BUDGET, time_budget=SECONDS, techniques=STEPS, progress=False
     )
@@ -136,9 +135,9 @@ def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
         # Where nothing was faster it needs the caller's module, which it is given.
         warnings.simplefilter("ignore")
         result.save(tmp_path / "artifact")
-    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=2, **SMALL[name])
-    loaded = turns.FromArtifact(model, str(tmp_path / "artifact"))
-    with turns.contenders() as start:
-        loss = hundred.fresh_loss(start, model, loaded, fresh)
+    _, fresh = models.make(name, models.OTHER_BATCH, inputs=2, **SMALL[name])
+    loaded = contenders.FromArtifact(model, str(tmp_path / "artifact"))
+    with contenders.contenders() as start:
+        loss = zoo.fresh_loss(start, model, loaded, fresh)
     assert not isinstance(loss, str), loss
-    assert loss <= hundred_page.SLACK * BUDGET
+    assert loss <= zoo_page.SLACK * BUDGET

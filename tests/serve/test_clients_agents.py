@@ -17,8 +17,8 @@ import pytest
 from http_support import MODEL, Running, serving
 from test_http_reasoning import ECHO
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from agent_requests import AGENTS, agent_checks
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.serve.agent_requests import AGENTS, agent_checks
 
 PROGRAM = f"""
 import asyncio, json

@@ -1,7 +1,7 @@
 """Many short requests of every kind, and those that want too much: both processes keep their memory.
 
-`python benchmarks/serving_load.py` sends ten thousand; here are enough of them to see a leak of ten kilobytes each.
-`python benchmarks/serving_abuse.py` takes ten minutes; here is half of one.
+`python -m benchmarks.serve.load` sends ten thousand; here are enough of them to see a leak of ten kilobytes each.
+`python -m benchmarks.serve.abuse` takes ten minutes; here is half of one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from http_support import command
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2]))
 
 REQUESTS = 1600
 
 
 @pytest.mark.slow
 def test_memory_is_steady_over_many_short_requests() -> None:
-    from serving_load import KINDS, load
+    from benchmarks.serve.load import KINDS, load
 
     with command("--kv-memory", "16MiB") as server:
         *rows, last = asyncio.run(load(server.url, server.process.pid, REQUESTS, at_once=16))
@@ -37,7 +37,7 @@ def test_memory_is_steady_over_many_short_requests() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_lost_and_memory_is_bounded_beside_those_that_want_too_much() -> None:
-    from serving_abuse import ATTACKS, attacked
+    from benchmarks.serve.abuse import ATTACKS, attacked
 
     with command("--kv-memory", "16MiB") as server:
         before = attacked("alone", [], server.url, server.process.pid, streams=8, seconds=5)

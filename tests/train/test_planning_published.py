@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from published import Published
-from published_rows import PUBLISHED
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.train.published import Published
+from benchmarks.train.published_rows import PUBLISHED
 from torchwright.train.layout import Layout
 from torchwright.train.planning.models import read_model
 from torchwright.train.planning.rank import rank

@@ -47,7 +47,7 @@ PLENTY = 2.0
 LARGE_GAIN = 1.2
 """A step with this expected gain is worth more than the ablation of a step without gain."""
 NARROWER_GAIN = 1.5
-"""The same of a library's 8 bits over its half precision: 1.33 to 1.54 on five models of benchmarks/experience.py."""
+"""The gain of a library's 8 bits over its half precision: 1.33 to 1.54 on five models of optimize/experience.py."""
 QUICK, QUICK_GAIN = 1 / 3, 1.1
 """The largest share of a compiling trial's time, and the least expected gain, of a step tried before it."""
 SHOWN = 2.0**-4

@@ -1,6 +1,6 @@
 """Priors from recorded searches of similar models: the order of trials, and steps that are not worth one.
 
-`experience.json` has an entry for each search that was recorded; `benchmarks/experience.py table` makes it from their
+`experience.json` has an entry for each recorded search; `benchmarks/optimize/experience.py table` makes it from their
 recipes. Those on the same kind of machine are weighted by how near their model is: a nearest-neighbour estimate
 (Nadaraya, 1964; Watson, 1964), drawn towards the guess without experience. What ships is measured here, as ever.
 """

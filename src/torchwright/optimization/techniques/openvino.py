@@ -29,7 +29,7 @@ NAME = "openvino"
 LIBRARIES = ("openvino", "nncf")
 EPSILONS = {"f32": 0.0, "f16": 2.0**-10, "bf16": 1.3 * 2.0**-8, "int8": EPSILON}
 """`Technique.epsilon` by precision. Its bfloat16 loses 1.3 times as much as PyTorch's autocast (the median of 22
-models of benchmarks/hundred.py, 0.3 to 2.8 times each), and a model in bfloat16 twice as much as PyTorch's
+models of benchmarks/optimize/zoo.py, 0.3 to 2.8 times each), and a model in bfloat16 twice as much as PyTorch's
 autocast."""
 AUTOCAST = 0.6
 """The share that `autocast` loses (seven transformers: 0.1 to 0.8, the most where the budget is near)."""

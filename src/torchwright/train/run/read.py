@@ -30,7 +30,7 @@ def parse_run(data: dict[str, Any], source: str = "the run") -> Run:
         raise RunError(
             "compile = 'autograd' is not offered: compiling the backward pass as a whole does not pay",
             found="1.02 times the speed of compile = true, after a first step of 71 s where that takes 10 "
-            "(processor time; docs/log.md, 2026-11-25; benchmarks/train_cpu.py)",
+            "(processor time; docs/log.md, 2026-11-25; benchmarks/train/speed.py)",
             allowed="true, false",
             next="set compile = true",
         )

@@ -1,0 +1,1 @@
+"""Shared parts of the benchmarks: options and rows, turns, contenders, peers."""

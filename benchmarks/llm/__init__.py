@@ -1,0 +1,1 @@
+"""Benchmarks of language models and encoder-decoders."""

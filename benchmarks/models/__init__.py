@@ -1,0 +1,1 @@
+"""Modules that benchmarks measure, with random weights."""

@@ -1,0 +1,1 @@
+"""Benchmarks of optimized modules and of the search."""
