@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from torch import nn
 import torchwright as tw
 from converted_models import error, needs, prepared
 from small_artifacts import INPUT, made, mlp, seal
-from torchwright.core.errors import ArtifactError, UnknownName
+from torchwright.core.errors import ArtifactError, SlowerCall, UnknownName
 from torchwright.hardware.devices import get_device
+from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.apply import make_target
 from torchwright.optimization.engines.converted import Infer
@@ -80,6 +82,28 @@ def test_numbers_of_steps_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> No
     assert loss() < 1e-2
     monkeypatch.setattr("torchwright.optimization.engines.openvino.keep_float32", lambda text, **_: text)
     assert loss() > 1e-1
+
+
+@pytest.mark.parametrize("tried", [1, 2])
+def test_one_thread_runs_a_narrower_type_only_where_it_was_tried(tried: int) -> None:
+    """OpenVINO can divide by zero while it compiles for one thread in bfloat16 (openvino#33300)."""
+    needs("openvino")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).eval(), torch.randn(32, 64)
+    with torch_threads(tried):
+        run = prepared(["openvino:precision=bf16"], model, x)
+        in_its_type = error(run(Case(name="forward", args=(x,))), model(x))
+    with torch_threads(1), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        on_one_thread = error(run(Case(name="forward", args=(x,))), model(x))
+    slower = [str(warning.message) for warning in said if warning.category is SlowerCall]
+    assert in_its_type > 1e-4
+    if tried == 1:
+        assert on_one_thread == in_its_type
+        assert not slower
+    else:
+        assert on_one_thread < 1e-5
+        assert "in float32" in slower[0]
 
 
 class Hidden(nn.Module):

@@ -20,11 +20,13 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from torchwright.core.cpu_load import affinity
 from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.core.json_file import read_bytes, read_json
 from torchwright.core.process.files import replacing
 from torchwright.core.quiet import import_openvino, openvino_core, quiet_libraries, unreported
 from torchwright.optimization.engines.converted import Converted, Infer
+from torchwright.optimization.engines.messages import say_slower
 from torchwright.optimization.engines.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
 from torchwright.optimization.engines.takes import tensors_of
@@ -41,6 +43,9 @@ ATTENTION = ("ScaledDotProductAttention", "Softmax")
 LARGEST = 256 * 2**20
 """Bytes of GRAPH."""
 PRECISION = "INFERENCE_PRECISION_HINT"
+ONE_THREAD = "one_thread"
+"""True in OPTIONS if the file was tried on one thread. There OpenVINO 2025.3 to 2026.4 can divide by zero as it
+compiles a model in a narrower type (openvino#33300), which ends the process."""
 HINTS = ("LATENCY", "THROUGHPUT")
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """The required processor features."""
@@ -120,17 +125,31 @@ class OpenVino(Converted):
         except RuntimeError as error:
             raise ArtifactError(f"{file} is damaged", found=first_line(error)) from error
         _keep_finite(model, settings[PRECISION])
-        return lambda threads: _Compiled(
-            core, model, constants, settings | {"INFERENCE_NUM_THREADS": threads}
-        )
+        proven = read_json(file / OPTIONS).get(ONE_THREAD) is True
+
+        def compiled(threads: int) -> Infer:
+            usable = settings | {"INFERENCE_NUM_THREADS": threads}
+            if settings[PRECISION] != "f32" and not proven and min(threads, len(affinity())) == 1:
+                say_slower("in float32, since OpenVINO can end the process in a narrower type on one thread")
+                usable |= {PRECISION: "f32"}
+            return _Compiled(core, model, constants, usable)
+
+        return compiled
 
 
 # --------------------------------------------------------------------------------------------------- conversion
 
 
-def _write_options(file: Path, precision: str, hint: str, others: str | None = None) -> None:
-    """Written in addition to what other trials keep of the file. Calls with dynamic shapes compute in `others`."""
-    options = {"precision": precision, "hint": hint} | ({"others": others} if others else {})
+def _write_options(
+    file: Path, precision: str, hint: str, others: str | None = None, one_thread: bool | None = None
+) -> None:
+    """Written in addition to what other trials keep of the file. Calls with dynamic shapes compute in `others`.
+
+    `one_thread` records that trials run the file on one thread; the default is torch's present number of threads.
+    """
+    options: dict[str, Any] = {"precision": precision, "hint": hint}
+    options |= {"others": others} if others else {}
+    options[ONE_THREAD] = torch.get_num_threads() == 1 if one_thread is None else one_thread
     with replacing(file / OPTIONS) as beside:
         beside.write_text(json.dumps(options), encoding="utf-8")
 
