@@ -148,11 +148,11 @@ def pack(run: Run, folder: Path, write: Any, out: Path, strict: bool, as_json: b
         print_json([{"shard": path, "report": report} for path, report in made])
         return
     for path, report in made:
-        told = ""
+        message = ""
         if report is not None:
-            told = f": {report.documents:,} documents, {report.tokens:,} tokens"
-            told += f", {report.broken:,} broken rows left out"
-        console().print(f"{path}{told}", markup=False, soft_wrap=True)
+            message = f": {report.documents:,} documents, {report.tokens:,} tokens"
+            message += f", {report.broken:,} broken rows left out"
+        console().print(f"{path}{message}", markup=False, soft_wrap=True)
 
 
 def _run(
@@ -177,8 +177,8 @@ def _run(
         if fields and kind != DEFAULT:
             raise WorkloadError("--set is for language models", found=what[0], next="change the run file")
         if fields:
-            told = run.model_dump(mode="json", exclude_none=True)
-            run = parse_run({**told, "data": {**told["data"], **fields}}, str(path))
+            message = run.model_dump(mode="json", exclude_none=True)
+            run = parse_run({**message, "data": {**message["data"], **fields}}, str(path))
         return run, path.parent
     chosen = model or BUNDLED
     if (kind := kind_of_model(chosen)) != DEFAULT:
@@ -222,21 +222,23 @@ def _print_survey(found: list[FileSurvey], context: int | None) -> None:
         counts = [report.rows, report.empty, report.broken, report.documents, report.tokens, report.trained]
         counts.append(seen.longer)
         holds = report.layout or report.form or seen.holds
-        told = (f"{count:,}" for count in counts[: len(names) - 3])
-        table.add_row(Text(seen.file.name), Text(seen.source), holds, *told)
+        message = (f"{count:,}" for count in counts[: len(names) - 3])
+        table.add_row(Text(seen.file.name), Text(seen.source), holds, *message)
     screen.print(table)
     for seen in found:
         for number, reason in seen.report.listed[:BROKEN_SHOWN]:
             screen.print(f"{seen.file}:{number}: {reason}", markup=False, style="yellow", soft_wrap=True)
         if (more := seen.report.broken - BROKEN_SHOWN) > 0:
-            told = f"{seen.file}: {more:,} broken rows more; --json lists up to 100"
-            screen.print(told, markup=False, style="yellow")
+            message = f"{seen.file}: {more:,} broken rows more; --json lists up to 100"
+            screen.print(message, markup=False, style="yellow")
         for note, count in seen.report.notes.items():
-            told = f"{seen.file}: {note} ({count:,} of {seen.report.documents:,} documents)"
-            screen.print(told, markup=False, style="yellow", soft_wrap=True)
+            message = f"{seen.file}: {note} ({count:,} of {seen.report.documents:,} documents)"
+            screen.print(message, markup=False, style="yellow", soft_wrap=True)
         if seen.lost:
-            told = f"{seen.file}: {seen.lost:,} documents would be left out: their labels lie behind a window"
-            screen.print(told, markup=False, style="yellow", soft_wrap=True)
+            message = (
+                f"{seen.file}: {seen.lost:,} documents would be left out: their labels lie behind a window"
+            )
+            screen.print(message, markup=False, style="yellow", soft_wrap=True)
         if seen.refused:
             screen.print(f"refused: {seen.refused}", markup=False, style="bold red", soft_wrap=True)
     lengths: dict[int, int] = {}

@@ -17,7 +17,6 @@ from torchwright.cli import (
     chat,
     data,
     doctor,
-    ett,
     export,
     generate,
     imagine,
@@ -29,6 +28,7 @@ from torchwright.cli import (
     segment,
     serve,
     techniques,
+    time_report,
     train,
     transcribe,
     verify,
@@ -54,7 +54,7 @@ VERBS = (
     prove,
     data,
     train,
-    ett,
+    time_report,
     why_stuck,
     report,
     doctor,
@@ -76,12 +76,18 @@ ELSEWHERE = {
 """Verbs of other tools → what to type here."""
 
 
+RENAMED = {"ett": "time-report"}
+"""Earlier names of verbs, which keep working → their names now."""
+
+
 class InOrder(click.Group):
     """Lists its verbs in the order of the work, not of the alphabet."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in RENAMED:
+            args = [RENAMED[args[0]], *args[1:]]
         if args and args[0] in ELSEWHERE:
             raise click.UsageError(f"No such command '{args[0]}': {ELSEWHERE[args[0]]}.", ctx)
         return super().resolve_command(ctx, args)

@@ -298,11 +298,11 @@ def test_the_verb_prints_the_account_in_three_ways(
         with Ledger(tmp_path, rank=rank, world=2, started=time.time() - 3) as ledger, ledger.phase("step"):
             time.sleep(0.05)
     page = tmp_path / "pages" / "<ett>.html"
-    assert main(["ett", str(tmp_path), "--html", str(page)]) == 0
+    assert main(["time-report", str(tmp_path), "--html", str(page)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"Effective training time: \d+\.\d% of 3\.\d+ s", text)
     assert re.search(r"^start +3\.\d+ s +9\d\.\d+% +[01]: 3\.\d+ s", text, re.MULTILINE)
-    assert main(["ett", str(tmp_path), "--json"]) == 0
+    assert main(["ett", str(tmp_path), "--json"]) == 0  # its earlier name
     facts = json.loads(capsys.readouterr().out)
     assert sum(facts["seconds"].values()) == pytest.approx(facts["wall_seconds"])
     assert facts["attempts"][0]["ranks"].keys() == {"0", "1"}
@@ -311,5 +311,5 @@ def test_the_verb_prints_the_account_in_three_ways(
     assert "http" not in html.replace("http-equiv", "")
     assert html.count("<path") == 2 * len([time for time in facts["seconds"].values() if time])
     assert list(page.parent.iterdir()) == [page]
-    assert main(["ett", str(tmp_path / "nothing")]) == 2
+    assert main(["time-report", str(tmp_path / "nothing")]) == 2
     assert "no ledger in" in capsys.readouterr().err

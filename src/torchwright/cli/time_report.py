@@ -1,4 +1,4 @@
-"""`torchwright ett`: where a training job's time went."""
+"""`torchwright time-report`: where a training job's time went."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwright.cli.options import json_option
 from torchwright.cli.printing import console, print_json
 
 
-@click.command("ett")
+@click.command("time-report")
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
 @click.option(
     "--html",
