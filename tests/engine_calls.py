@@ -1,4 +1,4 @@
-"""Models behind a door without a search: exported, compiled or run operator by operator."""
+"""Models behind a call dispatcher without a search: exported, compiled or run operator by operator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from torchwright.optimization.engines.call import parameters_of, spec_of
-from torchwright.optimization.engines.door import CompiledCall, Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.graphs import GraphCall
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.program import FreeSizes, compile_program, export_one
-from torchwright.optimization.engines.spec import Takes
+from torchwright.optimization.engines.spec import InputCapabilities
 from torchwright.workloads.base import Case
 
 
@@ -41,7 +41,7 @@ def call_of(
     return Package(to, spec)
 
 
-def door_of(
+def dispatcher_of(
     model: nn.Module,
     *args: Any,
     to: Path | None = None,
@@ -49,9 +49,9 @@ def door_of(
     takes: dict[str, Any] | None = None,
     named: dict[str, Any] | None = None,
     **options: Any,
-) -> Door:
-    known = Takes(parameters=parameters_of(model.forward), **(takes or {}))
-    return Door([call_of(model, args, named, free=free, to=to)], takes=known, **options)
+) -> CallDispatcher:
+    known = InputCapabilities(parameters=parameters_of(model.forward), **(takes or {}))
+    return CallDispatcher([call_of(model, args, named, free=free, to=to)], takes=known, **options)
 
 
 def mlp() -> nn.Module:

@@ -19,8 +19,8 @@ from torchwright.core.records import (
     Recipe,
     RooflinePoint,
     RowsTime,
-    Rung,
     Step,
+    StepResult,
 )
 
 
@@ -70,17 +70,17 @@ def make_features(**overrides: Any) -> Features:
     return Features(**(fields | overrides))
 
 
-def make_rung(status: str = "kept", **overrides: Any) -> Rung:
+def make_rung(status: str = "kept", **overrides: Any) -> StepResult:
     fields: dict[str, Any] = {
         "step": Step(name="dtype", options={"to": "bfloat16"}),
         "kept": status == "kept",
         "status": status,
         "reason": "1.52x is outside the noise and the loss is within the budget",
     }
-    return Rung(**(fields | overrides))
+    return StepResult(**(fields | overrides))
 
 
-def make_rungs() -> tuple[Rung, ...]:
+def make_rungs() -> tuple[StepResult, ...]:
     """Kept, dropped, refused, failed and removed ones, with and without numbers."""
     skipped = {"lm_head": "the last layer loses most: 1.9% alone", "model.embed_tokens": "not a linear layer"}
     skipped |= {f"model.layers.{index}.mlp.gate": "narrower than min_features=512" for index in range(12)}

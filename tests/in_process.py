@@ -13,7 +13,7 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval
 from torchwright.optimization.techniques.base import techniques
 from torchwright.optimization.trial.client import Context, TrialFailed
-from torchwright.optimization.trial.session import Session
+from torchwright.optimization.trial.session import TrialSession
 
 TRIED = ("dtype", "compile", "int8_dynamic", "threads")
 """Techniques that are cheap to ask whether they can run."""
@@ -34,7 +34,7 @@ class InProcessTrial:
         from torchwright.optimization.trial.travel import unpack
 
         assert not environment
-        self.session = Session()
+        self.session = TrialSession()
         self.session.seed = context.seed
         self.session.device = get_device(context.device)
         self.session.workload = unpack(context.workload)
@@ -95,17 +95,17 @@ def trials_in_process(
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
     monkeypatch.setattr("torchwright.optimization.search.compare.COMPARE_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.optimization.trial.timed.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.optimization.search.claim.ROWS_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.optimization.search.verify_artifact.ROWS_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.optimization.search.finish.PROCESSES", 1)
     monkeypatch.setattr(
-        "torchwright.optimization.trial.forms.ROWS_COST", float("inf")
+        "torchwright.optimization.trial.batch_variants.ROWS_COST", float("inf")
     )  # one package, however it was timed
     monkeypatch.setattr("torchwright.hardware.measure.microbench.linear_kernel_seconds", lambda *args: {})
     techniques.names()
     known = {name: target for name, target in techniques._targets.items() if name in tried}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
-        monkeypatch.setattr("torchwright.optimization.trial.session.Session.waited", lambda session: 0.0)
+        monkeypatch.setattr("torchwright.optimization.trial.session.TrialSession.waited", lambda session: 0.0)
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
         monkeypatch.setattr(
             "torchwright.optimization.search.compare.paired_speedup", lambda before, after: decree

@@ -17,9 +17,9 @@ from factories import make_device, make_features, make_quality, make_recipe
 from search_techniques import FAKES
 from torchwright.core.cpu_load import Load
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import Budget, Coverage, Event, Identity, Ranked, Recipe, Rung, Step
+from torchwright.core.records import Budget, Coverage, Event, Identity, Ranked, Recipe, Step, StepResult
 from torchwright.optimization.engines.describe import Description
-from torchwright.optimization.search.finish import Form, settle
+from torchwright.optimization.search.finish import ShippingAttempt, settle
 from torchwright.optimization.search.loop import run
 from torchwright.optimization.search.state import Outcome, Search
 from torchwright.optimization.techniques.base import conversion_of, from_step, techniques
@@ -109,7 +109,7 @@ class World:
         search = self.searching
         search.context.deadline = search.last_moment = 1e9
         steps = search.best.steps
-        form = Form(
+        form = ShippingAttempt(
             name="itself",
             start=lambda: self.start(search.context, steps),
             prove=lambda candidate: candidate.settle(search.reference),
@@ -352,6 +352,6 @@ def rows(outcome: Outcome) -> dict[str, str]:
     return {str(rung.step): rung.status for rung in outcome.rungs}
 
 
-def row(outcome: Outcome, name: str) -> Rung:
+def row(outcome: Outcome, name: str) -> StepResult:
     (found,) = [rung for rung in outcome.rungs if str(rung.step) == name]
     return found

@@ -23,13 +23,13 @@ from benchmarks.harness import run
 from benchmarks.harness.run import Row
 from benchmarks.harness.turns import seconds
 from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.optimization.engines.module import OptimizedModule
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.packaging import described
 from torchwright.optimization.engines.program import compile_program, export_one
-from torchwright.optimization.engines.spec import Takes
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.spec import InputCapabilities
 from torchwright.workloads.base import Case
 
 ROUNDS, CALLS = 41, 2000
@@ -76,7 +76,9 @@ def timed(name: str, model: nn.Module, case: Case, path: Path) -> list[Row]:
     spec = described("forward", program)
     compile_program(program, path, {"freezing": True})
     package = Package(path, spec)
-    optimized = OptimizedModule(Door([package], takes=Takes(parameters=parameters_of(model.forward))))
+    optimized = OptimizedModule(
+        CallDispatcher([package], takes=InputCapabilities(parameters=parameters_of(model.forward)))
+    )
     tensors, boxed = tensors_of(case), package._loader.boxed_run
     found = [compared(name, lambda: boxed(list(tensors)), lambda: optimized(*case.args))]
     if name == "an image":

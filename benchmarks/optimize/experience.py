@@ -29,7 +29,7 @@ from benchmarks.optimize.zoo import keep
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.records import Budget, Recipe
 from torchwright.optimization.search import experience
-from torchwright.optimization.search.experience import Record
+from torchwright.optimization.search.experience import SearchRecord
 from torchwright.optimization.search.optimize import optimize
 from torchwright.optimization.search.recorded import TRIED, reached, record, wait
 from torchwright.optimization.search.state import Request
@@ -113,9 +113,9 @@ def read(file: Path) -> tuple[str, Recipe]:
     return found["commit"], typed(found["recipe"], Recipe, str(file))
 
 
-def records(folder: Path, without: str | None = None) -> list[Record]:
+def records(folder: Path, without: str | None = None) -> list[SearchRecord]:
     """Return an entry for each file of the folder, except for one model and searches that tried nothing."""
-    found: list[Record] = []
+    found: list[SearchRecord] = []
     for file in sorted(folder.glob("*.json")):
         commit, recipe = read(file)
         try:
@@ -125,7 +125,7 @@ def records(folder: Path, without: str | None = None) -> list[Record]:
     return found
 
 
-def as_text(found: list[Record]) -> str:
+def as_text(found: list[SearchRecord]) -> str:
     return json.dumps({"searches": [dataclasses.asdict(each) for each in found]}, indent=1) + "\n"
 
 

@@ -15,8 +15,8 @@ from torchwright.core.records import (
     DeviceFacts,
     Interval,
     RooflinePoint,
-    Rung,
     Step,
+    StepResult,
     current_name,
     to_json,
 )
@@ -47,7 +47,7 @@ def test_what_others_work_may_have_hidden_is_not_decided(
     status: Any, low: float | None, high: float | None, busy: bool, undecided: bool
 ):
     found = None if low is None or high is None else Interval(value=low, low=low, high=high, busy=busy)
-    rung = Rung(step=Step(name="dtype"), kept=False, reason="", status=status, speedup=found)
+    rung = StepResult(step=Step(name="dtype"), kept=False, reason="", status=status, speedup=found)
     assert rung.undecided == undecided
 
 

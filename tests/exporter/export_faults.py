@@ -19,7 +19,7 @@ from torchwright.exporter.locate import locate
 from torchwright.exporter.package import PACKAGE, Export, empty_export
 from torchwright.exporter.process import RunFailed
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.exporter.worker import Session
+from torchwright.exporter.worker import VerifierSession
 from torchwright.workloads.module import ModuleWorkload
 
 Fault = Callable[[Path, Subject], None]
@@ -66,7 +66,7 @@ class InProcess:
     def __init__(
         self, folder: Path, scratch: Path, *, reference: bool = False, artifact: Path | None = None
     ) -> None:
-        self._session, threads = Session(), torch.get_num_threads()
+        self._session, threads = VerifierSession(), torch.get_num_threads()
         made_from = None if artifact is None else str(artifact)
         try:
             self.load_seconds = self.ask("open", folder=str(folder), reference=reference, artifact=made_from)[

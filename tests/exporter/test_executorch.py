@@ -16,7 +16,7 @@ from torchwright.exporter.export import export
 from torchwright.exporter.process import COMPLAINT
 from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.subject import make_subject
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.detect import from_target
 from torchwright.workloads.module import ModuleWorkload

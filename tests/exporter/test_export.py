@@ -48,7 +48,7 @@ from torchwright.exporter.pt2 import MODEL, Pt2, save
 from torchwright.exporter.reference import PAST, calls_of, graph_values, layers_of
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.exporter.verify import REFUSED, RIGHT, Tried, _sizes
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

@@ -18,11 +18,11 @@ from torchwright.core.errors import ArtifactError, RefusedTechnique, WorkloadErr
 from torchwright.exporter import litert
 from torchwright.exporter.export import export
 from torchwright.exporter.litert import MODEL, OUTPUTS, LiteRt
-from torchwright.exporter.litert_convert import _told
+from torchwright.exporter.litert_convert import _message
 from torchwright.exporter.locate import first_parting
 from torchwright.exporter.reference import calls_of, graph_values, layers_of, operator_keys
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
@@ -185,5 +185,5 @@ def test_an_interrupt_ends_the_converter(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_first_cause_is_told_in_a_line() -> None:
     fault = RuntimeError("outer")
     fault.__cause__ = ValueError("\n  no lowering of aten.foo\nand a stack")
-    assert _told(fault) == {"failed": "ValueError: no lowering of aten.foo"}
-    assert _told(OSError(28, "full")) == {"errno": 28}
+    assert _message(fault) == {"failed": "ValueError: no lowering of aten.foo"}
+    assert _message(OSError(28, "full")) == {"errno": 28}

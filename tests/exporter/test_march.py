@@ -19,7 +19,7 @@ from torchwright.core.errors import WorkloadError
 from torchwright.exporter.aoti import MODEL, Aoti
 from torchwright.exporter.export import export
 from torchwright.exporter.subject import make_subject
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

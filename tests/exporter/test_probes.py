@@ -22,9 +22,9 @@ from torchwright.exporter.probes import (
     SUBNORMAL,
     WIDE,
     ZERO_ROWS,
-    Answer,
     Limit,
     Probe,
+    ProbeOutputs,
     holds_for,
     limit_at,
     limits_of,
@@ -62,14 +62,14 @@ def probed(*inputs: torch.Tensor) -> list[Probe]:
     return probes_of(torch.export.export(Table(), inputs), inputs)
 
 
-def answered(model: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[Probe], Answer]:
-    def answer(probe: Probe) -> Answer:
+def answered(model: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[Probe], ProbeOutputs]:
+    def answer(probe: Probe) -> ProbeOutputs:
         try:
             with torch.no_grad():
                 answer = model(*probe.applied(inputs))
-            return Answer(outputs=[answer] if isinstance(answer, torch.Tensor) else answer)
+            return ProbeOutputs(outputs=[answer] if isinstance(answer, torch.Tensor) else answer)
         except Exception as error:
-            return Answer(refused=f"{type(error).__name__}: {error}")
+            return ProbeOutputs(refused=f"{type(error).__name__}: {error}")
 
     return answer
 
@@ -165,8 +165,8 @@ def test_integers_in_32_bits_and_unchecked_indices_are_limits() -> None:
 
 
 def test_a_crash_is_a_limit_and_two_errors_are_none() -> None:
-    right, error = Answer(outputs=[X]), Answer(refused="IndexError: index 100 is out of range")
-    crashed = Answer(crashed="crashed (SIGABRT)")
+    right, error = ProbeOutputs(outputs=[X]), ProbeOutputs(refused="IndexError: index 100 is out of range")
+    crashed = ProbeOutputs(crashed="crashed (SIGABRT)")
     assert str(limit_at(-1, ("ids",), error, crashed, 0)) == (
         "for -1 in ids it crashed (SIGABRT), where PyTorch raises IndexError"
     )
@@ -178,7 +178,9 @@ def test_a_crash_is_a_limit_and_two_errors_are_none() -> None:
 
 def test_inputs_with_the_same_limit_are_told_together() -> None:
     both = [Probe(tensor=index, name=name, value=math.nan) for index, name in enumerate("ab")]
-    wrong = limits_of(both, lambda _: Answer(outputs=[X * math.nan]), lambda _: Answer(outputs=[X]), 0)
+    wrong = limits_of(
+        both, lambda _: ProbeOutputs(outputs=[X * math.nan]), lambda _: ProbeOutputs(outputs=[X]), 0
+    )
     assert [limit.names for limit in wrong] == [("a", "b")]
 
 

@@ -13,7 +13,7 @@ from export_models import small
 import torchwright as tw
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.exporter.compressed import Layout, packed
+from torchwright.exporter.compressed import LinearFormat, packed
 from torchwright.exporter.onnx_file import Onnx
 from torchwright.exporter.pt2 import Pt2
 from torchwright.exporter.reference import EXAMPLE, calls_of
@@ -42,8 +42,8 @@ def test_words_are_those_of_the_formats_own_library(bits: int) -> None:
     assert torch.equal(packed(codes, bits), theirs.pack_to_int32(codes.to(torch.int8), bits))
 
 
-@pytest.mark.parametrize("layout", [Layout(bits=8, inputs=True), Layout(bits=4, group=32)])
-def test_weights_are_off_by_half_a_step_or_by_what_is_cut(layout: Layout) -> None:
+@pytest.mark.parametrize("layout", [LinearFormat(bits=8, inputs=True), LinearFormat(bits=4, group=32)])
+def test_weights_are_off_by_half_a_step_or_by_what_is_cut(layout: LinearFormat) -> None:
     weight = torch.randn(6, 64, dtype=torch.float64).float()
     weight[0, :32] = 0
     parts = layout.tensors(weight)

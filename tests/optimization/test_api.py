@@ -33,7 +33,7 @@ from torchwright.core.records import Interval
 from torchwright.optimization import api
 from torchwright.optimization.artifact.folder import report_path
 from torchwright.optimization.trial.client import Context
-from torchwright.optimization.trial.session import Session
+from torchwright.optimization.trial.session import TrialSession
 from torchwright.report import view
 from torchwright.workloads import accuracy
 
@@ -418,7 +418,7 @@ def test_verify_on_a_busy_machine_is_not_measured_and_no_regression(
     doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
 ):
     result = optimized(factory)
-    monkeypatch.setattr("torchwright.optimization.trial.session.Session.waited", lambda session: 0.9)
+    monkeypatch.setattr("torchwright.optimization.trial.session.TrialSession.waited", lambda session: 0.9)
     busy = partial(Context, load=lambda: Load(running=20, cores=2))
     monkeypatch.setattr("torchwright.optimization.rebuild.Context", busy)
     slow = Interval(value=1.1, low=1.0, high=1.2)
@@ -486,13 +486,13 @@ def test_bench_takes_any_number_of_rows_where_the_artifact_does(
     result = optimized(factory)
     assert result.recipe.rows
     timed: list[int] = []
-    real = Session.time
+    real = TrialSession.time
 
-    def time(self: Session) -> dict[str, float]:
+    def time(self: TrialSession) -> dict[str, float]:
         timed.append(len(self.calls.cases[0].args[0]))
         return real(self)
 
-    monkeypatch.setattr(Session, "time", time)
+    monkeypatch.setattr(TrialSession, "time", time)
     measured = api.bench(str(result.path), batch=5)
     assert set(timed) == {5}
     assert measured["batch"] == 5
@@ -515,7 +515,7 @@ def test_bench_of_a_process_that_dies_is_an_error_in_words(
     def broken(self: Any) -> None:
         raise RuntimeError("bad luck")
 
-    monkeypatch.setattr("torchwright.optimization.trial.session.Session.time", broken)
+    monkeypatch.setattr("torchwright.optimization.trial.session.TrialSession.time", broken)
     with pytest.raises(tw.TorchwrightError, match=r"could not be measured.*RuntimeError: bad luck"):
         api.bench(factory)
 

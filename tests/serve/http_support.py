@@ -54,7 +54,6 @@ from torchwright.serve.wire.messages import (
     Grammar,
     Heard,
     Loading,
-    Output,
     Paint,
     Painted,
     RequestRefused,
@@ -64,6 +63,7 @@ from torchwright.serve.wire.messages import (
     Submit,
     Timing,
     TokenLogprob,
+    TokenOutput,
     Transcribe,
     decode_to_engine,
     encode,
@@ -168,7 +168,7 @@ class FakeEngine:
                 self._running[message.id, index] = (message, 0)
 
     def _step(self) -> None:
-        outputs: list[Output] = []
+        outputs: list[TokenOutput] = []
         if any(submit.priority == Trouble.SLOW for submit, _ in self._running.values()):
             time.sleep(0.02)
         for (id, index), (submit, count) in list(self._running.items()):
@@ -189,7 +189,7 @@ class FakeEngine:
             if submit.prompt_logprobs is not None and count == 0 and index == 0:
                 prompt = [None, *(TokenLogprob(token, -1.0, []) for token in submit.ids[1:])]
             outputs.append(
-                Output(
+                TokenOutput(
                     id=id,
                     index=index,
                     tokens=[token],
@@ -204,12 +204,12 @@ class FakeEngine:
         self._totals["steps"] += 1
         self._send(StepOutput(outputs=outputs, stats=self._stats()))
 
-    def _finish(self, outputs: list[Output], id: str, index: int, finish: Finish) -> None:
+    def _finish(self, outputs: list[TokenOutput], id: str, index: int, finish: Finish) -> None:
         submit, _ = self._running.pop((id, index))
         prompt = None
         if submit.prompt_logprobs is not None and index == 0:
             prompt = [None, *(TokenLogprob(token, -1.0, []) for token in submit.ids[1:])]
-        output = Output(
+        output = TokenOutput(
             id=id,
             index=index,
             tokens=[],

@@ -25,7 +25,7 @@ from torchwright.serve.limits import LOGIT_BIASES, NESTING, Limits
 from torchwright.serve.openai.parse import parse
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from torchwright.serve.openai.reading import ReadingJob
-from torchwright.serve.openai.room import RequestRoom
+from torchwright.serve.openai.request_limits import RequestLimits
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 from torchwright.serve.workers.pool import Workers, WorkLimits
@@ -333,7 +333,7 @@ def test_long_bodies_wait_in_a_bounded_queue_and_take_bounded_memory() -> None:
 
 def _tokenize(text: str) -> ReadingJob:
     return ReadingJob(
-        "TokenizeRequest", json.dumps({"prompt": text}).encode(), RequestRoom(("m",), CONTEXT, 4096)
+        "TokenizeRequest", json.dumps({"prompt": text}).encode(), RequestLimits(("m",), CONTEXT, 4096)
     )
 
 

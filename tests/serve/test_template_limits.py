@@ -19,7 +19,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import load_language
 from torchwright.serve.openai.protocol import ChatRequest
 from torchwright.serve.openai.reading import RENDER, BodyReader, Read, ReadingJob
-from torchwright.serve.openai.room import RequestRoom
+from torchwright.serve.openai.request_limits import RequestLimits
 
 LIMITS = Limits(read_seconds=0.5, read_memory_bytes=200 * 2**20)
 NESTED = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
@@ -40,7 +40,7 @@ def asked(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> list[An
         assert not reader.reads_here(ChatRequest, body, language.template)
         try:
             asking = [
-                reader.generating(ChatRequest, body, language, RequestRoom(("m",), 512, 512))
+                reader.generating(ChatRequest, body, language, RequestLimits(("m",), 512, 512))
                 for _ in range(2)
             ]
             return await asyncio.gather(*asking, return_exceptions=True)

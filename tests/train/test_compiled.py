@@ -15,11 +15,11 @@ from torchwright.core.errors import WorkloadError
 from torchwright.train.ledger import read_account
 from torchwright.train.run import compiled
 from torchwright.train.run.compiled import CompiledCode
-from torchwright.train.run.processes import Place
+from torchwright.train.run.processes import ProcessRank
 
 
-def place(rank: int = 0) -> Place:
-    return Place(rank=rank, world=2, device="cpu")
+def place(rank: int = 0) -> ProcessRank:
+    return ProcessRank(rank=rank, world=2, device="cpu")
 
 
 def test_nothing_new_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

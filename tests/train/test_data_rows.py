@@ -18,9 +18,9 @@ from torchwright.hub.chat_template import ChatTemplate
 from torchwright.train.data import rows as data_rows
 from torchwright.train.data.documents import (
     COLUMNS,
+    ChatEncoder,
     Document,
-    Encoder,
-    Report,
+    FileReport,
     RowsAs,
     read_documents,
     read_report,
@@ -52,10 +52,10 @@ TALK = [
 ]
 
 
-def encoder(folder: Path, template: str | None = None) -> Encoder:
+def encoder(folder: Path, template: str | None = None) -> ChatEncoder:
     settings = {"eos_token": "<|end|>"} | ({"chat_template": template} if template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return Encoder(TOKENIZER, ChatTemplate(folder), END)
+    return ChatEncoder(TOKENIZER, ChatTemplate(folder), END)
 
 
 def lines(folder: Path, *rows: Any) -> Path:
@@ -65,8 +65,10 @@ def lines(folder: Path, *rows: Any) -> Path:
     return path
 
 
-def read(folder: Path, *rows: Any, template: str | None = None, **how: Any) -> tuple[list[Document], Report]:
-    report = Report()
+def read(
+    folder: Path, *rows: Any, template: str | None = None, **how: Any
+) -> tuple[list[Document], FileReport]:
+    report = FileReport()
     found = read_documents(lines(folder, *rows), encoder(folder, template), RowsAs(**how), report)
     return [document for _, documents in found for document in documents], report
 
@@ -243,7 +245,7 @@ def test_columns_are_found_named_or_asked_for(tmp_path: Path) -> None:
 def test_a_file_without_a_row_to_train_on_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
     with pytest.raises(DataError, match="holds no row to train on"):
-        list(read_documents(tmp_path / "rows.jsonl", encoder(tmp_path), RowsAs(), Report()))
+        list(read_documents(tmp_path / "rows.jsonl", encoder(tmp_path), RowsAs(), FileReport()))
 
 
 def test_tables_and_saved_data_sets_are_read_as_json_lines_are(tmp_path: Path) -> None:

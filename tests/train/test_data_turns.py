@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from torchwright.hub.chat_template import ChatTemplate
-from torchwright.train.data.documents import Document, Encoder, Report, RowsAs, read_documents
+from torchwright.train.data.documents import ChatEncoder, Document, FileReport, RowsAs, read_documents
 from torchwright.train.data.packing import Packed
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import token_shards
@@ -77,10 +77,12 @@ def model(folder: Path, template: str | None = None) -> Path:
     return folder
 
 
-def read(folder: Path, *rows: Any, template: str | None = None, **how: Any) -> tuple[list[Document], Report]:
-    path, report = folder / "rows.jsonl", Report()
+def read(
+    folder: Path, *rows: Any, template: str | None = None, **how: Any
+) -> tuple[list[Document], FileReport]:
+    path, report = folder / "rows.jsonl", FileReport()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    encoder = Encoder(TOKENIZER, ChatTemplate(model(folder, template)), END)
+    encoder = ChatEncoder(TOKENIZER, ChatTemplate(model(folder, template)), END)
     found = read_documents(path, encoder, RowsAs(**how), report)
     return [document for _, documents in found for document in documents], report
 
@@ -167,7 +169,9 @@ def test_a_turn_that_the_next_speaker_ends_is_trained_on_with_its_marker(tmp_pat
         ((begin,), "It is two.<|begin|>It is four.<|end|>"),
         ((), "It is two.It is four.<|end|>"),
     ):
-        ((_, (document,)),) = read_documents(path, Encoder(TOKENIZER, chat, END, ends), RowsAs(), Report())
+        ((_, (document,)),) = read_documents(
+            path, ChatEncoder(TOKENIZER, chat, END, ends), RowsAs(), FileReport()
+        )
         assert learnt(document) == wanted
 
 
@@ -268,8 +272,8 @@ def test_texts_begin_as_the_tokenizer_begins_them(tmp_path: Path) -> None:
     folder = model(tmp_path)
     rows = [{"prompt": "2+2=", "completion": " 4"}, {"prompt": "<|begin|>2+2=", "completion": " 4"}]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    encoder = Encoder(TOKENIZER, ChatTemplate(folder), END)
-    found = read_documents(folder / "rows.jsonl", encoder, RowsAs(), Report())
+    encoder = ChatEncoder(TOKENIZER, ChatTemplate(folder), END)
+    found = read_documents(folder / "rows.jsonl", encoder, RowsAs(), FileReport())
     documents = [document for _, documents in found for document in documents]
     inferred = TOKENIZER.encode("2+2=", add_special_tokens=True).ids
     for document in documents:
@@ -278,8 +282,8 @@ def test_texts_begin_as_the_tokenizer_begins_them(tmp_path: Path) -> None:
     # The setting that stands for it where tokenizer.json does not say so.
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
-    assert Encoder(bare, ChatTemplate(folder), END).lead == inferred[:1]
-    assert Encoder(bare, ChatTemplate(model(tmp_path / "without")), END).lead == []
+    assert ChatEncoder(bare, ChatTemplate(folder), END).lead == inferred[:1]
+    assert ChatEncoder(bare, ChatTemplate(model(tmp_path / "without")), END).lead == []
 
 
 def test_answers_to_a_prompt_of_one_token_stay_whole_and_apart(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
-from torchwright.train.run.config import Optimizer
+from torchwright.train.run.config import OptimizerSection
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.optimizer import Optimizers
@@ -44,7 +44,7 @@ def test_muon_moves_each_experts_matrix_by_itself(tmp_path: Path) -> None:
     for matrix, gradient in zip(alone, up.grad.clone(), strict=True):
         matrix.grad = gradient
     torch.optim.Muon(alone, lr=3e-3, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw").step()
-    optimizers = Optimizers(model, Optimizer(name="muon", lr=3e-3), compiled=False)
+    optimizers = Optimizers(model, OptimizerSection(name="muon", lr=3e-3), compiled=False)
     optimizers.step(1.0)
     assert torch.equal(up.detach(), torch.stack(alone))
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -60,7 +60,7 @@ def test_adamw_moves_the_rest_and_decays_the_layers_matrices_alone(tmp_path: Pat
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizers = Optimizers(
-        model, Optimizer(name="muon", lr=1.0, adam_lr=0.5, weight_decay=0.1), compiled=False
+        model, OptimizerSection(name="muon", lr=1.0, adam_lr=0.5, weight_decay=0.1), compiled=False
     )
     optimizers.step(1.0)
     for name, parameter in model.named_parameters():
@@ -75,7 +75,7 @@ def test_adamw_moves_the_rest_and_decays_the_layers_matrices_alone(tmp_path: Pat
 
 def test_adafactor_keeps_rows_and_columns_and_takes_no_word_of_adamw(tmp_path: Path) -> None:
     model = mixture(tmp_path)
-    optimizers = Optimizers(model, Optimizer(name="adafactor", lr=3e-3), compiled=False)
+    optimizers = Optimizers(model, OptimizerSection(name="adafactor", lr=3e-3), compiled=False)
     optimizers.step(1.0)
     kept, whole = optimizers.tensors(), model.get_parameter("layers.0.attention.q.weight").shape
     assert kept["layers.0.attention.q.weight.row_var"].shape == (whole[0], 1)
@@ -90,7 +90,7 @@ def test_moments_in_few_bits_take_few_bytes(tmp_path: Path) -> None:
     model = mixture(tmp_path)
     bytes_of: dict[str, int] = {}
     for name in ("adamw", "adamw8bit", "adamw4bit"):
-        optimizers = Optimizers(model, Optimizer.model_validate({"name": name}), compiled=False)
+        optimizers = Optimizers(model, OptimizerSection.model_validate({"name": name}), compiled=False)
         optimizers.prepare()
         up = {key: value for key, value in optimizers.tensors().items() if "experts.up.exp_avg" in key}
         bytes_of[name] = sum(value.numel() * value.element_size() for value in up.values())
@@ -121,6 +121,6 @@ def test_what_needs_whole_matrices_says_which_layout_it_takes() -> None:
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
         for name in ("muon", "adafactor"):
             with pytest.raises(RunError, match="use dp_replicate alone of all axes, or optimizer 'adamw'"):
-                Optimizers(model, Optimizer.model_validate({"name": name}), compiled=False)
+                Optimizers(model, OptimizerSection.model_validate({"name": name}), compiled=False)
     finally:
         dist.destroy_process_group()

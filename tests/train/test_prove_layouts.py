@@ -18,7 +18,7 @@ from torchwright.cli.printing import console
 from torchwright.models.decoder import read_decoder_config
 from torchwright.models.decoder.families import decoder_config
 from torchwright.train.layout import Layout, LayoutError
-from torchwright.train.prove import Divergence, Part, Proof, proof, prove, prove_layout, render
+from torchwright.train.prove import Divergence, LayoutProof, Proof, proof, prove, prove_layout, render
 from torchwright.train.prove.proof import choose, read_model, used
 from torchwright.train.prove.shrink import shrink
 from torchwright.train.run.check import check_run
@@ -277,7 +277,7 @@ def test_command_names_the_fault_and_ends_with_1(
 ) -> None:
     run = in_layout(Layout(cp=2))
     folder = config_folder("llama", tmp_path)
-    wrong = Part(
+    wrong = LayoutProof(
         layout=Layout(cp=2),
         compiled=False,
         errors={"float64": 1.0, "float32": float("inf")},
@@ -312,7 +312,7 @@ def test_command_names_the_fault_and_ends_with_1(
 
 
 def test_command_says_what_it_did_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    part = Part(
+    part = LayoutProof(
         layout=Layout(cp=8), compiled=True, errors={"float64": 1e-16}, worst={}, passed=True, seconds=1.0
     )
     folder = config_folder("llama", tmp_path)
@@ -333,7 +333,7 @@ def test_command_says_what_it_did_not_run(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_pipelines_schedule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = in_layout(Layout(pp=2), micro_batches=2, pipeline={"schedule": "zbv"})
-    part = Part(layout=Layout(pp=2), compiled=False, errors={}, worst={}, passed=True, seconds=1.0)
+    part = LayoutProof(layout=Layout(pp=2), compiled=False, errors={}, worst={}, passed=True, seconds=1.0)
     config = read_decoder_config(config_folder("llama", tmp_path))
     found = Proof(model="m", run=run, config=config, parts=(part,), divergence=None, extrapolated=())
     console().print(render.verdict(found))

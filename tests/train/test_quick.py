@@ -24,7 +24,7 @@ from torchwright.train.run.config import Lora
 from torchwright.train.run.corpus import epochs, make_shards, open_shards, wait_until_visible, walk_of
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
-from torchwright.train.run.processes import Place
+from torchwright.train.run.processes import ProcessRank
 from torchwright.train.run.quick import QuickRun, quick_run, read_fields
 from torchwright.train.run.read import check_run, parse_run, read_run
 
@@ -223,7 +223,7 @@ def test_the_first_process_alone_tokenizes(tmp_path: Path, monkeypatch: pytest.M
     shards = tmp_path / ".out.tokens" / "of-process-0"
     shards.mkdir(parents=True)
     calls: list[Any] = []
-    second = contextlib.nullcontext(Place(rank=1, world=2, device="cpu"))
+    second = contextlib.nullcontext(ProcessRank(rank=1, world=2, device="cpu"))
     monkeypatch.setattr(from_words_room, "processes", lambda _: second)
     monkeypatch.setattr(from_words_room, "patient", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(from_words_room, "on_first", lambda work: calls.append(work) or made)

@@ -15,12 +15,12 @@ from recommender_runs import make_recommender
 
 from clicks import Shape, generate
 from torchwright.core.errors import TorchwrightError, UnknownName
-from torchwright.train.data.documents import Report
+from torchwright.train.data.documents import FileReport
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.config import CATEGORIES, NUMBERS, read_recommender
 from torchwright.train.recommender.reading import read_blocks
-from torchwright.train.recommender.store import Rows, convert_file
+from torchwright.train.recommender.store import RowStream, convert_file
 from torchwright.train.recommender.survey import survey
 
 CRITEO = Columns(
@@ -35,8 +35,8 @@ PAIRS = Columns(
 WHOLE = "\t".join(["1", *["3"] * 13, *["00ff"] * 26])
 
 
-def read(path: Path, columns: Columns = CRITEO, *, header: bool = False) -> tuple[np.ndarray, Report]:
-    report = Report()
+def read(path: Path, columns: Columns = CRITEO, *, header: bool = False) -> tuple[np.ndarray, FileReport]:
+    report = FileReport()
     return np.concatenate(list(read_blocks(path, columns, report, header=header, strict=False))), report
 
 
@@ -120,7 +120,7 @@ def test_broken_rows_are_listed_by_line(tmp_path: Path) -> None:
         assert wanted in reason
     assert report.listed[-1] == (2 * len(BROKEN) + 2, "no UTF-8: invalid start byte at byte 0")
     with pytest.raises(DataError, match=r"line 2 of .* is broken"):
-        list(read_blocks(path, CRITEO, Report(), header=False, strict=True))
+        list(read_blocks(path, CRITEO, FileReport(), header=False, strict=True))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_rows_go_on_from_file_to_file_and_begin_again() -> None:
     rng = np.random.default_rng()
     sizes = rng.integers(1, 9, 5)
     whole = rng.integers(0, 99, (sizes.sum(), CRITEO.width)).astype(np.int32)
-    rows = Rows(np.split(whole, sizes.cumsum()[:-1]), CRITEO)
+    rows = RowStream(np.split(whole, sizes.cumsum()[:-1]), CRITEO)
     assert len(rows) == len(whole)
     for _ in range(20):
         first, count = rng.integers(0, [200, 100]).tolist()

@@ -17,7 +17,7 @@ from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.config import read_recommender
 from torchwright.train.recommender.losses import InBatchLoss, log_frequency
 from torchwright.train.recommender.quality import auc, click_figures
-from torchwright.train.recommender.store import Batch, Rows
+from torchwright.train.recommender.store import ClickBatch, RowStream
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.processes import processes
 
@@ -44,7 +44,7 @@ def test_in_batch_loss_row_by_row() -> None:
     users, items = torch.randn(5, 3).double(), torch.randn(5, 3).double()
     ids = torch.tensor([[9, 1], [9, 2], [9, 1], [9, 3], [9, 1]])
     log_q = torch.randn(4).double()
-    batch = Batch(numbers_BD=torch.empty(5, 0), categories_BC=ids, clicked_B=torch.ones(5))
+    batch = ClickBatch(numbers_BD=torch.empty(5, 0), categories_BC=ids, clicked_B=torch.ones(5))
     with processes(60):
         found = InBatchLoss(0.3, log_q, 1)((users, items), batch)
     total = 0.0
@@ -58,7 +58,7 @@ def test_in_batch_loss_row_by_row() -> None:
 def test_frequencies_are_counted() -> None:
     columns = Columns(labelled=False, numbers=(), tables=(("a", 5), ("b", 5)), hexadecimal=False)
     whole = np.array([[0, 1, 4], [0, 1, 4], [0, 2, 4], [0, 1, 0]], np.int32)
-    found = log_frequency(Rows([whole], columns), 1, 5).exp()
+    found = log_frequency(RowStream([whole], columns), 1, 5).exp()
     torch.testing.assert_close(found, torch.tensor([0.25, 0.25, 0.25, 0.25, 0.75]))
 
 

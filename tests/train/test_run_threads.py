@@ -9,7 +9,7 @@ import torch
 
 from torchwright.core.cpu_load import Load
 from torchwright.train.run.config import Run
-from torchwright.train.run.processes import Place
+from torchwright.train.run.processes import ProcessRank
 from torchwright.train.run.threads import LOOK_SECONDS, RunThreads, user_chose
 
 QUIET, BUSY = Load(running=0, cores=2), Load(running=24, cores=2)
@@ -75,10 +75,10 @@ def test_threads_that_the_user_chose_are_kept(machine: Machine) -> None:
 def test_what_counts_as_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     free = Run.model_construct(threads=None)
-    alone = Place(rank=0, world=1, device="cpu")
+    alone = ProcessRank(rank=0, world=1, device="cpu")
     assert not user_chose(free, alone)
     assert user_chose(Run.model_construct(threads=2), alone)
-    assert user_chose(free, Place(rank=0, world=2, device="cpu"))
-    assert user_chose(free, Place(rank=0, world=1, device="cuda"))
+    assert user_chose(free, ProcessRank(rank=0, world=2, device="cpu"))
+    assert user_chose(free, ProcessRank(rank=0, world=1, device="cuda"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert user_chose(free, alone)

@@ -31,7 +31,7 @@ from torchwright.optimization.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
-from torchwright.workloads.encoding import Encoder
+from torchwright.workloads.encoding import TextEmbedder
 from torchwright.workloads.rows import RowShapes
 from torchwright.workloads.sentences import sentences
 
@@ -141,7 +141,7 @@ def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, 
     with warnings.catch_warnings(action="ignore"):
         wanted = torch.tensor(SentenceTransformer(str(folder), device="cpu").encode(texts))
     for run in (run_of(build), run_of(program.module())):
-        got = Encoder(run, workload.layout, folder).encode(texts)
+        got = TextEmbedder(run, workload.layout, folder).encode(texts)
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
@@ -154,7 +154,7 @@ def test_an_artifact_of_a_decoder_embeds(tmp_path, text, monkeypatch):
     optimize(Request(workload=workload, budget=budget, device="cpu"), tmp_path / "out", lambda event: None)
     texts = [sentence[:40] for sentence in SENTENCES]
     with torch.inference_mode():
-        wanted = Encoder(run_of(workload.build()), workload.layout, folder).encode(texts)
+        wanted = TextEmbedder(run_of(workload.build()), workload.layout, folder).encode(texts)
     got = tw.load(tmp_path / "out").model.encode(texts)
     assert torch.nn.functional.cosine_similarity(got, wanted).min() > 0.999
 
@@ -299,7 +299,7 @@ class TestEncoder:
     @torch.inference_mode()
     def test_texts_of_any_number_and_length(self, workload, folder):
         model = workload.build()
-        encode = Encoder(run_of(model), workload.layout, folder).encode
+        encode = TextEmbedder(run_of(model), workload.layout, folder).encode
         texts = [text[:45] for text in SENTENCES * 2 + ["Odd."]]
         many = encode(texts)
         assert many.shape == (17, 32)
@@ -311,7 +311,7 @@ class TestEncoder:
         model = workload.build()
         ids = torch.randint(5, 200, (3, 10))
         expected = model(ids, torch.ones_like(ids))
-        answer = Encoder(run_of(model), workload.layout, None)(ids)
+        answer = TextEmbedder(run_of(model), workload.layout, None)(ids)
         torch.testing.assert_close(answer, expected, rtol=0, atol=1e-5)
 
     def test_texts_are_cut_at_the_models_limit_and_refused_beyond_the_optimized_length(
@@ -323,21 +323,21 @@ class TestEncoder:
             lengths.append(int(case.args[1].sum()))
             return torch.zeros(len(case.args[0]), 2)
 
-        Encoder(run, RowShapes(shapes=((1, 100),), cut=100), folder).encode("a" * 500)
+        TextEmbedder(run, RowShapes(shapes=((1, 100),), cut=100), folder).encode("a" * 500)
         assert lengths == [100]
         with pytest.raises(WorkloadError, match=r"row of 100 tokens is longer.*50 tokens"):
-            Encoder(run, workload.layout, folder).encode("a" * 500)
+            TextEmbedder(run, workload.layout, folder).encode("a" * 500)
 
     @pytest.mark.parametrize("texts", [[], [1, 2], ["a", None]])
     def test_nothing_to_encode(self, texts, workload, folder):
         with pytest.raises(WorkloadError, match="nothing to read"):
-            Encoder(lambda case: case, workload.layout, folder).encode(texts)
+            TextEmbedder(lambda case: case, workload.layout, folder).encode(texts)
 
     def test_no_tokenizer(self, workload, tmp_path):
         with pytest.raises(WorkloadError, match=r"no tokenizer.*input_ids"):
-            Encoder(lambda case: case, workload.layout, None).encode("a")
+            TextEmbedder(lambda case: case, workload.layout, None).encode("a")
         with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-            Encoder(lambda case: case, workload.layout, tmp_path).encode("a")
+            TextEmbedder(lambda case: case, workload.layout, tmp_path).encode("a")
 
 
 class TestShapeBuckets:
@@ -481,7 +481,7 @@ def test_the_real_minilm_knows_what_is_alike():
         "A kitten is resting on a rug.",
         "The stock market fell sharply today.",
     ]
-    encode = Encoder(run_of(model), workload.bucketed(3, 16).layout, folder).encode  # type: ignore[attr-defined]
+    encode = TextEmbedder(run_of(model), workload.bucketed(3, 16).layout, folder).encode  # type: ignore[attr-defined]
     cat, kitten, market = encode(texts)
     assert cat.norm() == pytest.approx(1, abs=1e-5)
     assert cat @ kitten > 0.5 > 0.2 > cat @ market

@@ -19,8 +19,8 @@ from torchwright.core.intervals import rms_bounds
 from torchwright.core.records import Interval, Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import make_target
-from torchwright.optimization.search.claim import disturbed
 from torchwright.optimization.search.save import calibration_notes
+from torchwright.optimization.search.verify_artifact import disturbance_note
 from torchwright.optimization.techniques.shared.int8 import observe_inputs
 from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
 from torchwright.workloads.module import ModuleWorkload, from_factory, normalise
@@ -424,12 +424,12 @@ def test_what_verify_refuses_is_not_suggested(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     busy = Interval(value=2.0, low=1.0, high=3.0)
-    assert "`torchwright verify` measures again" in disturbed(busy, from_factory("again_factory:make"))
+    assert "`torchwright verify` measures again" in disturbance_note(busy, from_factory("again_factory:make"))
     for workload in (
         ModuleWorkload(nn.Linear(2, 2), torch.ones(1, 2)),
         ModuleWorkload(nn.Linear(2, 2), torch.ones(1, 2), metric=lambda model: 1.0),
     ):
-        assert disturbed(busy, workload).endswith("optimizing once more measures again")
+        assert disturbance_note(busy, workload).endswith("optimizing once more measures again")
 
 
 class Drifting(nn.Module):

@@ -2,8 +2,8 @@
 """Nested values of a call by PyTorch's pytree, with dataclasses, named tuples and enum members taken apart.
 
 pytree takes a dataclass for one leaf unless its class is registered, and can write neither a dataclass nor a named
-tuple to a file; torch.export refuses a member of an Enum. Here an instance becomes a `Record`: its values, and its
-class by name. No class of a user's is registered, so nothing outlasts a call.
+tuple to a file; torch.export refuses a member of an Enum. Here an instance becomes a `FlattenedInstance`: its values,
+and its class by name. No class of a user's is registered, so nothing outlasts a call.
 
     leaves, spec = flatten((args, kwargs))      # as pytree.tree_flatten
     args, kwargs = unflatten(leaves, spec)      # instances of the caller's own classes
@@ -58,7 +58,7 @@ class RecordType:
         return f"{self.name}({', '.join(self.fields)})"
 
 
-class Record:
+class FlattenedInstance:
     """An instance of a dataclass or named tuple, taken apart; a container that pytree knows."""
 
     __slots__ = ("type", "values")
@@ -119,25 +119,25 @@ def opened(value: Any) -> Any:
     return pytree.tree_map(_opened, value, is_leaf=_is_instance)
 
 
-def taken_apart(value: Any) -> Record | None:
+def taken_apart(value: Any) -> FlattenedInstance | None:
     """Return a dataclass instance or named tuple as a record, its values as they are; None for anything else.
 
     A record is returned as it is.
     """
     cls = type(value)
-    if cls is Record:
+    if cls is FlattenedInstance:
         return value
     form, found = form_of(cls), items_of(value)
     if form is None or found is None:
         return None
     name = RecordType(form=form, module=cls.__module__, name=cls.__qualname__, fields=tuple(found), cls=cls)
-    return Record(name, found.values())
+    return FlattenedInstance(name, found.values())
 
 
 def items_of(value: Any) -> dict[str, Any] | None:
     """Return the values of a dataclass instance, named tuple or record by name; None for anything else."""
     cls = type(value)
-    if cls is Record:
+    if cls is FlattenedInstance:
         return dict(zip(value.type.fields, value.values, strict=True))
     match form_of(cls):
         case "tuple":
@@ -176,7 +176,7 @@ def _is_instance(value: Any) -> bool:
 
 def _opened(value: Any) -> Any:
     record = taken_apart(value)
-    return value if record is None else Record(record.type, map(opened, record.values))
+    return value if record is None else FlattenedInstance(record.type, map(opened, record.values))
 
 
 def _tuple_fields(cls: type) -> tuple[str, ...] | None:
@@ -218,7 +218,7 @@ def closed(value: Any, *, stand_ins: bool = True) -> Any:
             return value
         values = [closed(each, stand_ins=stand_ins) for each in value.values]
         if not stand_ins and class_of(value.type) is None:
-            return Record(value.type, values)
+            return FlattenedInstance(value.type, values)
         return rebuilt(value.type, values)
 
     return pytree.tree_map(part, value, is_leaf=_is_record)
@@ -263,7 +263,7 @@ def plain(value: Any) -> Any:
     """Return a nested value with dicts and tuples in place of records, for runtimes that do not know records."""
 
     def part(value: Any) -> Any:
-        if not isinstance(value, Record):
+        if not isinstance(value, FlattenedInstance):
             return value
         inner = [plain(each) for each in value.values]
         return (
@@ -280,11 +280,11 @@ def plain_spec(spec: pytree.TreeSpec) -> pytree.TreeSpec:
 
 def has_records(spec: pytree.TreeSpec) -> bool:
     """Check whether a structure has records."""
-    return spec.type is Record or any(map(has_records, spec.children()))
+    return spec.type is FlattenedInstance or any(map(has_records, spec.children()))
 
 
 def _is_record(value: Any) -> bool:
-    return type(value) is Record
+    return type(value) is FlattenedInstance
 
 
 def class_of(kind: RecordType) -> type | None:
@@ -422,9 +422,9 @@ def _with_keys(record: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 pytree.register_pytree_node(
-    Record,
+    FlattenedInstance,
     lambda record: (list(record.values), record.type),
-    lambda values, kind: Record(kind, values),
+    lambda values, kind: FlattenedInstance(kind, values),
     serialized_type_name=SERIALIZED,
     to_dumpable_context=to_json,
     from_dumpable_context=from_json,

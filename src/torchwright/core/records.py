@@ -184,7 +184,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class StepResult:
     """One row of the waterfall: a technique that was tried or refused, its own effect, and the verdict."""
 
     step: Step
@@ -360,7 +360,7 @@ class Recipe:
     baseline: Measurement
     final: Measurement
     speedup: Interval
-    rungs: tuple[Rung, ...]
+    rungs: tuple[StepResult, ...]
     fingerprint: Fingerprint
     search_seconds: float
     roofline: tuple[RooflinePoint, ...] = ()
@@ -392,7 +392,7 @@ class Event:
     elapsed: float
     """Seconds since the search began."""
     time_budget: float
-    rung: Rung | None = None
+    rung: StepResult | None = None
     best: Interval | None = None
     """Speed-up of the best recipe so far against the original."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 
 if TYPE_CHECKING:
     from torchwright.optimization.engines.spec import CallSpec

@@ -16,7 +16,7 @@ INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class LinearFormat:
     """One way to keep a linear layer."""
 
     bits: int

@@ -192,8 +192,8 @@ def _answer(code: int, lines: Sequence[str]) -> dict[str, str]:
             if code >= 0
             else f"its process was ended by signal {-code}"
         )
-        told = lines[-1][:300] if lines else "no message"
-        raise RefusedTechnique("litert-torch cannot take this model", found=f"{ended}: {told}")
+        message = lines[-1][:300] if lines else "no message"
+        raise RefusedTechnique("litert-torch cannot take this model", found=f"{ended}: {message}")
     if "errno" in said:
         raise OSError(said["errno"], os.strerror(said["errno"]))
     if "failed" in said:

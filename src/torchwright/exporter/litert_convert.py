@@ -57,7 +57,7 @@ def flat(program: Any) -> tuple[Any, tuple[Any, ...]]:
     return module, tuple(tensors)
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _message(error: BaseException) -> dict[str, Any]:
     """Describe the failure: the system's error number if it is the system's, such as a full disk."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -71,5 +71,5 @@ if __name__ == "__main__":
     try:
         said = main(*sys.argv[1:])
     except Exception as failure:
-        said = _told(failure)
+        said = _message(failure)
     print("\n" + json.dumps(said), flush=True)

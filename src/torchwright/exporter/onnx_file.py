@@ -18,8 +18,8 @@ from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
 from torchwright.optimization.engines.converted import Converted
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.optimization.engines.onnxruntime import OnnxRuntime
-from torchwright.optimization.engines.takes import tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor

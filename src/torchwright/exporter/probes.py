@@ -61,7 +61,7 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ProbeOutputs:
     """The outputs of a probe, an error in their place, or a crash."""
 
     outputs: list[torch.Tensor] | None = None
@@ -120,8 +120,8 @@ def probes_of(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> list
 
 def limits_of(
     probes: Sequence[Probe],
-    eager: Callable[[Probe], Answer],
-    exported: Callable[[Probe], Answer],
+    eager: Callable[[Probe], ProbeOutputs],
+    exported: Callable[[Probe], ProbeOutputs],
     allowed: float,
 ) -> list[Limit]:
     """Ask both for every probe, as long as time is left, and return where they part: one limit for a value."""
@@ -142,7 +142,7 @@ def limits_of(
 
 
 def limit_at(
-    value: Value, names: tuple[str, ...], wanted: Answer, found: Answer, allowed: float
+    value: Value, names: tuple[str, ...], wanted: ProbeOutputs, found: ProbeOutputs, allowed: float
 ) -> Limit | None:
     """Compare two answers; None where they agree, or where both are errors."""
     raises = wanted.outputs is None

@@ -22,9 +22,9 @@ from torchwright.exporter.base import Run
 from torchwright.exporter.probes import ZERO_ROWS
 from torchwright.exporter.subject import CALL, Subject
 from torchwright.optimization.artifact.tree import read_tree, write_tree
+from torchwright.optimization.engines.input_capabilities import tensors_of, with_tensors
 from torchwright.optimization.engines.program import read_programs, write_programs
 from torchwright.optimization.engines.spec import CallSpec
-from torchwright.optimization.engines.takes import tensors_of, with_tensors
 from torchwright.optimization.profile.breaks import FRAME, is_users
 
 CALLS, LAYERS, SETTINGS = "calls", "layers.json", "settings.json"

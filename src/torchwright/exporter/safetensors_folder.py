@@ -18,7 +18,7 @@ from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import overridden
 from torchwright.core.scheme import GROUPS
 from torchwright.exporter.base import ExportTarget, Run, Written
-from torchwright.exporter.compressed import Layout
+from torchwright.exporter.compressed import LinearFormat
 from torchwright.exporter.formats import stored_names
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import copy_files, model_files, read_config
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 AUTO = "AutoModelForCausalLM"
-LAYOUTS = {"bf16": None, "w8a8": Layout(bits=8, inputs=True), "w4a16": Layout(bits=4, group=128)}
+LAYOUTS = {"bf16": None, "w8a8": LinearFormat(bits=8, inputs=True), "w4a16": LinearFormat(bits=4, group=128)}
 ELSEWHERE = (
     "run on what Torchwright reads, activations unrounded: `pip install compressed-tensors` for transformers"
 )
@@ -114,7 +114,7 @@ class SafetensorsFolder(ExportTarget):
         return read_config(folder)
 
 
-def _of_recipe(layout: Layout | None, subject: Subject) -> tuple[Layout | None, set[str]]:
+def _of_recipe(layout: LinearFormat | None, subject: Subject) -> tuple[LinearFormat | None, set[str]]:
     """The layout with the recipe's size of groups, and what it keeps wider, by the folder's names."""
     if layout is None or subject.format is None or subject.folder is None:
         return layout, set()

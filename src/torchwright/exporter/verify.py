@@ -18,9 +18,9 @@ from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
 from torchwright.exporter.probes import (
     PATIENCE,
     ZERO_ROWS,
-    Answer,
     Limit,
     Probe,
+    ProbeOutputs,
     holds_for,
     limit_at,
     limits_of,
@@ -170,14 +170,18 @@ class Package:
         right = error <= allowed
         return Tried(call=call.name, sizes=call.sizes, outcome=RIGHT if right else WRONG, error=error)
 
-    def answer(self, what: str, **arguments: Any) -> Answer:
+    def answer(self, what: str, **arguments: Any) -> ProbeOutputs:
         """Return the answer to a probe, or to a call that is outside of the package's sizes."""
         out = self._scratch / ("eager" if self._reference else "exported")
         try:
             answer = self.ask(what, within=PATIENCE, out=str(out), **arguments)
         except RunFailed as error:
-            return Answer(crashed=str(error))
-        return Answer(refused=answer["refused"]) if "refused" in answer else Answer(outputs=read_tree(out))
+            return ProbeOutputs(crashed=str(error))
+        return (
+            ProbeOutputs(refused=answer["refused"])
+            if "refused" in answer
+            else ProbeOutputs(outputs=read_tree(out))
+        )
 
     def close(self) -> None:
         if self._runner is not None:
@@ -202,7 +206,7 @@ def _limits(
     for index, call in enumerate(calls):
         if call.name == ZERO_ROWS:
             answer = package.answer("answer", call=index)
-            limit = limit_at(ZERO_ROWS, (), Answer(outputs=call.outputs), answer, allowed)
+            limit = limit_at(ZERO_ROWS, (), ProbeOutputs(outputs=call.outputs), answer, allowed)
             limits += [limit] if limit is not None and not answer.refused else []
     return limits
 

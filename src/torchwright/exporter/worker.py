@@ -41,7 +41,7 @@ LONGEST = 200
 """The most characters of a setting that are reported."""
 
 
-class Session:
+class VerifierSession:
     """One package, the graph that it was made from, or the artifact that it was exported from."""
 
     def open(self, folder: str, reference: bool, artifact: str | None) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def furthest_row(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def main(connection: Connection) -> None:
-    session = Session()
+    session = VerifierSession()
     while True:
         try:
             request = json.loads(connection.recv_bytes())

@@ -18,8 +18,8 @@ FORMAT = 1
 
 def write_trained_scheme(folder: Path, scheme: Scheme) -> None:
     """Say in the folder that its weights were trained with this rounding."""
-    told = {"format": FORMAT, "quantize": str(scheme)}
-    (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    record = {"format": FORMAT, "quantize": str(scheme)}
+    (folder / FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def trained_scheme(folder: Path) -> str | None:
@@ -30,16 +30,16 @@ def trained_scheme(folder: Path) -> str | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    told = read_object(path)
-    quantize = told.get("quantize")
+    record = read_object(path)
+    quantize = record.get("quantize")
     try:
-        known = told.keys() == {"format", "quantize"} and told["format"] == FORMAT
+        known = record.keys() == {"format", "quantize"} and record["format"] == FORMAT
         if not known or not isinstance(quantize, str) or read_scheme(quantize) is None:
             raise ModelError("no scheme of this version")
     except TorchwrightError as error:
         raise ModelError(
             f"{path} does not say what the weights were trained for",
-            found=str(told)[:200],
+            found=str(record)[:200],
             allowed=f'{{"format": {FORMAT}, "quantize": "w4a8:group_size=32"}}, as `torchwright train` writes it',
             next="name the rounding with --quantize, or none",
         ) from error

@@ -33,7 +33,7 @@ from torchwright.core.records import (
     Objective,
     Recipe,
     RooflinePoint,
-    Rung,
+    StepResult,
     current_name,
 )
 from torchwright.core.share import share
@@ -47,11 +47,11 @@ from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.identity import identity
 from torchwright.optimization.open_model import is_artifact, promise, refuse_for_artifact
 from torchwright.optimization.rebuild import MEASURE_SECONDS, from_factory, trials, workload_of
-from torchwright.optimization.search.claim import Beside, original_beside
 from torchwright.optimization.search.experience import TABLE
 from torchwright.optimization.search.optimize import optimize as run_optimize
 from torchwright.optimization.search.result import Result
 from torchwright.optimization.search.state import Request
+from torchwright.optimization.search.verify_artifact import OriginalInProcess, original_in_process
 from torchwright.optimization.techniques.base import from_step, parse_step, techniques
 from torchwright.optimization.trial.client import TrialProcess
 from torchwright.report.terminal import LiveProgress
@@ -241,7 +241,7 @@ def asked_and_failed(
     result: Result, with_steps: Sequence[str], facts: dict[str, Any]
 ) -> TechniqueFailed | None:
     """The error for steps asked for by name of which nothing was measured; `facts` is the result all the same."""
-    failed: list[Rung] = []
+    failed: list[StepResult] = []
     for step in map(parse_step, with_steps):
         alike = [rung for rung in result.steps if rung.step.name == step.name]
         rows = alike if from_step(step).is_open else [rung for rung in alike if rung.step == step]
@@ -298,7 +298,7 @@ def verify(
         tell("the artifact, loaded in a new process, and the original")
         candidate = TrialProcess(context, essential=True)
         loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
-        original = original_beside(candidate, workload, recipe.steps)
+        original = original_in_process(candidate, workload, recipe.steps)
         if original is None:
             original = TrialProcess(context, essential=True)
             original.ask("prepare", steps=())
@@ -371,7 +371,7 @@ def _other_original(recipe: Recipe, workload: Workload) -> str | None:
 
 
 def _paired_turn(
-    recipe: Recipe, original: TrialProcess | Beside, candidate: TrialProcess
+    recipe: Recipe, original: TrialProcess | OriginalInProcess, candidate: TrialProcess
 ) -> tuple[tuple[float, float], float]:
     """Time both once: seconds of a pass of either, and the larger share of a turn that was spent waiting for a core."""
     seconds: list[float] = []

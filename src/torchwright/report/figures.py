@@ -240,7 +240,7 @@ def cases(recipe: Recipe) -> Markup | None:
     if most <= 0:
         return None
     unit, scale = wording.time_unit(most)
-    told: list[str] = []
+    sentences: list[str] = []
     plate = d.Plate(HALF, 64 * len(pairs) + 42, left=4, right=4, top=4, bottom=38)
     title = f"time in one pass (one call times its calls), {unit}"
     plate.axis("x", 0, 1.02 * most / scale, _tick, title, most=6)
@@ -253,8 +253,8 @@ def cases(recipe: Recipe) -> Markup | None:
         name = f"{pair.name}, {pair.often} calls" if pair.often else pair.name
         plate.text(4, index + 0.22, wording.elide(name, 28), d.INK)
         plate.text(HALF - 4, index + 0.22, times, d.INK, align="right")
-        told.append(f"{name}: {times}")
-    return plate.svg("cases", "Each kind of call, before and after", "; ".join(told) + ".")
+        sentences.append(f"{name}: {times}")
+    return plate.svg("cases", "Each kind of call, before and after", "; ".join(sentences) + ".")
 
 
 def _spot(point: RooflinePoint) -> tuple[float, float]:

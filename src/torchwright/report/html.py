@@ -6,9 +6,9 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchwright.core.records import Coverage, Recipe, Rung, to_json
+from torchwright.core.records import Coverage, Recipe, StepResult, to_json
 from torchwright.report import figures, view, wording
-from torchwright.report.pictures import Row, source
+from torchwright.report.pictures import PictureRow, source
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -20,7 +20,7 @@ _OBJECTIVES = {
 }
 
 
-def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
+def render(recipe: Recipe, pictures: Sequence[PictureRow] = ()) -> str:
     """The page of `recipe`, with what it and the original made side by side; the same of both give the same text.
 
     Every string in the recipe is escaped, and a content security policy lets the page load and run nothing.
@@ -102,13 +102,13 @@ def _finalize(value: Any) -> Any:
     return wording.clean(value) if type(value) is str else value
 
 
-def _own_coverage(rung: Rung) -> list[Coverage]:
+def _own_coverage(rung: StepResult) -> list[Coverage]:
     """Return what the row's own step changed: the steps before it have rows of their own."""
     own = [cover for cover in rung.coverage if cover.technique == rung.step.name]
     return own[-1:] or [*rung.coverage]
 
 
-def _payback(rung: Rung) -> str:
+def _payback(rung: StepResult) -> str:
     return view.payback(rung) or wording.MISSING
 
 

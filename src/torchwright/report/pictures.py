@@ -25,7 +25,7 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PictureRow:
     """One case of the metric: its pictures from left to right."""
 
     title: str
@@ -34,9 +34,9 @@ class Row:
     pictures: tuple[Picture, ...]
 
 
-def row_of(title: str, said: str, pictures: Mapping[str, np.ndarray]) -> Row:
+def row_of(title: str, said: str, pictures: Mapping[str, np.ndarray]) -> PictureRow:
     """A row of RGB (H, W, 3) uint8 under their captions."""
-    return Row(
+    return PictureRow(
         title=title, said=said, pictures=tuple(_picture(name, made) for name, made in pictures.items())
     )
 

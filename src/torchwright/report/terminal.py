@@ -22,7 +22,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from torchwright.core.records import Event, Interval, Recipe, Rung
+from torchwright.core.records import Event, Interval, Recipe, StepResult
 from torchwright.report import view, wording
 from torchwright.report.ascii import to_ascii
 from torchwright.report.console import SafeConsole, moves
@@ -93,7 +93,7 @@ class LiveProgress:
         self._live: Live | None = None
         self._original = ""
         self._now = "starting"
-        self._rungs: tuple[tuple[str, Rung], ...] = ()
+        self._rungs: tuple[tuple[str, StepResult], ...] = ()
         """Each with its number, "" for untried steps."""
         self._trying = False
         self._refused: set[str] = set()
@@ -205,12 +205,12 @@ class _Waterfall:
         needed = view.needs_module(recipe, self._artifact)
         if needed is not None:
             yield Text()
-            yield from _told(words, "load", needed, width, "yellow")
+            yield from _labelled(words, "load", needed, width, "yellow")
         more = view.more(recipe)
         if more is not None:
             yield Text()
-            yield from _told(words, "untried", more[0], width, "magenta")
-            yield from _told(words, "", more[1], width, "cyan")
+            yield from _labelled(words, "untried", more[0], width, "magenta")
+            yield from _labelled(words, "", more[1], width, "cyan")
         if recipe.notes:
             yield Text()
         for note in recipe.notes:
@@ -262,7 +262,7 @@ class _Words:
         return Text(text, style=style, overflow="fold")
 
 
-def _most_telling(recipe: Recipe) -> list[Rung]:
+def _most_telling(recipe: Recipe) -> list[StepResult]:
     """Return at most `MOST_STEPS` numbered rows in their order: the kept ones, then the largest gains."""
     rows = [rung for _, rung in view.numbered(recipe)]
     by_gain = sorted(
@@ -286,7 +286,7 @@ def _head(words: _Words, width: int) -> Iterator[Text]:
     yield _fields(words, second, left, ("95% interval", "change", "at most", "pays back"), ("dim",) * 4)
 
 
-def _rung(rung: Rung, number: str, recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
+def _rung(rung: StepResult, number: str, recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
     """Yield a step's lines: figures on the first, bounds on the second; the reason flows around the figures."""
     quality = rung.quality
     first = (
@@ -310,11 +310,11 @@ def _rung(rung: Rung, number: str, recipe: Recipe, words: _Words, width: int) ->
     lines = [words(line, tone) for line in _wrap_options(number + wording.clean(str(rung.step)), left)]
     lines[0].stylize("bold" if rung.kept else "not dim", len(number), len(number) + len(rung.step.name))
     reason = " ".join(wording.clean(view.reason(rung)).split())
-    told = f"{rung.status}: {reason}" if reason else rung.status
+    message = f"{rung.status}: {reason}" if reason else rung.status
     # A first line beside the numbers is as much shorter as they are wide; the others have the whole width.
     short = width - left if len(lines) < beside else 0
     flowed = textwrap.wrap(
-        told, width, initial_indent=" " * (_INDENT + short), subsequent_indent=" " * _INDENT
+        message, width, initial_indent=" " * (_INDENT + short), subsequent_indent=" " * _INDENT
     )
     flowed[0] = flowed[0][short:]
     for index, line in enumerate(flowed):
@@ -366,33 +366,33 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
         yield line
     parts = [f"{each.name} {each.before:.0%} → {each.after:.0%}" for each in view.shares(recipe)]
     if parts:
-        yield from _told(words, "time in", ", ".join(parts), width)
+        yield from _labelled(words, "time in", ", ".join(parts), width)
     for found in view.rankings(recipe):
-        yield from _told(words, "layers", found.said, width)
+        yield from _labelled(words, "layers", found.said, width)
     rows = view.row_times(recipe)
     if rows:
         numbers = " / ".join(f"{found.rows:,}" for found in rows)
         ratios = " / ".join(wording.ratio(found.speedup) for found in rows)
-        yield from _told(words, "rows", f"{numbers}: {ratios}", width)
+        yield from _labelled(words, "rows", f"{numbers}: {ratios}", width)
     counted = "; ".join(view.rates(recipe))
     if counted:
-        yield from _told(words, "rates", counted, width)
+        yield from _labelled(words, "rates", counted, width)
     gain = view.process_gain(recipe)
     if gain is not None:
-        yield from _told(words, "process", gain, width)
+        yield from _labelled(words, "process", gain, width)
     if base.peak_memory_bytes > 0:
         peak = f"peak {wording.size(base.peak_memory_bytes)} → {wording.size(final.peak_memory_bytes)}"
         weights = f"weights {wording.size(base.weight_bytes)} → {wording.size(final.weight_bytes)}"
         yield _labelled(words, "memory").append_text(words(f"{peak}, {weights}"))
     over = "red" if view.over_budget(final.quality, recipe) else ""
-    yield from _told(words, "quality", view.loss(recipe), width, over)
+    yield from _labelled(words, "quality", view.loss(recipe), width, over)
     spent = f"found in {recipe.search_seconds:,.0f} s of {recipe.budget.time_seconds:,.0f} s allowed"
     yield _labelled(words, "engine").append_text(words(f"{recipe.engine}, {spent}"))
     way = view.runs_as(recipe)
     if recipe.runs_as and recipe.steps:
         way += "; the total is of this, loaded in a fresh process"
     if way:
-        yield from _told(words, "runs as", way, width)
+        yield from _labelled(words, "runs as", way, width)
 
 
 def _times(words: _Words, label: str, before: float, after: float) -> Text:
@@ -402,7 +402,7 @@ def _times(words: _Words, label: str, before: float, after: float) -> Text:
     return line.append(" " * max(_LABEL + 20 - cell_len(line.plain), 2))
 
 
-def _told(words: _Words, label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
+def _labelled(words: _Words, label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
     """A sentence with `label` in its first column, folded beside it."""
     for index, line in enumerate(textwrap.wrap(text, width - _LABEL)):
         yield _labelled(words, "" if index else label).append_text(words(line, style))
@@ -430,5 +430,5 @@ def _line(event: Event, number: str) -> str:
         return f"[{event.elapsed:7.1f} s] {event.kind:<8} {wording.elide(event.text, 400)}"
     known = rung.speedup is None or rung.reason.startswith(str(rung.speedup))
     speedup = "" if known else f" {rung.speedup}"
-    told = f"{rung.step}{speedup}: {rung.reason}" if rung.reason else f"{rung.step}{speedup}"
-    return f"[{event.elapsed:7.1f} s] {number:>2} {rung.status:<8} {wording.elide(told, 400)}"
+    message = f"{rung.step}{speedup}: {rung.reason}" if rung.reason else f"{rung.step}{speedup}"
+    return f"[{event.elapsed:7.1f} s] {number:>2} {rung.status:<8} {wording.elide(message, 400)}"

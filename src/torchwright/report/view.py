@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchwright.core.records import CaseTime, Interval, Quality, Ranked, Recipe, RowsTime, Rung, Step
+from torchwright.core.records import CaseTime, Interval, Quality, Ranked, Recipe, RowsTime, Step, StepResult
 from torchwright.report import wording
 
 WORST_SAID = 3
@@ -55,7 +55,7 @@ class WaterfallStage:
     """
 
     number: int
-    rung: Rung
+    rung: StepResult
     start: float
     end: float | None
 
@@ -132,7 +132,7 @@ def _seconds_by_part(cases: Sequence[CaseTime]) -> dict[str, float]:
 class LayerRanking:
     """The layers that one technique hurts, worst first, and those of them that were left alone for it."""
 
-    rung: Rung
+    rung: StepResult
     rows: tuple[tuple[Ranked, bool], ...]
     """Each layer, and whether it was left alone."""
     more: int
@@ -201,7 +201,7 @@ def stages(recipe: Recipe) -> list[WaterfallStage]:
     return result
 
 
-def folded(recipe: Recipe) -> list[Rung]:
+def folded(recipe: Recipe) -> list[StepResult]:
     """Return the rows that one line counts: refused steps, and untried ones where they are many."""
     refused, untried = (
         [rung for rung in recipe.rungs if rung.status == status] for status in ("refused", "untried")
@@ -209,13 +209,13 @@ def folded(recipe: Recipe) -> list[Rung]:
     return [*refused, *(untried if len(untried) > UNTRIED_ROWS else [])]
 
 
-def numbered(recipe: Recipe) -> list[tuple[int, Rung]]:
+def numbered(recipe: Recipe) -> list[tuple[int, StepResult]]:
     """Return the other rows, numbered from 1 in the order in which they were tried."""
     apart = folded(recipe)
     return list(enumerate((rung for rung in recipe.rungs if rung not in apart), start=1))
 
 
-def fold(rungs: Sequence[Rung]) -> str:
+def fold(rungs: Sequence[StepResult]) -> str:
     """Return the line that counts rows without their names; `more` has the names of untried steps."""
     refused = {rung.step.name for rung in rungs if rung.status == "refused"}
     parts = [does_not_apply(len(refused))] if refused else []
@@ -234,11 +234,11 @@ def does_not_apply(count: int) -> str:
     )
 
 
-def kept(recipe: Recipe) -> list[Rung]:
+def kept(recipe: Recipe) -> list[StepResult]:
     return [rung for rung in recipe.rungs if rung.kept]
 
 
-def undecided(recipe: Recipe) -> list[Rung]:
+def undecided(recipe: Recipe) -> list[StepResult]:
     """Rows of which nothing was measured, or too little beside others' work."""
     return [rung for rung in recipe.rungs if rung.undecided]
 
@@ -266,17 +266,17 @@ def more(recipe: Recipe) -> tuple[str, str] | None:
     return wording.clean(f"for lack of {lack}: {', '.join(names)}"), wording.clean(command)
 
 
-def payback(rung: Rung) -> str:
+def payback(rung: StepResult) -> str:
     """After how many calls a step has won back the time it took to prepare; nothing where its speed is not known."""
     return wording.calls(rung.payback_calls, rung.compile_seconds) if rung.speedup is not None else ""
 
 
-def so_far(rung: Rung) -> Interval | None:
+def so_far(rung: StepResult) -> Interval | None:
     """The recipe up to a kept step against the original; None for a step that is no part of it."""
     return rung.total_speedup if rung.kept else None
 
 
-def reason(rung: Rung) -> str:
+def reason(rung: StepResult) -> str:
     """Why a row ended as it did, and whether that is of an earlier search."""
     return f"(earlier search) {rung.reason}" if rung.earlier else rung.reason
 

@@ -17,13 +17,13 @@ from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.artifact.tree import write_tree
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.base import Engine, Way, engines
+from torchwright.optimization.engines.base import Engine, ShippingForm, engines
+from torchwright.optimization.engines.input_capabilities import probe
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.program import GRAPHS, TENSORS, read_programs
-from torchwright.optimization.engines.spec import Takes, package_file
-from torchwright.optimization.engines.takes import probe
+from torchwright.optimization.engines.spec import InputCapabilities, package_file
 from torchwright.optimization.techniques.base import Phase, Target, Technique
-from torchwright.optimization.trial.forms import build_forms, check_graphs
+from torchwright.optimization.trial.batch_variants import build_batch_variants, check_graphs
 from torchwright.workloads.accuracy import flatten
 from torchwright.workloads.base import Workload
 
@@ -51,7 +51,7 @@ class Ready:
     workload: Workload
     steps: tuple[Step, ...]
     target: Target
-    takes: Takes
+    takes: InputCapabilities
     engine: Engine
     folder: Path
     """What an engine that is `apart` has written."""
@@ -74,7 +74,7 @@ def prepared(workload: Workload, steps: Sequence[Step], name: str | None, folder
     )
 
 
-def ship(ready: Ready, way: Way, path: Path) -> Path:
+def ship(ready: Ready, way: ShippingForm, path: Path) -> Path:
     """An artifact in one of the engine's ways, whole and signed, with a self-test."""
     (path / artifact.NATIVE).mkdir(parents=True)
     manifest: dict[str, Any] = {
@@ -103,7 +103,7 @@ def _write_graphs(ready: Ready, path: Path, *, compiled: bool) -> dict[str, Any]
     (case,) = ready.workload.graphs(ready.target.compute_dtype)
     written = path.parent / f"{path.name}-graphs"
     written.mkdir()
-    forms = build_forms(
+    forms = build_batch_variants(
         ready.target,
         [case],
         ready.takes,

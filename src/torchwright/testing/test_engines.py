@@ -18,8 +18,8 @@ from torchwright.core import nested
 from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, WorkloadError
 from torchwright.core.records import Step
 from torchwright.optimization.artifact.load import Loaded, load
-from torchwright.optimization.engines.base import Engine, Way, engines
-from torchwright.optimization.engines.takes import tensors_of, with_tensors
+from torchwright.optimization.engines.base import Engine, ShippingForm, engines
+from torchwright.optimization.engines.input_capabilities import tensors_of, with_tensors
 from torchwright.optimization.techniques.base import techniques
 from torchwright.testing.examples import example
 from torchwright.testing.forks import check_in_child
@@ -75,7 +75,7 @@ class Prepared:
 
     ready: Ready
     folder: Path
-    shipped: dict[Way, Path]
+    shipped: dict[ShippingForm, Path]
 
     @property
     def case(self) -> Case:
@@ -92,7 +92,7 @@ class Prepared:
         with torch.inference_mode():
             return model(*own.args, **own.kwargs)
 
-    def loaded(self, way: Way) -> Loaded:
+    def loaded(self, way: ShippingForm) -> Loaded:
         if way not in self.shipped:
             self.shipped[way] = ship(self.ready, way, self.folder / way)
         own = self.ready.workload.build() if way == "module" else None
@@ -143,10 +143,10 @@ class TestDeclaration:
         assert cls.how.strip()
 
     def test_its_ways_are_run_by_engines(self, name: str) -> None:
-        for own in typing.cast("list[Way]", ["rebuild", "module"]):
+        for own in typing.cast("list[ShippingForm]", ["rebuild", "module"]):
             ways = engines.get(name).ways(own)
             assert ways
-            assert ways.keys() <= set(get_args(Way)) - ({"rebuild", "module"} - {own})
+            assert ways.keys() <= set(get_args(ShippingForm)) - ({"rebuild", "module"} - {own})
             assert set(ways.values()) <= set(NAMES)
 
     def test_files_of_its_cache_are_plain_names(self, name: str) -> None:
@@ -285,10 +285,10 @@ class TestEngine:
         check_in_child(call)
 
 
-def ways_of(engine: Prepared) -> list[Way]:
+def ways_of(engine: Prepared) -> list[ShippingForm]:
     """The ways of an artifact that the engine itself runs."""
     cls = type(engine.ready.engine)
-    own: Way = "module" if isinstance(engine.ready.workload, ModuleWorkload) else "rebuild"
+    own: ShippingForm = "module" if isinstance(engine.ready.workload, ModuleWorkload) else "rebuild"
     return [way for way, runner in cls.ways(own).items() if runner == cls.name]
 
 

@@ -14,7 +14,7 @@ from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.artifact.load import load
 from torchwright.optimization.engines.apply import make_target
-from torchwright.optimization.engines.base import Way, engines
+from torchwright.optimization.engines.base import ShippingForm, engines
 from torchwright.optimization.techniques.base import Target, techniques
 from torchwright.testing.instances import Answer, Sign, build, call
 from torchwright.testing.shipped import RunsBy, prepared, ship
@@ -84,7 +84,7 @@ def test_an_engine_and_its_artifacts_keep_the_classes(
     given = call(seed=1)
     with torch.inference_mode():
         check(expected(given), ready.engine(Case(name="forward", kwargs=given)), ERROR)
-    ways: list[Way] = [way for way, runs in engines.get(name).ways("module").items() if runs == name]
+    ways: list[ShippingForm] = [way for way, runs in engines.get(name).ways("module").items() if runs == name]
     for way in ways:
         own = build() if way == "module" else None
         model = load(ship(ready, way, tmp_path / way), model=own, trust=True).model

@@ -26,7 +26,7 @@ from torchwright.core import nested
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.core.records import Quality
 from torchwright.core.registry import Registry
-from torchwright.report.pictures import Row
+from torchwright.report.pictures import PictureRow
 
 Run = Callable[["Case"], Any]
 """Makes one call of the model, however it is executed, and returns its output."""
@@ -256,7 +256,7 @@ class Workload(ABC):
         Raises `WorkloadError` when the metric is not a finite number.
         """
 
-    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[PictureRow]:
         """Return the examples that the report shows (`report.pictures`), worst first; both arguments come from
         `observe`.
         """

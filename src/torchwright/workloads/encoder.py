@@ -18,7 +18,7 @@ from torchwright.core.regular_file import read_regular
 from torchwright.hub.folder import LARGEST_OBJECT, model_files, read_config
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge
-from torchwright.workloads.encoding import Encoder
+from torchwright.workloads.encoding import TextEmbedder
 from torchwright.workloads.huggingface import load_model, parameter_count
 from torchwright.workloads.rows import RowShapes, RowsWorkload
 from torchwright.workloads.sentences import Sentences
@@ -115,9 +115,9 @@ class EncoderWorkload(RowsWorkload):
             raise ArtifactError("an encoder does not say in which shapes it runs")
 
     @classmethod
-    def answerer(cls, optimized: Optimized) -> Encoder:
+    def answerer(cls, optimized: Optimized) -> TextEmbedder:
         layout = RowShapes.from_dict(optimized.description["layout"])
-        return Encoder(optimized.run, layout, optimized.folder, optimized.device)
+        return TextEmbedder(optimized.run, layout, optimized.folder, optimized.device)
 
     @classmethod
     def served_as(cls, description: dict[str, Any]) -> Served:
@@ -210,7 +210,7 @@ def embeds(folder: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class EmbeddingSettings:
     """A folder's settings for turning a text into an embedding."""
 
     folder: Path
@@ -225,7 +225,7 @@ class Pipeline:
     vocabulary: int = 0
 
 
-def read_pipeline(folder: Path) -> Pipeline:
+def read_pipeline(folder: Path) -> EmbeddingSettings:
     """The pipeline of a sentence-transformers folder (modules.json) or of a plain Hugging Face folder.
 
     Raises `ModelError` for a missing or unreadable file, and for modules other than Transformer, Pooling (by a `Mode`)
@@ -233,7 +233,7 @@ def read_pipeline(folder: Path) -> Pipeline:
     """
     if not (folder / "modules.json").is_file():
         config = read_config(folder)
-        return Pipeline(
+        return EmbeddingSettings(
             folder=folder,
             limit=text_limit(folder, config),
             pad=pad_token(config),
@@ -261,7 +261,7 @@ def read_pipeline(folder: Path) -> Pipeline:
     prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name") or "", "")
     if prompt and not pooling.get("include_prompt", True):
         raise ModelError(f"{folder} leaves its prompt out of the pooling, which this workload cannot do")
-    return Pipeline(
+    return EmbeddingSettings(
         folder=inner,
         mode=_mode(folder, pooling),
         normalize=len(kinds) == 3,

@@ -65,7 +65,7 @@ class TextAnswerer(Protocol):
         ...
 
 
-class Encoder:
+class TextEmbedder:
     """Embeds texts or token ids with an encoder's fixed calls.
 
     `encode` takes one text or many; calling it takes (input_ids, attention_mask) of any batch that fits.

@@ -286,11 +286,11 @@ class Generator:
         row = geometry.kv_heads * geometry.head_dim * self._dtype.itemsize
         return 2 * geometry.layers * geometry.batch * geometry.slots * row
 
-    def session(self, ids: Sequence[int]) -> Session:
+    def session(self, ids: Sequence[int]) -> GenerationSession:
         """Return a session that continues one prompt token by token; raises `WorkloadError` as `generate` does."""
         check_ids(ids, self.vocabulary)
         self._check_room(len(ids) + -len(ids) % self.geometry.chunk, 0)
-        return Session(self._run, self.geometry, self._dtype, self._device, ids)
+        return GenerationSession(self._run, self.geometry, self._dtype, self._device, ids)
 
     def _batch(self, rows, max_new_tokens, temperature, randoms, first_row, on_token) -> list[list[int]]:
         geometry, device = self.geometry, self._device
@@ -347,7 +347,7 @@ class Generator:
         return self._tokenizer
 
 
-class Session:
+class GenerationSession:
     """One prompt's cache in the calls of fixed shapes, read once and grown token by token.
 
     It takes the first row of the calls; the others hold padding alone.

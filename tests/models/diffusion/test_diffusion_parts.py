@@ -38,9 +38,9 @@ def target_of(folder: Path, *steps: str) -> Target:
 
 
 def types(target: Target) -> dict[str, set[torch.dtype]]:
-    from torchwright.models.diffusion.parts import Parts
+    from torchwright.models.diffusion.parts import PipelineModules
 
-    parts = next(module for module in target.model.modules() if isinstance(module, Parts))
+    parts = next(module for module in target.model.modules() if isinstance(module, PipelineModules))
     return {name: {p.dtype for p in part.parameters()} for name, part in parts.named_children()}
 
 

@@ -115,12 +115,12 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
 ) -> None:
     from torchwright.core.records import Step
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.optimization.trial.session import Session
+    from torchwright.optimization.trial.session import TrialSession
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
-    def prepared(*steps: Step) -> tuple[Session, int]:
-        session = Session()
+    def prepared(*steps: Step) -> tuple[TrialSession, int]:
+        session = TrialSession()
         session.workload = DiffusionWorkload(pixart, steps=6)
         session.init(device="cpu", threads=1, seed=0, scratch=str(tmp_path))
         return session, session.prepare(steps=steps).repeats["transformer"]

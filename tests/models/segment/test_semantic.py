@@ -21,7 +21,7 @@ from torchwright.cli import main
 from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.models.segment.classes import class_quality
 from torchwright.models.segment.masks import from_run_lengths
-from torchwright.models.segment.semantic import largest, preparation_of, told
+from torchwright.models.segment.semantic import largest, preparation_of, read_preparation
 from torchwright.models.segment.semantic_workload import SemanticWorkload
 from torchwright.workloads.detect import from_target
 
@@ -189,7 +189,7 @@ def test_bfloat16_names_nearly_the_same(folder: Path) -> None:
 )  # fmt: skip
 def test_a_strangers_description_is_refused(folder: Path, change: dict[str, Any]) -> None:
     good = from_target(str(folder)).describe()
-    assert told(good).labels[0] == "thing 0"
+    assert read_preparation(good).labels[0] == "thing 0"
     with pytest.raises(ArtifactError):
         SemanticWorkload.check(good | change)
 

@@ -119,7 +119,9 @@ def test_it_is_verified_timed_and_exported(path: Path, tmp_path: Path) -> None:
 def test_a_search_without_time_to_prove_graphs_keeps_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchwright.optimization.search.claim._time_for_graphs", lambda search: False)
+    monkeypatch.setattr(
+        "torchwright.optimization.search.verify_artifact._time_for_graphs", lambda search: False
+    )
     torch.testing.assert_close(tw.load(saved(tmp_path, mlp())).model(INPUT), mlp()(INPUT))
 
 

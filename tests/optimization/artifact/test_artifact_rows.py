@@ -12,8 +12,8 @@ import torchwright as tw
 from small_artifacts import INPUT, made, mlp
 from torchwright.core.errors import SlowerCall
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.trial.forms import Forms
-from torchwright.optimization.trial.session import Session
+from torchwright.optimization.trial.batch_variants import BatchVariants
+from torchwright.optimization.trial.session import TrialSession
 
 
 @pytest.mark.slow
@@ -52,14 +52,14 @@ def test_one_row_is_answered_where_packages_check_their_inputs(
 def test_what_fails_with_other_rows_costs_the_recipe_these_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = Session.choose_forms
+    choose = TrialSession.choose_forms
 
-    def dying(session: Session, *, forms: Forms, **rest: Any) -> Any:
+    def dying(session: TrialSession, *, forms: BatchVariants, **rest: Any) -> Any:
         if forms.rows is not None:
             raise ZeroDivisionError
         return choose(session, forms=forms, **rest)
 
-    monkeypatch.setattr(Session, "choose_forms", dying)
+    monkeypatch.setattr(TrialSession, "choose_forms", dying)
     path = made(tmp_path, mlp(), ["compile"])
     recipe, manifest = artifact.open_artifact(path)
     assert (manifest.way, manifest.rows, manifest.any_rows) == ("package", "pieces", None)

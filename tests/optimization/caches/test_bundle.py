@@ -16,12 +16,12 @@ from torchwright.core.errors import ArtifactError
 from torchwright.optimization.artifact.sealed import digests, seal
 from torchwright.optimization.caches import Bundle, pack, unpack
 from torchwright.optimization.caches.bundle import BUNDLE
-from torchwright.optimization.caches.place import Place, differences
+from torchwright.optimization.caches.place import BuildEnvironment, differences
 from torchwright.optimization.caches.why import Compiled, compile_calls, counting, explain
 from torchwright.optimization.engines.jit import CODE, GRAPHS
 from torchwright.workloads.module import ModuleWorkload
 
-PLACE = Place(
+PLACE = BuildEnvironment(
     torch="2.13.0",
     python="3.11.7",
     system="Linux x86_64",
@@ -55,7 +55,7 @@ def _clean() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def made_up(folder: Path, place: Place = PLACE, calls: tuple[str, ...] = ()) -> Path:
+def made_up(folder: Path, place: BuildEnvironment = PLACE, calls: tuple[str, ...] = ()) -> Path:
     """A bundle that nobody's code is in."""
     folder.mkdir()
     (folder / GRAPHS).write_bytes(b"no pickle")

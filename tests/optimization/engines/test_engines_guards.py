@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from engine_calls import Calls, call_of
 from torchwright.core.errors import RefusedTechnique, SlowerCall
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.guards import (
     Check,
     Fallback,
@@ -228,28 +228,28 @@ class Narrow:
 
 
 def test_outside_the_domain_the_graph_answers_that_call_alone_and_says_so_once() -> None:
-    door = Door([Narrow(lambda: call_of(Calls(lambda x: x.nan_to_num(7)), (X,)))])
+    dispatcher = CallDispatcher([Narrow(lambda: call_of(Calls(lambda x: x.nan_to_num(7)), (X,)))])
     missing = torch.full_like(X, torch.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(door(X), X)
+        assert torch.equal(dispatcher(X), X)
     with pytest.warns(SlowerCall, match="input 0 holds NaN"):
-        assert (door(missing) == 7).all()
+        assert (dispatcher(missing) == 7).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (door(missing) == 7).all()
-        assert torch.equal(door(X), X)
+        assert (dispatcher(missing) == 7).all()
+        assert torch.equal(dispatcher(X), X)
 
 
 def test_without_a_graph_the_original_answers_or_an_error_says_why() -> None:
     missing = torch.full_like(X, torch.nan)
-    door = Door([Narrow(None)], original=lambda x: x.nan_to_num(7))
+    dispatcher = CallDispatcher([Narrow(None)], original=lambda x: x.nan_to_num(7))
     with pytest.warns(SlowerCall, match="the original: input 0 holds NaN"):
-        assert (door(missing) == 7).all()
-    assert torch.equal(door(X), X)
-    assert (door.run(Case("forward", (missing,), fixed=True)) == 7).all()
+        assert (dispatcher(missing) == 7).all()
+    assert torch.equal(dispatcher(X), X)
+    assert (dispatcher.run(Case("forward", (missing,), fixed=True)) == 7).all()
     with pytest.raises(OutsideDomain, match="input 0 holds NaN"):
-        Door([Narrow(None)])(missing)
+        CallDispatcher([Narrow(None)])(missing)
 
 
 def test_a_package_runs_its_graph_for_what_it_would_drop(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from engine_calls import Calls, call_of, door_of, mlp
+from engine_calls import Calls, call_of, dispatcher_of, mlp
 from torchwright.core.errors import TorchwrightError
 from torchwright.optimization.engines import opaque
 from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.module import OptimizedModule
 from torchwright.optimization.engines.program import FreeSizes
-from torchwright.optimization.engines.spec import Takes
+from torchwright.optimization.engines.spec import InputCapabilities
 from torchwright.testing.instances import Batch, Pair, build, call
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -29,14 +29,14 @@ compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Fut
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Door:
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> CallDispatcher:
     to = tmp_path_factory.mktemp("module") / "mlp.pt2"
-    return door_of(mlp(), torch.randn(4, 16), to=to, takes=IN_PIECES)
+    return dispatcher_of(mlp(), torch.randn(4, 16), to=to, takes=IN_PIECES)
 
 
 @pytest.fixture
-def model(door: Door) -> OptimizedModule:
-    return OptimizedModule(Door(door.calls, takes=door.takes))
+def model(dispatcher: CallDispatcher) -> OptimizedModule:
+    return OptimizedModule(CallDispatcher(dispatcher.calls, takes=dispatcher.takes))
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_what_changes_nothing_is_done(model: OptimizedModule, parent: nn.Module)
 
 
 def test_a_model_of_doubles_may_be_said_to_be_one():
-    model = OptimizedModule(door_of(mlp().double(), torch.randn(4, 16, dtype=torch.float64)))
+    model = OptimizedModule(dispatcher_of(mlp().double(), torch.randn(4, 16, dtype=torch.float64)))
     assert model.double() is model
     with pytest.raises(TorchwrightError, match="float32"):
         model.float()
@@ -169,7 +169,7 @@ def test_modes_are_restored_when_a_call_fails():
     call = call_of(mlp(), (torch.randn(4, 16),))
     call.run = fail  # pyright: ignore[reportAttributeAccessIssue]
     before = torch.get_num_threads()
-    model = OptimizedModule(Door([call], threads=before + 1))
+    model = OptimizedModule(CallDispatcher([call], threads=before + 1))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="in the middle"):
         model(torch.randn(4, 16))
     assert torch.is_grad_enabled()
@@ -182,7 +182,7 @@ def test_it_runs_on_its_own_threads_and_gives_them_back():
     run = call.run
     call.run = lambda tensors: seen.append(torch.get_num_threads()) or run(tensors)  # pyright: ignore[reportAttributeAccessIssue]
     before = torch.get_num_threads()
-    answers(OptimizedModule(Door([call], threads=before + 1)))
+    answers(OptimizedModule(CallDispatcher([call], threads=before + 1)))
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
 
@@ -224,7 +224,7 @@ def test_a_model_around_it_compiles_whole_for_any_number_of_rows(parent: nn.Modu
 @compiles
 def test_free_rows_compile_and_gradients_stop_there_as_they_do_outside():
     torch.manual_seed(2)
-    inner = OptimizedModule(door_of(mlp(), torch.randn(4, 16), free=FreeSizes(rows=(0,))))
+    inner = OptimizedModule(dispatcher_of(mlp(), torch.randn(4, 16), free=FreeSizes(rows=(0,))))
     whole = nn.Sequential(nn.Linear(16, 16), inner, nn.Linear(8, 3))
     compiled = torch.compile(whole, fullgraph=True, backend="aot_eager")
     for rows in (4, 7, 12):
@@ -244,7 +244,7 @@ def test_dictionaries_constants_and_what_is_passed_through_compile():
 
     model = Calls(function)
     named = {"inputs": {"x": torch.randn(3, 4), "y": torch.randn(5)}}
-    inner = OptimizedModule(door_of(model, named=named))
+    inner = OptimizedModule(dispatcher_of(model, named=named))
     around = lambda x, y: inner(inputs={"y": y, "x": x + 1})
     compiled = torch.compile(around, fullgraph=True, backend="aot_eager")
     x, y = torch.randn(4, 3).t(), torch.randn(10)[::2]
@@ -263,7 +263,7 @@ def test_other_types_compile():
     from torchwright.optimization.engines.spec import Substitute
 
     takes = {"substitutes": tuple(Substitute(**s) for s in substitutes)}
-    model = OptimizedModule(door_of(inner, torch.randn(3), takes=takes))
+    model = OptimizedModule(dispatcher_of(inner, torch.randn(3), takes=takes))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with pytest.warns(UserWarning, match="tensors brought to float32"):
         found = compiled(torch.tensor([1, 2, 3]))
@@ -273,7 +273,7 @@ def test_other_types_compile():
 
 @compiles
 def test_what_only_the_original_takes_compiles_as_the_original():
-    inner = OptimizedModule(door_of(mlp(), torch.randn(4, 16), original=mlp()))
+    inner = OptimizedModule(dispatcher_of(mlp(), torch.randn(4, 16), original=mlp()))
     compiled = torch.compile(inner, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 3, 16)
     torch.testing.assert_close(compiled(x), mlp()(x).detach(), **CLOSE)
@@ -285,7 +285,7 @@ def test_one_that_changes_its_inputs_breaks_the_graph_and_says_so():
         x.add_(1)
         return x * 2
 
-    inner = OptimizedModule(door_of(Calls(add), torch.randn(3)))
+    inner = OptimizedModule(dispatcher_of(Calls(add), torch.randn(3)))
     around = lambda x: inner(x) + x
     x = torch.ones(3)
     torch.testing.assert_close(torch.compile(around, backend="aot_eager")(x), torch.full((3,), 6.0))
@@ -314,7 +314,7 @@ def test_a_tracers_tensors_are_refused_in_words(model: OptimizedModule):
 @compiles
 def test_the_operator_answers_with_the_strides_that_it_promised():
     """Also where the compiled code lays its answer out otherwise than it was traced."""
-    inner = door_of(Calls(lambda x: x.t() * 2), torch.randn(3, 4))
+    inner = dispatcher_of(Calls(lambda x: x.t() * 2), torch.randn(3, 4))
     build = inner.calls[0].build
     inner.calls[0].build = lambda outputs: build([t.contiguous() for t in outputs])  # pyright: ignore[reportAttributeAccessIssue]
     compiled = torch.compile(OptimizedModule(inner), fullgraph=True, backend="aot_eager")
@@ -325,12 +325,12 @@ def test_the_operator_answers_with_the_strides_that_it_promised():
 
 def test_takes_are_kept_of_its_own_signature():
     assert parameters_of(mlp().forward)[0].name == "input"
-    assert Takes().parameters == ()
+    assert InputCapabilities().parameters == ()
 
 
 @compiles
 def test_a_model_around_one_with_instances_compiles_with_a_break_and_says_why():
-    inner = OptimizedModule(door_of(build(), named=call()))
+    inner = OptimizedModule(dispatcher_of(build(), named=call()))
 
     class Around(nn.Module):
         def forward(self, batch: Batch, pair: Pair) -> Any:
@@ -366,6 +366,6 @@ def test_a_model_that_takes_a_dataclass_breaks_the_graph_around_it():
             return batch.x_BE.sum(1) * batch.scale
 
     batch = call()["batch"]
-    inner = OptimizedModule(door_of(Total(), batch))
+    inner = OptimizedModule(dispatcher_of(Total(), batch))
     compiled = torch.compile(nn.Sequential(inner, nn.ReLU()), backend="aot_eager")
     torch.testing.assert_close(compiled(batch), batch.x_BE.sum(1) * batch.scale)

@@ -25,7 +25,7 @@ from torchwright.optimization.engines.apply import make_target
 from torchwright.optimization.engines.attention_graph import attention_as_in_pytorch
 from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.describe import describe_target
-from torchwright.optimization.engines.takes import tensors_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.optimization.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case
@@ -307,7 +307,7 @@ def test_a_constant_mask_costs_no_operator() -> None:
 def test_it_has_the_threads_that_pytorch_has(name: str) -> None:
     needs(name)
     engine = prepared([name], mlp(), INPUT)
-    (call, *_) = engine.door.calls
+    (call, *_) = engine.dispatcher.calls
     before = torch.get_num_threads()
     try:
         for count in (1, 2):

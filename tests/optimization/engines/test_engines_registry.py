@@ -18,7 +18,7 @@ from small_artifacts import INPUT, copied, edit, made
 from torchwright.core.errors import ArtifactError, UnknownName
 from torchwright.core.records import Coverage
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.engines.base import NATIVE, Engine, Kept, Ready, Way, engines
+from torchwright.optimization.engines.base import NATIVE, Engine, Kept, Ready, ShippingForm, engines
 from torchwright.optimization.engines.jit import Jit
 from torchwright.optimization.engines.spec import CallSpec
 from torchwright.optimization.techniques.base import Phase, Settings, Target, Technique, techniques
@@ -53,7 +53,7 @@ class Table(Engine):
         return nn.functional.linear(*case.args, **load_file(self.file))
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         return {"native": cls.name}
 
     def keep(self, folder: Path) -> str | None:
@@ -196,5 +196,7 @@ def test_a_recipe_says_where_nothing_of_torchs_code_can_be_kept(
         ("native", "rebuild", {"native": "native"}),
     ],
 )
-def test_what_needs_least_of_the_caller_is_tried_first(name: str, own: Way, ways: dict[Way, str]) -> None:
+def test_what_needs_least_of_the_caller_is_tried_first(
+    name: str, own: ShippingForm, ways: dict[ShippingForm, str]
+) -> None:
     assert list(engines.get(name).ways(own).items()) == list(ways.items())

@@ -15,7 +15,14 @@ from factories import make_device, make_features
 from search_world import World, fake_world, names, product, row, rows, step, tried
 from torchwright.core.errors import ArtifactError
 from torchwright.core.records import Budget
-from torchwright.optimization.search.experience import Experience, Record, Trial, instructions, near, read
+from torchwright.optimization.search.experience import (
+    Experience,
+    SearchRecord,
+    Trial,
+    instructions,
+    near,
+    read,
+)
 from torchwright.optimization.techniques.base import parse_step, techniques
 
 
@@ -29,7 +36,7 @@ def make_trial(**overrides: Any) -> Trial:
     return Trial(**(fields | overrides))
 
 
-def make_record(*, speedup: float = 2.0, model: str = "other", **overrides: Any) -> Record:
+def make_record(*, speedup: float = 2.0, model: str = "other", **overrides: Any) -> SearchRecord:
     fields: dict[str, Any] = {
         "model": model,
         "machine": "Intel Xeon",
@@ -42,10 +49,10 @@ def make_record(*, speedup: float = 2.0, model: str = "other", **overrides: Any)
         "speedup": speedup,
         "trials": {},
     }
-    return Record(**(fields | overrides))
+    return SearchRecord(**(fields | overrides))
 
 
-def three(**trials: Trial) -> tuple[Record, ...]:
+def three(**trials: Trial) -> tuple[SearchRecord, ...]:
     """The same search of three models."""
     return tuple(make_record(model=name, trials=trials) for name in ("one", "two", "three"))
 
@@ -98,7 +105,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path):
 # -------------------------------------------------------------------------------------------------------- nearness
 
 
-def of_models_like(*records: Record, **features: Any) -> Experience:
+def of_models_like(*records: SearchRecord, **features: Any) -> Experience:
     return near(records, make_features(**features), make_device(), 0.01)
 
 

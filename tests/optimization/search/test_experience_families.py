@@ -15,7 +15,7 @@ import pytest
 from factories import make_features
 from search_world import World, fake_world, product, step
 from torchwright.core.records import Budget, Recipe, Step
-from torchwright.optimization.search.experience import Record
+from torchwright.optimization.search.experience import SearchRecord
 from torchwright.optimization.search.recorded import reached, record, wait
 from torchwright.optimization.search.state import Outcome
 
@@ -41,7 +41,7 @@ class Family:
         gains = [0.5, 0.8, 0.95, 1.0, 1.0, 1.1, 1.3, 1.8, 3.0]
         self.factors = {str(each): self.chance.choice(gains) for each in VARIANTS}
 
-    def search(self, world: World, *records: Record) -> Recipe:
+    def search(self, world: World, *records: SearchRecord) -> Recipe:
         """One of its models."""
         factors = {
             name: factor * self.chance.lognormvariate(0, 0.05) for name, factor in self.factors.items()
@@ -90,7 +90,7 @@ def test_in_twenty_families_the_time_to_the_gain_falls_to_half(monkeypatch: pyte
 # --------------------------------------------------------------------------------------- one search as an entry
 
 
-def entry(world: World, *tried: Step | tuple[Step, str]) -> Record:
+def entry(world: World, *tried: Step | tuple[Step, str]) -> SearchRecord:
     return record(recipe_of(world, world.search(*tried)), "model", "abc")
 
 

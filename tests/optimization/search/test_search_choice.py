@@ -53,7 +53,7 @@ def test_an_interval_that_says_nothing_is_measured_again(world: World):
     assert names(world.search(step("half"))) == ["half"]
 
 
-def test_the_drop_one_pass_has_time_of_its_own(world: World):
+def test_the_ablation_has_time_of_its_own(world: World):
     """`half` is worth nothing once `fuse` is there, and variants without end would have taken the time to see it."""
     world.gain = lambda names: 2.0 if "fuse" in names else 1.2 if "half" in names else 1.0
     world.cost = {"fuse": 5.0}

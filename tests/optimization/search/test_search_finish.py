@@ -12,9 +12,9 @@ import pytest
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import Budget, Step
-from torchwright.optimization.search import claim
+from torchwright.optimization.search import verify_artifact
 from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, turn_seconds
-from torchwright.optimization.search.finish import Form, finish, settle
+from torchwright.optimization.search.finish import ShippingAttempt, finish, settle
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 
 
@@ -83,7 +83,10 @@ def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: Worl
         return world.start(search.context, search.best.steps)
 
     proved: list[Candidate] = []
-    forms = [Form(name=name, start=lambda name=name: started(name), prove=proved.append) for name in speeds]
+    forms = [
+        ShippingAttempt(name=name, start=lambda name=name: started(name), prove=proved.append)
+        for name in speeds
+    ]
     outcome, form, candidate = settle(search, forms)
     assert form is not None
     assert form.name == "near"
@@ -111,7 +114,7 @@ def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, facto
 
     first = started()
     assert first is not None
-    form = Form(name="it", start=lambda: first, prove=lambda candidate: None, again=started)
+    form = ShippingAttempt(name="it", start=lambda: first, prove=lambda candidate: None, again=started)
     outcome, _, candidate = settle(search, [form])
     found = outcome.speedup
     assert (found.value, found.low, found.high) == pytest.approx(claimed)
@@ -245,7 +248,7 @@ def test_a_library_that_is_over_the_budget_on_other_data_gives_way_to_its_finest
 # ---------------------------------------------------------------------------------------------------------- drop-one
 
 
-def test_the_drop_one_pass_removes_what_no_longer_contributes_and_keeps_what_does(world: World):
+def test_the_ablation_removes_what_no_longer_contributes_and_keeps_what_does(world: World):
     # `half` pays alone and is worth nothing once `fuse` is there; `pool` goes on paying.
     table = {"half": 1.2, "fuse": 2.0, "pool": 1.1}
 
@@ -267,7 +270,7 @@ def test_a_step_that_another_one_needs_is_never_dropped_alone(world: World):
     assert names(outcome) == ["quantize", "fuse"]
 
 
-def test_a_wanted_step_survives_the_drop_one_pass(world: World):
+def test_a_wanted_step_survives_the_ablation(world: World):
     def gain(names: frozenset[str]) -> float:
         return 2.0 if "fuse" in names else 1.2 if "fold" in names else 1.0
 
@@ -277,7 +280,7 @@ def test_a_wanted_step_survives_the_drop_one_pass(world: World):
 
 
 @pytest.mark.parametrize("error", [TrialFailed("crashed"), WorkloadError("the metric is NaN")])
-def test_a_failure_in_the_drop_one_pass_leaves_the_recipe_as_it_is(world: World, monkeypatch, error):
+def test_a_failure_in_the_ablation_leaves_the_recipe_as_it_is(world: World, monkeypatch, error):
     world.gain = product(half=1.2, fuse=1.25)
 
     def drop(steps: tuple[Step, ...]) -> float:
@@ -302,21 +305,21 @@ def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
     left: list[float] = []
 
     def write(shipping: Any, name: str) -> None:
-        search.context.deadline = world.now + claim.WRITE_SECONDS
-        world.now += claim.WRITE_SECONDS - 3.0
+        search.context.deadline = world.now + verify_artifact.WRITE_SECONDS
+        world.now += verify_artifact.WRITE_SECONDS - 3.0
         shipping.made[name] = tmp_path, SimpleNamespace(manifest={})
 
     def loaded(shipping: Any, folder: Path) -> Any:
         left.extend(deadline - world.now for deadline in (search.context.deadline, search.last_moment))
         return SimpleNamespace(how="")
 
-    monkeypatch.setattr(claim._Shipping, "write", write)
-    monkeypatch.setattr(claim._Shipping, "_beside_the_original", loaded)
-    monkeypatch.setattr(claim.artifact, "finish", lambda *_: None)
+    monkeypatch.setattr(verify_artifact._Shipping, "write", write)
+    monkeypatch.setattr(verify_artifact._Shipping, "_with_the_original", loaded)
+    monkeypatch.setattr(verify_artifact.artifact, "finish", lambda *_: None)
     arguments: dict[str, Any] = {"search": search, "workload": None, "scratch": tmp_path}
     arguments["provisional"] = lambda outcome: None
-    claim._Shipping(**arguments).form("package").start()
-    assert left == [claim.WRITE_SECONDS, claim.WRITE_SECONDS]
+    verify_artifact._Shipping(**arguments).form("package").start()
+    assert left == [verify_artifact.WRITE_SECONDS, verify_artifact.WRITE_SECONDS]
 
 
 def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
@@ -324,9 +327,9 @@ def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
     world.gain, world.seconds, world.budget = product(fuse=2.0), 32.0, Budget(time_seconds=3000.0)
     world.search(step("fuse"))
     search = world.searching
-    claim._allow(search)
+    verify_artifact._extend_deadline(search)
     rounds = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(search.best))
-    assert search.context.remaining() > max(claim.WRITE_SECONDS, rounds + search.settle_seconds)
+    assert search.context.remaining() > max(verify_artifact.WRITE_SECONDS, rounds + search.settle_seconds)
     assert search.last_moment == search.context.deadline
 
 
@@ -339,10 +342,10 @@ def test_no_other_process_takes_the_time_in_which_the_proof_must_end(
     world.search(step("fuse"))
     search = world.searching
     search.context.deadline = world.now + left
-    monkeypatch.setattr(claim._Shipping, "_beside_the_original", lambda *_: "a process")
+    monkeypatch.setattr(verify_artifact._Shipping, "_with_the_original", lambda *_: "a process")
     workload: Any = SimpleNamespace(called_as_is=lambda: True)
     arguments: dict[str, Any] = {"search": search, "workload": workload, "scratch": tmp_path}
-    shipping = claim._Shipping(**arguments, provisional=lambda outcome: None)  # pyright: ignore[reportArgumentType]
+    shipping = verify_artifact._Shipping(**arguments, provisional=lambda outcome: None)  # pyright: ignore[reportArgumentType]
     shipping.made["package"] = tmp_path, SimpleNamespace()  # pyright: ignore[reportArgumentType]
     assert shipping.form("package").again() == ("a process" if started else None)
 
@@ -357,9 +360,9 @@ def test_other_rows_leave_the_time_to_judge_what_ships(
     search.context.deadline = world.now + left
     spec = SimpleNamespace(tensors=[SimpleNamespace(shape=(2, 8))])
     contents: Any = SimpleNamespace(manifest={"takes": SimpleNamespace(batched=(0,)), "calls": [spec]})
-    monkeypatch.setattr(claim, "_turns", lambda *_: ([2.0] * 9, [1.0] * 9))
+    monkeypatch.setattr(verify_artifact, "_turns", lambda *_: ([2.0] * 9, [1.0] * 9))
     monkeypatch.setattr(type(candidate.process), "ask", lambda *_, **__: None)
-    found = claim._other_rows(search, candidate, contents)
+    found = verify_artifact._other_rows(search, candidate, contents)
     assert [each.rows for each in found] == timed
     assert (search.notes[-1:] == ["1 rows were not timed: the time budget was spent"]) == (not timed)
 
@@ -380,15 +383,15 @@ def test_the_original_is_not_proved_as_graphs_long_after_the_time_is_spent(
     def write(shipping: Any, name: str) -> None:
         shipping.made[name] = tmp_path / name, SimpleNamespace(manifest={})
 
-    monkeypatch.setattr(claim._Shipping, "write", write)
-    monkeypatch.setattr(claim, "ways", lambda *_: {"graphs": "eager", "module": "eager"})
-    monkeypatch.setattr(claim, "settle", lambda search, forms: (finish(search), forms[0], None))
+    monkeypatch.setattr(verify_artifact._Shipping, "write", write)
+    monkeypatch.setattr(verify_artifact, "ways", lambda *_: {"graphs": "eager", "module": "eager"})
+    monkeypatch.setattr(verify_artifact, "settle", lambda search, forms: (finish(search), forms[0], None))
     workload: Any = SimpleNamespace(called_as_is=lambda: True)
     arguments: dict[str, Any] = {
         "workload": workload,
         "scratch": tmp_path,
         "provisional": lambda outcome: None,
     }
-    found = claim.claim(search, **arguments)
+    found = verify_artifact.verify_artifact(search, **arguments)
     assert found.folder == tmp_path / kept
-    assert (claim.NO_GRAPHS in found.outcome.notes) == (kept == "module")
+    assert (verify_artifact.NO_GRAPHS in found.outcome.notes) == (kept == "module")

@@ -297,7 +297,7 @@ def test_what_takes_a_fraction_of_compiling_goes_before_it(world: World, export:
     assert world.started[1][-1].name == first
 
 
-def test_what_may_gain_much_has_the_time_of_the_drop_one_pass(world: World):
+def test_what_may_gain_much_has_the_time_of_the_ablation(world: World):
     """ResNet-50's 8 bits, on one core: the search looked at what folded batch norms bring instead."""
     world.gain, world.cost = product(fuse=2.0, fold=1.03, quantize=1.5), {"fuse": 12.0}
     world.budget, world.export_seconds = Budget(time_seconds=58.0), 0.75

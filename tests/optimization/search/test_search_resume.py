@@ -21,7 +21,7 @@ from in_process import trials_in_process
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from small_artifacts import INPUT, copied, edit, made, mlp
 from torchwright.core.errors import ArtifactError, TorchwrightError
-from torchwright.core.records import Budget, Identity, Rung
+from torchwright.core.records import Budget, Identity, StepResult
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.identity import identity
 
@@ -71,7 +71,7 @@ def test_a_retreat_that_was_left_untried_is_tried(world: World):
     world.drop = lambda steps: 0.05 if step("quantize") in steps else 0.0
     first = world.search(step("fuse"), step("quantize"))
     assert rows(first) == {"fuse": "kept", "quantize": "dropped"}
-    left = Rung(step=milder, kept=False, status="untried", reason="stopped after 9 s")
+    left = StepResult(step=milder, kept=False, status="untried", reason="stopped after 9 s")
     outcome = world.resume(replace(first, rungs=(*first.rungs, left)), step("fuse"), step("quantize"))
     assert names(outcome) == ["quantize:skip=a", "fuse"]
     assert row(outcome, "quantize").earlier
@@ -346,6 +346,6 @@ def test_an_interval_of_an_earlier_row_counts_as_one_of_this_search(world: World
     world.gain = product(fuse=2.0)
     first = world.search(step("fuse"))
     kept = replace(row(first, "fuse"), speedup=make_interval(2.0))
-    idle = Rung(step=step("half"), kept=True, status="kept", reason="", speedup=make_interval(1.1))
+    idle = StepResult(step=step("half"), kept=True, status="kept", reason="", speedup=make_interval(1.1))
     both = replace(world.recipe(first), rungs=(idle, kept), steps=(step("half"), step("fuse")))
     assert names(world.search(step("half"), step("fuse"), earlier=both)) == ["fuse"]

@@ -16,7 +16,7 @@ from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.optimization.engines.call import parameters_of, spec_of
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.module import OptimizedModule
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.packaging import rewritten
@@ -29,7 +29,7 @@ from torchwright.optimization.engines.program import (
     read_programs,
     write_programs,
 )
-from torchwright.optimization.engines.spec import Takes
+from torchwright.optimization.engines.spec import InputCapabilities
 from torchwright.optimization.techniques.packed_convolution import PackedConv2d, PackedConvolution
 from torchwright.optimization.techniques.shared.convolution_graph import fuse_convolutions
 from torchwright.workloads.module import ModuleWorkload
@@ -246,15 +246,16 @@ def test_a_compiled_package_takes_any_number_of_images_in_any_layout(tmp_path: A
     (case,) = target.workload.cases(target.compute_dtype)
     program = rewritten(export_one(target.model, case, FreeSizes(rows=(0,))), target.settings)
     compile_program(program, path, target.settings.inductor)
-    door = Door(
-        [Package(path, spec_of("forward", program))], takes=Takes(parameters=parameters_of(model.forward))
+    dispatcher = CallDispatcher(
+        [Package(path, spec_of("forward", program))],
+        takes=InputCapabilities(parameters=parameters_of(model.forward)),
     )
     for images in (2, 5, 8):
         fresh = torch.randn(images, 3, 33, 29)
         strided = torch.randn(2 * images, 4, 34, 29)[::2, 1:, :33]
         flipped = torch.randn(images, 3, 29, 33).transpose(2, 3)
         for given in (fresh, fresh.contiguous(memory_format=torch.channels_last), strided, flipped):
-            assert relative(OptimizedModule(door)(given), model(given)) < ERROR
+            assert relative(OptimizedModule(dispatcher)(given), model(given)) < ERROR
 
 
 def test_weights_that_models_read_are_those_of_the_convolution() -> None:

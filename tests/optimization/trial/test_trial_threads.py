@@ -15,7 +15,7 @@ from torchwright.core.cpu_load import Load
 from torchwright.core.errors import ModelError
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.trial.client import Candidate, Context, TrialProcess
-from torchwright.optimization.trial.session import Session
+from torchwright.optimization.trial.session import TrialSession
 from torchwright.optimization.trial.threads import settle_threads
 from torchwright.optimization.trial.travel import pack
 from torchwright.workloads.module import ModuleWorkload
@@ -85,7 +85,7 @@ def test_a_trial_compiles_for_any_number_of_threads_where_that_is_asked(
 
 
 def test_a_session_times_its_calls_on_a_number_of_threads() -> None:
-    session, before = Session(), torch.get_num_threads()
+    session, before = TrialSession(), torch.get_num_threads()
     session.seed, session.device = 0, get_device("cpu")
     session.workload = ModuleWorkload(nn.Identity(), torch.ones(2))
     session.prepare(steps=())

@@ -12,7 +12,7 @@ from torch import nn
 from torchwright.core.errors import RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
-from torchwright.optimization.trial.session import Session
+from torchwright.optimization.trial.session import TrialSession
 from torchwright.workloads.module import ModuleWorkload
 
 SEEN: list[tuple[float, int]] = []
@@ -42,8 +42,8 @@ def forget() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def session_of(model: nn.Module, *steps: Step, **options: Any) -> Session:
-    session = Session()
+def session_of(model: nn.Module, *steps: Step, **options: Any) -> TrialSession:
+    session = TrialSession()
     session.seed, session.threads, session.device = 0, 1, get_device("cpu")
     session.workload = ModuleWorkload(model, torch.arange(6.0).view(2, 3))
     session.prepare(steps=steps, **options)

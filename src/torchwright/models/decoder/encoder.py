@@ -13,7 +13,7 @@ from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.post_norm import layer_of
-from torchwright.models.decoder.turns import Turns
+from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.weights import LayerParts
 
 
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         for layer in range(config.layers):
             self.layers.append(layer_of(config, weights, layer))
             weights.release()
-        self.turns = Turns(config)
+        self.rotary = RotaryCache(config)
         self.register_buffer("norm", weights.final_norm())
         self.register_buffer("shift", weights.final_shift())
 
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         scratch = PagedCache(config, pages=pages, dtype=stream_SE.dtype, device=stream_SE.device)
         batch = scratch.append([(scratch.sequence(count), range(count)) for count in lengths])
         delta_SE = None
-        for layer, turn in zip(self.layers, self.turns.by_layer(batch), strict=True):
-            delta_SE, stream_SE = layer(delta_SE, stream_SE, batch, turn, scratch.layers[0])
+        for layer, angles in zip(self.layers, self.rotary.by_layer(batch), strict=True):
+            delta_SE, stream_SE = layer(delta_SE, stream_SE, batch, angles, scratch.layers[0])
         states_SE = join(delta_SE, stream_SE, self.norm, self.config.eps)[0]
         return states_SE if self.shift is None else states_SE + self.shift

@@ -15,8 +15,8 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerPages
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.shared import route
-from torchwright.models.decoder.turns import Turn
 from torchwright.models.decoder.weights import LayerParts
 
 
@@ -42,8 +42,10 @@ class PagedAttention(nn.Module):
             return "queries and keys that are normed or clipped all heads together"
         return _not_packed(self.qkv, self.o)
 
-    def forward(self, x_TE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages) -> torch.Tensor:
-        config, (cos, sin, rows_T) = self.config, turn
+    def forward(
+        self, x_TE: torch.Tensor, batch: Batch, angles: RotaryAngles, pages: LayerPages
+    ) -> torch.Tensor:
+        config, (cos, sin, rows_T) = self.config, angles
         by_head = config.qk_norm == "head"
         q_THD = ops.rope_store(
             self._project(x_TE),
@@ -105,9 +107,9 @@ class MemoryAttention(nn.Module):
         """Why no plan takes it (`plan.py`), None where one does."""
         return _not_packed(self.q, self.o)
 
-    def write(self, states_SE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages) -> None:
+    def write(self, states_SE: torch.Tensor, batch: Batch, angles: RotaryAngles, pages: LayerPages) -> None:
         """Keep the keys and values of states in the slots of a batch."""
-        cos, sin, rows_S = turn
+        cos, sin, rows_S = angles
         where = (pages.k, pages.v, pages.k_scale, pages.v_scale)
         heads = (0, self.config.kv_heads, None, None, self.config.eps)
         ops.rope_store(self.kv(states_SE), cos, sin, rows_S, batch.slots_T, *where, *heads)
@@ -252,12 +254,12 @@ class Layer(nn.Module):
         delta_TE: torch.Tensor | None,
         stream_TE: torch.Tensor,
         batch: Batch,
-        turn: Turn,
+        angles: RotaryAngles,
         pages: LayerPages,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(delta, stream) in, (delta, stream) out; their sum is the layer's input and output."""
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_attention, self.eps)
-        delta_TE = self._leave(self.attention(x_TE, batch, turn, pages), self.post_attention)
+        delta_TE = self._leave(self.attention(x_TE, batch, angles, pages), self.post_attention)
         if self.memory is not None:
             x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_memory, self.eps)
             delta_TE = self.memory(x_TE, batch)
@@ -281,8 +283,8 @@ class Layer(nn.Module):
         if self.memory is not None:
             yield from _linears(self.memory, "q", "o")
 
-    def plan(self, native: Any, turn: int, pages: LayerPages, memory: LayerPages | None) -> None:
-        """Tell the kernels' plan what the layer is; `turn` is its place among the turns of a step."""
+    def plan(self, native: Any, rotary: int, pages: LayerPages, memory: LayerPages | None) -> None:
+        """Tell the kernels' plan what the layer is; `rotary` is the index of its rotary embedding."""
         packed = [linear.planned() for *_, linear in self.linears() if isinstance(linear, PackedLinear)]
         for linear in packed[:4]:
             native.add_linear(*linear)
@@ -297,7 +299,7 @@ class Layer(nn.Module):
             pages.v,
             pages.k_scale,
             pages.v_scale,
-            turn,
+            rotary,
             self.attention.window,
             self.attention.bias,
         )

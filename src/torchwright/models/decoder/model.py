@@ -10,12 +10,12 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import join
-from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
+from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, StepModules, plans
 from torchwright.models.decoder.post_norm import embedding_norm, layer_of
 from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
+from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.shared import shape_logits
-from torchwright.models.decoder.turns import Turns
 from torchwright.models.decoder.weights import DecoderParts
 
 
@@ -47,12 +47,12 @@ class Decoder(nn.Module):
         self.register_buffer("norm", None if norm_E is None else norm_E.to(weights.device))
         self.head = weights.head(embedding_VE).to(weights.device)
         weights.release()
-        self.turns = Turns(config)
+        self.rotary = RotaryCache(config)
 
     def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
         if plan := self._plan(batch, cache):
-            return plan.hidden(self.turns(batch), batch)
+            return plan.hidden(self.rotary(batch), batch)
         stream_TE = F.embedding(batch.ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
@@ -61,8 +61,8 @@ class Decoder(nn.Module):
         if self.embedding_norm is not None:
             stream_TE = self.embedding_norm(stream_TE)
         delta_TE = None
-        for layer, turn, pages in zip(self.layers, self.turns.by_layer(batch), cache.layers, strict=True):
-            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turn, pages)
+        for layer, angles, pages in zip(self.layers, self.rotary.by_layer(batch), cache.layers, strict=True):
+            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, angles, pages)
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
     def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
             return Logits(
                 self.logits(self(batch, cache)[rows_N]) if recorded_TV is None else recorded_TV[rows_N]
             )
-        values_NV, peaks_NP = plan.logits(self.turns(batch), batch, rows_N)
+        values_NV, peaks_NP = plan.logits(self.rotary(batch), batch, rows_N)
         return Logits(values_NV, peaks_NP) if self._plain else Logits(shape_logits(self.config, values_NV))
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
@@ -88,11 +88,11 @@ class Decoder(nn.Module):
         plan = plans.get(cache)
         memory = None if batch.memory is None else batch.memory.layers
         if plan is None or not plan.holds(self.embedding, self.layers, self.head, memory):
-            parts = Parts(
+            parts = StepModules(
                 self.embedding,
                 self.embedding_scale,
                 self.layers,
-                self.turns.of_layer,
+                self.rotary.of_layer,
                 self.norm,
                 self.head,
                 self.positions,

@@ -22,22 +22,22 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerPages, PagedCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import Layer
-from torchwright.models.decoder.turns import Turn
+from torchwright.models.decoder.rotary_cache import RotaryAngles
 
 MOST_ROWS = 64
 """Tokens of a step that takes the plan: more spend their time in products, and a plan keeps memory for its rows."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepModules:
     """The parts that a step computes with, in addition to the cache."""
 
     embedding_VE: torch.Tensor
     """In the type of the residual stream."""
     embedding_scale: float
     layers: nn.ModuleList
-    turns: Sequence[int]
-    """Each layer's place among the turns of a step."""
+    rotary_of_layer: Sequence[int]
+    """Each layer's rotary embedding, by its index among a step's angles."""
     norm_E: torch.Tensor | None
     head: nn.Module
     positions_PE: torch.Tensor | None = None
@@ -49,7 +49,7 @@ class Parts:
 class DecodePlan:
     """The plan of a decoder over one cache, as described to the kernels."""
 
-    def __init__(self, parts: Parts, config: DecoderConfig, cache: PagedCache) -> None:
+    def __init__(self, parts: StepModules, config: DecoderConfig, cache: PagedCache) -> None:
         self._parts = parts
         layers = [cast(Layer, module) for module in parts.layers]
         self._linears = [place for layer in layers for place in layer.linears()]
@@ -67,8 +67,10 @@ class DecodePlan:
         )
         self.native.embed_by(parts.embedding_VE, parts.embedding_scale, parts.positions_PE)
         memory = parts.memory or [None] * len(layers)
-        for layer, turn, pages, remembered in zip(layers, parts.turns, cache.layers, memory, strict=True):
-            layer.plan(self.native, turn, pages, remembered)
+        for layer, rotary, pages, remembered in zip(
+            layers, parts.rotary_of_layer, cache.layers, memory, strict=True
+        ):
+            layer.plan(self.native, rotary, pages, remembered)
         if isinstance(parts.head, PackedLinear):
             self.native.add_linear(*parts.head.planned())
 
@@ -99,17 +101,17 @@ class DecodePlan:
         """Check whether the plan has the output layer, and no hook watches it."""
         return self._has_head and not any(self._head_hooks)
 
-    def hidden(self, turns: Iterable[Turn], batch: Batch) -> torch.Tensor:
+    def hidden(self, angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> torch.Tensor:
         """Hidden states (T, E) after the final norm."""
-        return self.native.hidden(*_step(turns, batch))
+        return self.native.hidden(*_step(angles_by_rotary, batch))
 
     def logits(
-        self, turns: Iterable[Turn], batch: Batch, rows_N: torch.Tensor
+        self, angles_by_rotary: Iterable[RotaryAngles], batch: Batch, rows_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output layer's numbers (N, V) of these rows (int64), and the largest of each `PANEL`; float32.
 
         A panel with a NaN has NaN as its largest."""
-        return self.native.logits(*_step(turns, batch), rows_N)
+        return self.native.logits(*_step(angles_by_rotary, batch), rows_N)
 
 
 plans: WeakKeyDictionary[PagedCache, DecodePlan] = WeakKeyDictionary()
@@ -126,10 +128,10 @@ def _unplanned(
     return next((layer.unplanned for layer in layers if layer.unplanned), None)
 
 
-def _step(turns: Iterable[Turn], batch: Batch) -> tuple[Any, ...]:
+def _step(angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> tuple[Any, ...]:
     return (
         batch.ids_T,
-        [*chain.from_iterable(turns)],
+        [*chain.from_iterable(angles_by_rotary)],
         batch.slots_T,
         batch.block_tables_BP,
         batch.query_starts,

@@ -13,7 +13,7 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import Layer, MemoryAttention, PagedAttention, feed_forward
 from torchwright.models.decoder.pages import LayerPages
-from torchwright.models.decoder.turns import Turn
+from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.weights import LayerParts
 
 
@@ -72,9 +72,9 @@ class PostNormLayer(nn.Module):
         self.post_mlp = LayerNorm(*weights.layer_norm(layer, "mlp"), config.eps)
 
     def forward(
-        self, delta_TE: None, stream_TE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages
+        self, delta_TE: None, stream_TE: torch.Tensor, batch: Batch, angles: RotaryAngles, pages: LayerPages
     ) -> tuple[None, torch.Tensor]:
-        stream_TE = self.post_attention(stream_TE + self.attention(stream_TE, batch, turn, pages))
+        stream_TE = self.post_attention(stream_TE + self.attention(stream_TE, batch, angles, pages))
         if self.memory is not None and self.post_memory is not None:
             stream_TE = self.post_memory(stream_TE + self.memory(stream_TE, batch))
         return None, self.post_mlp(stream_TE + self.mlp(stream_TE))

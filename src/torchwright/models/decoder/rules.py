@@ -23,7 +23,7 @@ NOT_FOLLOWED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class GenerationRules:
     """The rules of one model."""
 
     start: int
@@ -53,7 +53,7 @@ class Rules:
         return logits_V
 
 
-def read_rules(fields: Fields, generation: Mapping[str, Any], vocabulary: int) -> Rules:
+def read_rules(fields: Fields, generation: Mapping[str, Any], vocabulary: int) -> GenerationRules:
     """From config.json and, where it says more, generation_config.json.
 
     Raises `ModelError`, naming the file and the key, for values that are not token ids.
@@ -78,7 +78,7 @@ def read_rules(fields: Fields, generation: Mapping[str, Any], vocabulary: int) -
     wrong = next((token for token in named if not 0 <= token < vocabulary), None)
     if wrong is not None:
         raise both.wrong("decoder_start_token_id", f"token ids below {vocabulary}; {wrong} is named")
-    return Rules(
+    return GenerationRules(
         start=start,
         stop=frozenset(both.ids("eos_token_id")),
         first=first[0] if first else None,

@@ -27,7 +27,7 @@ from torchwright.models.decoder.generate import seeds_of
 from torchwright.models.decoder.memory import Memory
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.post_norm import embedding_norm
-from torchwright.models.decoder.rules import Rules
+from torchwright.models.decoder.rules import GenerationRules
 from torchwright.models.decoder.sampling import Sampler, Sampling
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.source import SourceTokenizer
@@ -82,7 +82,7 @@ class LoadedSeq2Seq:
         folder: Path,
         *,
         kv_dtype: torch.dtype,
-        rules: Rules,
+        rules: GenerationRules,
         source_language: str | None = None,
     ) -> None:
         self.embedding, self.encoder, self.decoder = embedding, encoder, decoder

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.models.decoder.rules import Rules
+from torchwright.models.decoder.rules import GenerationRules
 from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.models.decoder.seq2seq_packed import read_packed, write_packed
 from torchwright.workloads.huggingface import cache_keyword
@@ -30,7 +30,9 @@ class Answers(nn.Module):
         read = self._reader(ids_BS, mask_BS)
         return torch.stack([read(token_B) for token_B in target_BN.unbind(1)], 1)
 
-    def greedy(self, ids_BS: torch.Tensor, mask_BS: torch.Tensor, count: int, rules: Rules) -> torch.Tensor:
+    def greedy(
+        self, ids_BS: torch.Tensor, mask_BS: torch.Tensor, count: int, rules: GenerationRules
+    ) -> torch.Tensor:
         """Target (B, count): the start, and what the model answers itself; what follows its end is arbitrary."""
         read, target = self._reader(ids_BS, mask_BS), [torch.full((len(ids_BS),), rules.start)]
         for place in range(count - 1):

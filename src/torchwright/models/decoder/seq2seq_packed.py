@@ -19,8 +19,8 @@ from torchwright.core.json_file import read_json
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
+from torchwright.models.decoder.artifact_parts import ArtifactParts
 from torchwright.models.decoder.encoder import Encoder
-from torchwright.models.decoder.kept import KeptParts
 from torchwright.models.decoder.load import KV_DTYPES
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.rules import read_rules
@@ -76,7 +76,7 @@ def read_packed(folder: Path, model_folder: Path) -> LoadedSeq2Seq:
         if family is None:
             raise ValueError("config.json is of no such model")
         fields = Fields(model_folder / "config.json", config)
-        parts = {side: KeptParts(family.read(fields, side), side, forms, tensors) for side in SIDES}
+        parts = {side: ArtifactParts(family.read(fields, side), side, forms, tensors) for side in SIDES}
         vocabulary = parts["decoder"].config.vocabulary
         rules = read_rules(fields, find_object(model_folder / "generation_config.json"), vocabulary)
         first, source = described["first"], described["source_language"]

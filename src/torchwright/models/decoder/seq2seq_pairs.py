@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.core.errors import WorkloadError
-from torchwright.models.decoder.rules import Rules
+from torchwright.models.decoder.rules import GenerationRules
 from torchwright.models.decoder.source import SourceTokenizer
 from torchwright.workloads.texts import KEPT, Split
 
@@ -70,7 +70,7 @@ def read_pairs(sources: Path, references: Path) -> Split[list[tuple[str, str]]]:
     return Split(whole[:cut], whole[cut:])
 
 
-def target_of(tokenizer: SourceTokenizer, text: str, rules: Rules, most: int) -> list[int]:
+def target_of(tokenizer: SourceTokenizer, text: str, rules: GenerationRules, most: int) -> list[int]:
     """Return the decoder's input for an answer: start, the first token if one is forced, the text, an end."""
     special = {*rules.stop, rules.start, *([] if rules.first is None else [rules.first])}
     plain = [token for token in tokenizer.plain(text) if token not in special]

@@ -8,7 +8,7 @@ import torch
 
 from torchwright.models.diffusion.diffuser import pixels
 from torchwright.models.diffusion.score import losses_of
-from torchwright.report.pictures import MOST_ROWS, Row, row_of
+from torchwright.report.pictures import MOST_ROWS, PictureRow, row_of
 
 STRONGER = 4
 """So many times is the difference shown: what a budget allows is hard to see."""
@@ -16,13 +16,13 @@ STRONGER = 4
 
 def pictures_beside(
     titles: Sequence[str], before_N3HW: torch.Tensor, after_N3HW: torch.Tensor, *, frames: int = 1
-) -> list[Row]:
+) -> list[PictureRow]:
     """A row for each pair of pictures from 0 to 1, those that look most different first.
 
     Of films, whose `frames` stand below one another, the frame is shown in which most of the pixels changed.
     """
     metric, losses = losses_of(before_N3HW, after_N3HW)
-    rows: list[tuple[float, Row]] = []
+    rows: list[tuple[float, PictureRow]] = []
     for title, before, after, loss in zip(titles, before_N3HW, after_N3HW, losses, strict=True):
         far = (after - before).abs()
         said = f"loss by {metric} {loss:.4f}, pixels differ by {float(far.mean()):.2%} of white on average"

@@ -225,7 +225,7 @@ class Diffuser:
             lambda *args, **kwargs: self._ask(self.folder.family.denoiser, *args, **kwargs),
             self.plan,
             count=lambda: len(self.pipe.scheduler.timesteps),
-            told=on_step or (lambda done, total: None),
+            on_step=on_step or (lambda done, total: None),
             turns=self.folder.family.turns if self._guided(style) else 1,
         )
         film = {"num_frames": frames} if self.folder.family.video else {}

@@ -22,10 +22,10 @@ DENOISERS = frozenset(family.denoiser for family in FAMILIES.values())
 IDENTIFIERS = ("timestep", "img_ids", "txt_ids", "guidance")
 """Inputs that are numbers of steps or places: bfloat16 has nothing between 980 and 984."""
 Ask = Callable[..., Any]
-"""Calls a part: (part, *args, **kwargs), as `Parts` does."""
+"""Calls a part: (part, *args, **kwargs), as `PipelineModules` does."""
 
 
-class Parts(nn.Module):
+class PipelineModules(nn.Module):
     """Text encoders, denoiser and VAE as one module.
 
     forward("transformer", …) gives what the denoiser says of a step, forward("vae", latents) pictures (B, 3, H, W) or
@@ -46,13 +46,13 @@ class Parts(nn.Module):
         return {name: value for name, value in module(*args, **kwargs).items() if _is_tensors(value)}
 
 
-def build_parts(folder: PipelineFolder) -> Parts:
+def build_parts(folder: PipelineFolder) -> PipelineModules:
     """The components that compute, in float32 and eval mode, from safetensors alone.
 
     Raises `ModelError`, naming the component, for weights that do not fit.
     """
     components = {name: _load(folder, name) for name in folder.models}
-    parts = Parts(components).eval()
+    parts = PipelineModules(components).eval()
     for parameter in parts.parameters():
         parameter.requires_grad_(False)
     for module in parts.modules():
@@ -62,9 +62,9 @@ def build_parts(folder: PipelineFolder) -> Parts:
     return parts
 
 
-def empty_parts(folder: PipelineFolder) -> Parts:
+def empty_parts(folder: PipelineFolder) -> PipelineModules:
     """The same with whatever weights their classes begin with: without data under a mode that makes none."""
-    return Parts({name: _empty(folder, name) for name in folder.models}).eval()
+    return PipelineModules({name: _empty(folder, name) for name in folder.models}).eval()
 
 
 def find_class(library: str, name: str, base: str) -> Any:
@@ -178,11 +178,11 @@ def _stand_in(module: nn.Module, part: str, ask: Ask, device: str) -> nn.Module:
         output = ask(part, *args, **kwargs)
         if part in DENOISERS and not whole:
             return (output,)
-        return Output({"sample": output} if part in DENOISERS else output)
+        return PipelineOutput({"sample": output} if part in DENOISERS else output)
 
     def decode(_: nn.Module, latents: torch.Tensor, time: torch.Tensor | None = None, **kwargs: Any) -> Any:
         output = ask(part, latents) if time is None else ask(part, latents, time)
-        return Output({"sample": output}) if kwargs.get("return_dict", True) else (output,)
+        return PipelineOutput({"sample": output}) if kwargs.get("return_dict", True) else (output,)
 
     cls: Any = type(module)
     # What a pipeline reads of a model beside its configuration; the parameters here have no data, and no device.
@@ -198,7 +198,7 @@ def _stand_in(module: nn.Module, part: str, ask: Ask, device: str) -> nn.Module:
     return module.eval()
 
 
-class Output(dict[str, Any]):
+class PipelineOutput(dict[str, Any]):
     """A model's outputs by name, by attribute, and by number, as pipelines of diffusers ask for them."""
 
     def __getitem__(self, key: Any) -> Any:

@@ -51,7 +51,7 @@ class Steps:
         plan: Plan,
         *,
         count: Callable[[], int],
-        told: Callable[[int, int], None] = lambda done, total: None,
+        on_step: Callable[[int, int], None] = lambda done, total: None,
         rows: int = 1,
         turns: int = 1,
     ) -> None:
@@ -59,7 +59,13 @@ class Steps:
 
         Each prediction takes so many `turns` of the denoiser; a step that is reused reuses each of them.
         """
-        self._denoise, self._plan, self._count, self._told, self._rows = denoise, plan, count, told, rows
+        self._denoise, self._plan, self._count, self._on_step, self._rows = (
+            denoise,
+            plan,
+            count,
+            on_step,
+            rows,
+        )
         self._turns = turns
         self._calls = 0
         self._last: dict[int, torch.Tensor] = {}
@@ -72,7 +78,7 @@ class Steps:
             compute = self._computed if self._turns == 1 else self._second if turn else self._denoise
             self._last[turn] = compute(*args, **kwargs)
         if turn == self._turns - 1:
-            self._told(index + 1, self._count())
+            self._on_step(index + 1, self._count())
         return self._last[turn]
 
     def _second(self, *args: Any, **kwargs: Any) -> torch.Tensor:

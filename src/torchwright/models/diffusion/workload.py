@@ -22,12 +22,12 @@ from torchwright.models.diffusion.beside import pictures_beside
 from torchwright.models.diffusion.calls import calls_of
 from torchwright.models.diffusion.diffuser import Diffuser
 from torchwright.models.diffusion.folder import INDEX, is_pipeline, open_pipeline
-from torchwright.models.diffusion.parts import IDENTIFIERS, Parts, build_parts
+from torchwright.models.diffusion.parts import IDENTIFIERS, PipelineModules, build_parts
 from torchwright.models.diffusion.perceptual import find_backbone
 from torchwright.models.diffusion.precision import bound, delicate
 from torchwright.models.diffusion.sampling import Plan
 from torchwright.models.diffusion.score import alike
-from torchwright.report.pictures import Row
+from torchwright.report.pictures import PictureRow
 from torchwright.workloads.base import (
     Case,
     Optimized,
@@ -124,7 +124,7 @@ class DiffusionWorkload(Workload):
         folder = open_pipeline(optimized.folder)
         return Diffuser(folder, _asking(optimized.run), plan=plan, device=optimized.device)
 
-    def build(self) -> Parts:
+    def build(self) -> PipelineModules:
         return build_parts(self.opened)
 
     def planned(self, plan: Plan) -> DiffusionWorkload:
@@ -187,7 +187,7 @@ class DiffusionWorkload(Workload):
         drawn = diffuser.draw(self.texts[-1], seed=last, steps=steps, size=size, frames=self.frames)
         return drawn.picture_3HW - 0.5
 
-    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[PictureRow]:
         return pictures_beside(
             [f"{self.texts[i]}, seed {i}" for i in self._judged()],
             reference["pictures"],
@@ -273,7 +273,8 @@ class DiffusionWorkload(Workload):
 
 
 class PartsBoundary(nn.Module):
-    """Gives each part of `Parts` its inputs in its own type, numbers of steps and places apart; outputs are float32."""
+    """Gives each part of `PipelineModules` its inputs in its own type, numbers of steps and places apart; outputs are
+    float32."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -297,9 +298,9 @@ class PartsBoundary(nn.Module):
         return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, output)
 
 
-def _parts_in(model: nn.Module) -> Parts:
+def _parts_in(model: nn.Module) -> PipelineModules:
     """The components themselves, whatever was wrapped around them."""
-    return next(module for module in model.modules() if isinstance(module, Parts))
+    return next(module for module in model.modules() if isinstance(module, PipelineModules))
 
 
 def _type_of(part: nn.Module) -> torch.dtype:

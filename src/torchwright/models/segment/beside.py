@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from torchwright.models.segment.files import coloured, edge
 from torchwright.models.segment.masks import Points
-from torchwright.report.pictures import Row, row_of
+from torchwright.report.pictures import PictureRow, row_of
 
 EDGE, ORIGINAL_ALONE, OPTIMIZED_ALONE = (45, 212, 191), (251, 146, 60), (96, 165, 250)
 """Red, green and blue from 0 to 255."""
@@ -28,7 +28,7 @@ def masks_beside(
     before_HW: np.ndarray,
     after_HW: np.ndarray,
     points: Points,
-) -> Row:
+) -> PictureRow:
     """A row of the picture with either mask, and of where they differ; the points that were asked by are white."""
     made = [_with_mask(picture_HW3, mask, points) for mask in (before_HW, after_HW)]
     return row_of(
@@ -38,7 +38,7 @@ def masks_beside(
 
 def classes_beside(
     title: str, said: str, picture_HW3: np.ndarray, before_SS: torch.Tensor, after_SS: torch.Tensor
-) -> Row:
+) -> PictureRow:
     """A row of the picture with either map of classes, in colours, and of where they differ."""
     height, width, _ = picture_HW3.shape
     before_HW, after_HW = (

@@ -61,10 +61,10 @@ def run_lengths(pixels_HW: np.ndarray) -> dict[str, Any]:
     return {"size": list(pixels_HW.shape), "counts": ([0] if flat.size and flat[0] else []) + counts.tolist()}
 
 
-def from_run_lengths(told: dict[str, Any]) -> np.ndarray:
+def from_run_lengths(encoded: dict[str, Any]) -> np.ndarray:
     """The mask (H, W) of `run_lengths`. Raises `ValueError` where the runs are not as long as the picture."""
-    height, width = told["size"]
-    flat = np.repeat(np.arange(len(told["counts"])) % 2 == 1, told["counts"])
+    height, width = encoded["size"]
+    flat = np.repeat(np.arange(len(encoded["counts"])) % 2 == 1, encoded["counts"])
     return flat.reshape(width, height).T
 
 

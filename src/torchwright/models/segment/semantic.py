@@ -56,7 +56,7 @@ class Preparation:
         return ((torch.from_numpy(resized).permute(2, 0, 1).float() / 255 - mean) / std)[None]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, which `told` reads."""
+        """Plain data, which `read_preparation` reads."""
         return {
             "height": self.height,
             "width": self.width,
@@ -80,7 +80,7 @@ def preparation_of(folder: Path) -> Preparation:
     if not math.isclose(processor.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-3):
         raise ModelError(f"{folder} scales pictures by {processor['rescale_factor']}", allowed="1/255")
     try:
-        return told(
+        return read_preparation(
             {
                 "height": pictures.height,
                 "width": pictures.width,
@@ -95,7 +95,7 @@ def preparation_of(folder: Path) -> Preparation:
         raise ModelError(f"{folder} does not say how pictures are prepared", found=str(error)) from error
 
 
-def told(description: dict[str, Any]) -> Preparation:
+def read_preparation(description: dict[str, Any]) -> Preparation:
     """Read the preparation that `as_dict` gave; raises `ArtifactError` for anything else, since it may be untrusted."""
     for name, most in (("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
         if not (type(description.get(name)) is int and 1 <= description[name] <= most):

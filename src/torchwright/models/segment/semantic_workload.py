@@ -13,9 +13,15 @@ from torchwright.core.records import Quality
 from torchwright.hub.folder import model_files
 from torchwright.models.segment.beside import classes_beside
 from torchwright.models.segment.classes import class_quality
-from torchwright.models.segment.semantic import ENDING, ClassSegmenter, open_classifier, preparation_of, told
+from torchwright.models.segment.semantic import (
+    ENDING,
+    ClassSegmenter,
+    open_classifier,
+    preparation_of,
+    read_preparation,
+)
 from torchwright.models.segment.user_pictures import UserPictures
-from torchwright.report.pictures import MOST_ROWS, Row
+from torchwright.report.pictures import MOST_ROWS, PictureRow
 from torchwright.workloads.base import (
     CALIBRATION_BATCHES,
     Case,
@@ -54,14 +60,14 @@ class SemanticWorkload(Workload):
 
     @classmethod
     def check(cls, description: dict[str, Any]) -> None:
-        told(description)
+        read_preparation(description)
 
     @classmethod
     def answerer(cls, optimized: Optimized) -> ClassSegmenter:
         def ask(pixels: torch.Tensor) -> torch.Tensor:
             return optimized.run(Case(name="segment", args=(pixels.to(optimized.device),)))
 
-        return ClassSegmenter(told(optimized.description), ask)
+        return ClassSegmenter(read_preparation(optimized.description), ask)
 
     @classmethod
     def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
@@ -96,7 +102,7 @@ class SemanticWorkload(Workload):
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return class_quality(reference, candidate)
 
-    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[PictureRow]:
         """The maps with the fewest equal pixels first."""
         rows = list[tuple[float, int, torch.Tensor, torch.Tensor]]()
         pairs = zip(reference["maps"], candidate["maps"], strict=True)

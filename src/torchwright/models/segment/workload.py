@@ -21,7 +21,7 @@ from torchwright.models.segment.load import FAMILIES, family_of, open_network, s
 from torchwright.models.segment.network import network_in
 from torchwright.models.segment.prompts import GRIDS, Encoded, grid_over
 from torchwright.models.segment.user_pictures import UserPictures
-from torchwright.report.pictures import MOST_ROWS, Row
+from torchwright.report.pictures import MOST_ROWS, PictureRow
 from torchwright.workloads.base import (
     CALIBRATION_BATCHES,
     Case,
@@ -164,7 +164,7 @@ class SegmentWorkload(Workload):
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return mask_quality(reference, candidate)
 
-    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[PictureRow]:
         """Return each picture's mask that has changed the most."""
         segmenter, rows = _segmenter(self.family, self.side, self.at_once, lambda case: case, self.device), []
         pairs = zip(reference["masks"], candidate["masks"], strict=True)

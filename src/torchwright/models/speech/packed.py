@@ -20,7 +20,7 @@ from torchwright.core.json_file import read_json
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
-from torchwright.models.decoder.kept import KeptParts
+from torchwright.models.decoder.artifact_parts import ArtifactParts
 from torchwright.models.decoder.precision import SIDES
 from torchwright.models.speech.load import NATIVE
 from torchwright.models.speech.native import NativeSpeech
@@ -71,7 +71,7 @@ def read_packed(folder: Path, model_folder: Path) -> NativeSpeech:
         ) from error
 
 
-class SpeechParts(KeptParts):
+class SpeechParts(ArtifactParts):
     """Gives the stem those parts, too, that go before the encoder."""
 
     @property

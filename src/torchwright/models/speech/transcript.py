@@ -119,12 +119,13 @@ class Transcript:
 
     def remarks(self) -> list[str]:
         """Return what to tell the user: the sound's notices, and where text was left out and why."""
-        told = [one for one in self.unheard if one.reason not in PAUSES or not self.segments]
+        reported = [one for one in self.unheard if one.reason not in PAUSES or not self.segments]
         found = [
-            f"no speech from {one.start:.1f} to {one.end:.1f} s: {one.reason}" for one in told[:MOST_REMARKS]
+            f"no speech from {one.start:.1f} to {one.end:.1f} s: {one.reason}"
+            for one in reported[:MOST_REMARKS]
         ]
-        if len(told) > MOST_REMARKS:
-            found.append(f"no speech in {len(told) - MOST_REMARKS} other places")
+        if len(reported) > MOST_REMARKS:
+            found.append(f"no speech in {len(reported) - MOST_REMARKS} other places")
         if not self.segments and not found:
             found = ["no speech: the model writes no words of it"]
         return [*self.notices, *found]

@@ -22,7 +22,7 @@ from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import GENERAL, ONE, ROWS, Manifest
 from torchwright.optimization.engines.base import OTHER_MACHINE_ERROR, SAME_MACHINE_ERROR, Ready
 from torchwright.optimization.engines.call import spec_of
-from torchwright.optimization.engines.door import CompiledCall, Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.graphs import GraphCall, Later, graph_in
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.spec import CallSpec
@@ -73,14 +73,14 @@ class CompiledCalls:
                     fault = f"compiling the graphs failed ({type(error).__name__}: {first_line(error)})"
             self.say(f"running uncompiled: {fault}")
         layouts = self.manifest.layouts
-        door = self.door(
+        dispatcher = self.dispatcher(
             [
                 GraphCall(program, spec_of(name, program), layouts)
                 for name, program in programs.items()
                 if name not in (ROWS, GENERAL)
             ]
         )
-        return Ready(how="graphs, uncompiled", run=door.run, door=door)
+        return Ready(how="graphs, uncompiled", run=dispatcher.run, dispatcher=dispatcher)
 
     def _programs(self, *names: str) -> dict[str, Any]:
         """The graphs of these names, without any all of them."""
@@ -93,13 +93,13 @@ class CompiledCalls:
     ) -> Ready:
         """The packages in `folder`; `programs` are what they were made from, where the manifest does not say it."""
         layouts = self.manifest.layouts
-        door = self.door(
+        dispatcher = self.dispatcher(
             [
                 Package(folder / file, self._spec(name, programs), layouts, self._graph_for(name))
                 for name, file in self._files(programs)
             ]
         )
-        return Ready(how=how, run=door.run, door=door, tolerance=tolerance)
+        return Ready(how=how, run=dispatcher.run, dispatcher=dispatcher, tolerance=tolerance)
 
     def _graph_for(self, name: str) -> Callable[[], CompiledCall] | None:
         """Makes the graph that answers calls outside a package's guards; None where the artifact has none."""
@@ -132,14 +132,14 @@ class CompiledCalls:
             spec = replace(spec, sizes=sizes)
         return spec
 
-    def door(self, calls: Sequence[CompiledCall]) -> Door:
+    def dispatcher(self, calls: Sequence[CompiledCall]) -> CallDispatcher:
         """Return the dispatcher of a user's calls, as far as `calls` or the artifact's graphs answer them."""
         manifest, general = self.manifest, None
         if manifest.any_sizes is not None and not self.strict:
             spec = manifest.any_sizes
             general = Later(spec, lambda: GraphCall(self._programs(GENERAL)[GENERAL], spec, manifest.layouts))
         pieces = manifest.takes.pieces and manifest.rows in ("pieces", "both")
-        return Door(
+        return CallDispatcher(
             calls,
             takes=replace(manifest.takes, pieces=pieces),
             by_rows=manifest.by_rows,

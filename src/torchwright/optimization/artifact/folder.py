@@ -41,8 +41,8 @@ from torchwright.core.process.replacing_folders import steady
 from torchwright.core.records import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.optimization.engines.base import MODEL as MODEL
 from torchwright.optimization.engines.base import NATIVE as NATIVE
-from torchwright.optimization.engines.base import Way, engines
-from torchwright.optimization.engines.spec import CallSpec, Takes, package_file
+from torchwright.optimization.engines.base import ShippingForm, engines
+from torchwright.optimization.engines.spec import CallSpec, InputCapabilities, package_file
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
@@ -72,18 +72,18 @@ class Manifest:
     engine: str
     dtype: str
     threads: int | None = None
-    way: Way | Literal[""] = ""
+    way: ShippingForm | Literal[""] = ""
     """The measured path. Artifacts of earlier versions lack it."""
     calls: tuple[CallSpec, ...] = ()
     """Names of the packages, in their order."""
     rows: Literal["free", "both", "pieces", "fixed"] = "fixed"
-    """Which packages there are for other numbers of rows (`optimization/trial/forms.py`)."""
+    """Which packages there are for other numbers of rows (`optimization/trial/batch_variants.py`)."""
     by_rows: tuple[tuple[int, str], ...] = ()
     """Pairs (smallest batch size, name of the call that was fastest from there on), ascending."""
     any_rows: CallSpec | None = None
     one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
-    takes: Takes = field(default_factory=Takes)
+    takes: InputCapabilities = field(default_factory=InputCapabilities)
     layouts: tuple[tuple[int, ...] | None, ...] = ()
     """For each output, the original's order of dimensions in memory where the compiled code has another."""
     cases: tuple[str, ...] = ()

@@ -20,8 +20,8 @@ from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import Manifest
 from torchwright.optimization.artifact.outdated import outdated
-from torchwright.optimization.artifact.ways import Ways
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.artifact.strategies import ArtifactLoader
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.eager import Eager
 from torchwright.optimization.engines.module import OptimizedModule
 from torchwright.optimization.engines.spec import is_structure
@@ -99,21 +99,23 @@ def _load(
 ) -> Loaded:
     with artifact.checked_meanwhile(path) as (recipe, manifest, checked):
         _check_calls(path, manifest)
-        ways = Ways(path, recipe, manifest, trust=trust, process=process, original=original, strict=strict)
-        if fault := outdated(path, recipe, manifest, ways.engine.domain):
-            ways.say(fault)
+        loader = ArtifactLoader(
+            path, recipe, manifest, trust=trust, process=process, original=original, strict=strict
+        )
+        if fault := outdated(path, recipe, manifest, loader.engine.domain):
+            loader.say(fault)
             warnings.warn(f"{path}: {fault}", OldArtifact, stacklevel=4)
-        if not ways.engine.whole:  # whose files are plain data, read while they are checked
+        if not loader.engine.whole:  # whose files are plain data, read while they are checked
             checked()
-        ready = ways.best(model)
-    device = ways.device
+        ready = loader.best(model)
+    device = loader.device
     threads = manifest.threads or torch.get_num_threads()
     if device == "cpu" and (notice := quota_notice(threads, cpu_quota())):
-        ways.notices.append(notice)
-    run = ready.run if ready.door is not None else on_threads(ready.run, manifest.threads)
+        loader.notices.append(notice)
+    run = ready.run if ready.dispatcher is not None else on_threads(ready.run, manifest.threads)
     run = class_of(recipe.workload).front(run, recipe.workload)
     answers = ready.answers or as_model(
-        run, ready.door, recipe.workload, manifest, path / artifact.MODEL, device
+        run, ready.dispatcher, recipe.workload, manifest, path / artifact.MODEL, device
     )
     loaded = Loaded(
         model=answers,
@@ -121,7 +123,7 @@ def _load(
         run=run,
         how=ready.how,
         measured=recipe.speedup if ready.how == recipe.runs_as else None,
-        notices=ways.notices,
+        notices=loader.notices,
     )
     _self_test(path, call_as_user(loaded, device), manifest, ready.tolerance)
     return loaded
@@ -146,7 +148,12 @@ def call_as_user(loaded: Loaded, device: str) -> Run:
 
 
 def as_model(
-    run: Run, door: Door | None, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str
+    run: Run,
+    dispatcher: CallDispatcher | None,
+    workload: dict[str, Any],
+    manifest: Manifest,
+    folder: Path,
+    device: str,
 ) -> Any:
     """Return the user's interface: the workload's own `answerer`, or an `OptimizedModule` if it has none.
 
@@ -163,13 +170,13 @@ def as_model(
     answerer = class_of(workload).answerer(optimized)
     if answerer is not None:
         return answerer
-    if door is None and isinstance(run, Eager) and device == "cpu":
+    if dispatcher is None and isinstance(run, Eager) and device == "cpu":
         return OptimizedModule(run.model, device)  # whose parameters record no gradients
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return calls(Case(name="forward", args=args, kwargs=kwargs))
 
-    return OptimizedModule(door or call, device)
+    return OptimizedModule(dispatcher or call, device)
 
 
 def without_gradients(run: Run) -> Run:

@@ -100,7 +100,7 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         case "record", {"class": str(cls), "items": list(items)}:
             made = nested.from_json(cls)
             if len(made.fields) == len(items):
-                return nested.Record(made, [_decode(entry, tensors) for entry in items])
+                return nested.FlattenedInstance(made, [_decode(entry, tensors) for entry in items])
         case "tensor", str() if item in tensors:
             return tensors[item]
         case "float", str() if item in NUMBERS:

@@ -28,7 +28,7 @@ from torchwright.core.process.replacing_folders import writing
 from torchwright.core.system import library_suffix
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.artifact.sealed import digests, is_own, not_as_written, seal
-from torchwright.optimization.caches.place import Place, place_here
+from torchwright.optimization.caches.place import BuildEnvironment, place_here
 from torchwright.optimization.engines.jit import CODE, GRAPHS, keep_compiled, restore_compiled
 
 BUNDLE, KERNELS = "bundle.json", "kernels"
@@ -48,7 +48,7 @@ class Bundle:
     """The model, or what else was compiled, as its user calls it."""
     calls: tuple[str, ...] = ()
     """Types and shapes of the calls that were compiled; none where they were not noted."""
-    place: Place
+    place: BuildEnvironment
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256."""
 

@@ -25,7 +25,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class BuildEnvironment:
     """A machine and its versions, as far as compiled code depends on them."""
 
     torch: str
@@ -40,12 +40,12 @@ class Place:
     """Inductor's settings, but for its private ones, as Python writes them."""
 
 
-def place_here() -> Place:
+def place_here() -> BuildEnvironment:
     """This machine, and Inductor's settings as they are now."""
     import torch._inductor.config as inductor
 
     settings = inductor.save_config_portable(ignore_private_configs=True)
-    return Place(
+    return BuildEnvironment(
         torch=str(torch.__version__),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
@@ -57,10 +57,10 @@ def place_here() -> Place:
     )
 
 
-def differences(there: Place, here: Place) -> list[str]:
+def differences(there: BuildEnvironment, here: BuildEnvironment) -> list[str]:
     """Return the differences here, each as a line."""
     found = []
-    for name in (field.name for field in fields(Place)):
+    for name in (field.name for field in fields(BuildEnvironment)):
         then, now = getattr(there, name), getattr(here, name)
         if name == "flags":
             found += _flags(then, now)

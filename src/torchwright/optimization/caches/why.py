@@ -94,8 +94,10 @@ def described(case: Case) -> str:
     tensors = [
         leaf for leaf in pytree.tree_leaves((case.args, case.kwargs)) if isinstance(leaf, torch.Tensor)
     ]
-    told = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
-    return f"{case.name}: {told}"
+    shapes = ", ".join(
+        f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors
+    )
+    return f"{case.name}: {shapes}"
 
 
 @contextmanager

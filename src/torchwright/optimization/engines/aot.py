@@ -9,9 +9,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torchwright.optimization.engines.base import Engine, Kept, Ready, Way, engines
+from torchwright.optimization.engines.base import Engine, Kept, Ready, ShippingForm, engines
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.conversion import shared
-from torchwright.optimization.engines.door import Door
 from torchwright.optimization.engines.graphs import graph_in
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.spec import CallSpec, package_file
@@ -28,7 +28,7 @@ class Aot(Engine):
     how: ClassVar[str] = "ahead-of-time package"
     apart: ClassVar[bool] = True
 
-    door: Door
+    dispatcher: CallDispatcher
 
     def __init__(self, calls: tuple[CallSpec, ...]) -> None:
         self.calls = calls
@@ -47,14 +47,14 @@ class Aot(Engine):
             Package(folder / package_file(i), spec, fallback=functools.partial(graph_in, folder, spec.name))
             for i, spec in enumerate(calls)
         ]
-        engine.door = Door(packages, strict=True, device=device)
+        engine.dispatcher = CallDispatcher(packages, strict=True, device=device)
         return engine
 
     def __call__(self, case: Case) -> Any:
-        return self.door.run(case)
+        return self.dispatcher.run(case)
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         return {"package": cls.name}
 
     @classmethod

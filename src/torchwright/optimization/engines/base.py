@@ -19,7 +19,7 @@ from torchwright.core.registry import Registry
 from torchwright.optimization.engines.spec import CallSpec, NumberDomain
 
 if TYPE_CHECKING:
-    from torchwright.optimization.engines.door import CompiledCall, Door
+    from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
     from torchwright.optimization.techniques.base import Target
     from torchwright.workloads.base import Case, Run
 
@@ -39,7 +39,7 @@ engines: Registry[type[Engine]] = Registry(
     next="install the package that brings it",
 )
 
-Way = Literal["native", "package", "graphs", "rebuild", "module"]
+ShippingForm = Literal["native", "package", "graphs", "rebuild", "module"]
 """The contents of an artifact: its engine's own files, compiled packages with the graphs they come from, graphs
 alone, the folder from which the model is rebuilt, or none of these, for the recipe on the caller's own module."""
 NATIVE, MODEL = "native", "model"
@@ -56,8 +56,8 @@ class Ready:
     how: str
     """See `Loaded.how`."""
     run: Run
-    door: Any = None
-    """The `Door` that takes calls as a user makes them, if there is one."""
+    dispatcher: Any = None
+    """The `CallDispatcher` that takes calls as a user makes them, if there is one."""
     answers: Any = None
     """The user's interface, where it is built from neither of these."""
     tolerance: float = OTHER_MACHINE_ERROR
@@ -85,7 +85,7 @@ class Kept(Protocol):
         """Its compiled code, said to run as `how`. Only where there is no `refusal`."""
         ...
 
-    def door(self, calls: Sequence[CompiledCall]) -> Door:
+    def dispatcher(self, calls: Sequence[CompiledCall]) -> CallDispatcher:
         """Return the dispatcher of a user's calls, which turns them into those of `calls`."""
         ...
 
@@ -165,7 +165,7 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- keep
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         """Return the shipping forms of its recipes, those that need least of the caller first, each with the engine
         that runs it. `own` is how the model is rebuilt: `rebuild` or `module`."""
         return {own: cls.name}

@@ -212,7 +212,7 @@ def _structure(value: Any) -> Structure:
         return value.structure
     if value is None:  # an empty node of its own in newer versions of pytree, a leaf in older ones
         return {"constant": "None"}
-    if type(value) is nested.Record:
+    if type(value) is nested.FlattenedInstance:
         return {"class": value.type.label, "items": [_structure(item) for item in value.values]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_structure(item) for item in value]}

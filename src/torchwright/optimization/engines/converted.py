@@ -27,13 +27,19 @@ from torch.utils import _pytree as pytree
 from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.core.process.forks import never_freed, reopen_in_child
 from torchwright.optimization.engines.attention_graph import attention_as_in_pytorch
-from torchwright.optimization.engines.base import Engine, Kept, Ready, Way
+from torchwright.optimization.engines.base import Engine, Kept, Ready, ShippingForm
 from torchwright.optimization.engines.call import parameters_of, written
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.conversion import shared
-from torchwright.optimization.engines.door import CompiledCall, Door
 from torchwright.optimization.engines.graph_check import structure
 from torchwright.optimization.engines.graphs import GraphCall, Later, graph_in
 from torchwright.optimization.engines.guards import Check, Fallback, guards_of
+from torchwright.optimization.engines.input_capabilities import (
+    perhaps_batched,
+    tensors_of,
+    with_rows,
+    with_tensors,
+)
 from torchwright.optimization.engines.packaging import changed, described
 from torchwright.optimization.engines.program import (
     FreeSizes,
@@ -44,8 +50,7 @@ from torchwright.optimization.engines.program import (
 )
 from torchwright.optimization.engines.real_constants import real_constants
 from torchwright.optimization.engines.results import arranged, call_result
-from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec, Takes
-from torchwright.optimization.engines.takes import perhaps_batched, tensors_of, with_rows, with_tensors
+from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec, InputCapabilities
 from torchwright.optimization.engines.whole_slices import remove_whole_slices
 from torchwright.optimization.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
@@ -74,7 +79,7 @@ class Converted(Engine):
     libraries: ClassVar[tuple[str, ...]]
     """The required package; `torchwright[NAME]` installs it."""
 
-    door: Door
+    dispatcher: CallDispatcher
 
     def __init__(self, calls: tuple[CallSpec, ...], folder: Path) -> None:
         self.calls, self.folder = calls, folder
@@ -117,9 +122,9 @@ class Converted(Engine):
             return cls(cls._written(target, folder), folder)
         passing = tempfile.TemporaryDirectory()
         engine = cls(cls._written(target, Path(passing.name)), Path(passing.name))
-        takes = Takes(parameters=parameters_of(target.model.forward))
+        takes = InputCapabilities(parameters=parameters_of(target.model.forward))
         calls = cls._opened(engine.folder, engine.calls, at_once=True)
-        engine.door = Door(calls, takes=takes, original=target.model)
+        engine.dispatcher = CallDispatcher(calls, takes=takes, original=target.model)
         passing.cleanup()
         return engine
 
@@ -209,7 +214,7 @@ class Converted(Engine):
     @classmethod
     def opened(cls, folder: Path, calls: tuple[CallSpec, ...], device: str) -> Self:
         engine = cls(calls, folder)
-        engine.door = Door(cls._opened(folder, calls), strict=True, device=device)
+        engine.dispatcher = CallDispatcher(cls._opened(folder, calls), strict=True, device=device)
         return engine
 
     @classmethod
@@ -222,26 +227,28 @@ class Converted(Engine):
         return found
 
     def __call__(self, case: Case) -> Any:
-        return self.door.run(case)
+        return self.dispatcher.run(case)
 
     def others(self) -> Self | None:
         free = [
             call.at_any_size()
-            for call in self.door.calls
+            for call in self.dispatcher.calls
             if isinstance(call, ConvertedCall) and call.spec.sizes
         ]
         if not free:
             return None
         names = {call.spec.name for call in free}
-        given = [call for call in self.door.calls if not call.spec.sizes and call.spec.name not in names]
+        given = [
+            call for call in self.dispatcher.calls if not call.spec.sizes and call.spec.name not in names
+        ]
         engine = type(self)(self.calls, self.folder)
-        engine.door = Door([*free, *given], strict=True)
+        engine.dispatcher = CallDispatcher([*free, *given], strict=True)
         return engine
 
     # ------------------------------------------------------------------------------------------ keep and load
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         return {"native": cls.name}
 
     def keep(self, folder: Path) -> str | None:
@@ -266,8 +273,8 @@ class Converted(Engine):
                 found="it was not built by this user on this machine",
                 next="trust=True, or --trust, loads it all the same",
             )
-        door = kept.door(cls._opened(kept.path / cls.name, kept.calls))
-        return Ready(how=cls.how, run=door.run, door=door)
+        dispatcher = kept.dispatcher(cls._opened(kept.path / cls.name, kept.calls))
+        return Ready(how=cls.how, run=dispatcher.run, dispatcher=dispatcher)
 
     @classmethod
     def load_fallback(cls, kept: Kept) -> Ready | None:
@@ -277,13 +284,13 @@ class Converted(Engine):
             graph.is_dir() for graph in graphs
         ):  # no file could keep the graph, or an older version wrote it
             return None
-        door = kept.door(
+        dispatcher = kept.dispatcher(
             [
                 Later(spec, functools.partial(graph_in, graph, FORWARD, trust=kept.trusted))
                 for spec, graph in zip(kept.calls, graphs, strict=True)
             ]
         )
-        return Ready(how="graphs, uncompiled", run=door.run, door=door)
+        return Ready(how="graphs, uncompiled", run=dispatcher.run, dispatcher=dispatcher)
 
 
 class ConvertedCall:

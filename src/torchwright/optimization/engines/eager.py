@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torchwright.optimization.engines.base import Engine, Kept, Ready, Way
+from torchwright.optimization.engines.base import Engine, Kept, Ready, ShippingForm
 
 if TYPE_CHECKING:
     from torchwright.optimization.techniques.base import Target
@@ -33,7 +33,7 @@ class Eager(Engine):
         return self.model(*case.args, **case.kwargs)
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         return {own: cls.name} if own == "rebuild" else {"graphs": cls.name, own: cls.name}
 
     @classmethod

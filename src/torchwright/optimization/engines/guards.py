@@ -18,12 +18,12 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.optimization.engines.door import CompiledCall
+from torchwright.optimization.engines.call_dispatcher import CompiledCall
 from torchwright.optimization.engines.integer_ranges import (
+    IntegerBounds,
     IntegerRanges,
     OutOfBounds,
     Range,
-    Rules,
     TooWide,
     widest,
 )
@@ -110,7 +110,7 @@ def _bounds(
     pinned: set[fx.Node] = set()
     unproved: frozenset[fx.Node] = frozenset()
     while True:
-        rules = Rules(bits=domain.integer_bits, indices=not domain.checks_indices, but=unproved)
+        rules = IntegerBounds(bits=domain.integer_bits, indices=not domain.checks_indices, but=unproved)
         try:
             found = widest(ranges, given, full, rules)
             break

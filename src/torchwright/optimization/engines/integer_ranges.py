@@ -91,7 +91,7 @@ class OutOfBounds(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class IntegerBounds:
     """Bounds that every integer of a graph must keep."""
 
     bits: int = 64
@@ -130,7 +130,7 @@ class IntegerRanges:
                 if isinstance(value, torch.Tensor) and _is_whole(value) and value.numel():
                     self._constants[node] = int(value.min()), int(value.max())
 
-    def check(self, given: dict[fx.Node, Range], rules: Rules) -> None:
+    def check(self, given: dict[fx.Node, Range], rules: IntegerBounds) -> None:
         """Raise `TooWide` or `OutOfBounds` at the first node that breaks a rule for inputs in these ranges."""
         found: dict[fx.Node, Range | None] = {}
         for node in self._nodes:
@@ -195,7 +195,7 @@ class IntegerRanges:
 
 
 def widest(
-    ranges: IntegerRanges, example: dict[fx.Node, Range], full: dict[fx.Node, Range], rules: Rules
+    ranges: IntegerRanges, example: dict[fx.Node, Range], full: dict[fx.Node, Range], rules: IntegerBounds
 ) -> dict[fx.Node, Range]:
     """The widest ranges of the inputs, around the example's, that keep the rules.
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from torchwright.core import nested
 from torchwright.core.errors import RefusedTechnique, TorchwrightError, first_line
-from torchwright.optimization.engines.base import NATIVE, Engine, Kept, Ready, Way
+from torchwright.optimization.engines.base import NATIVE, Engine, Kept, Ready, ShippingForm
 from torchwright.optimization.engines.compiler_caches import use_private_caches
 from torchwright.optimization.engines.guards import holds_nan, holds_not_finite
 from torchwright.optimization.engines.machine_code import keep_machine_code, restore_machine_code
@@ -105,7 +105,7 @@ class Jit(Engine):
         return most
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         return {"package": "aot", own: cls.name}
 
     def keep(self, folder: Path) -> str | None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.optimization.engines import opaque
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.messages import untraceable
 
 
@@ -26,7 +26,7 @@ class OptimizedModule(nn.Module):
         super().__init__()
         self._call, self._device = call, torch.device(device)
         self.training = False
-        self._traced = opaque.traced(call) if isinstance(call, Door) else None
+        self._traced = opaque.traced(call) if isinstance(call, CallDispatcher) else None
         self._exported = opaque.refuses_export()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ class OptimizedModule(nn.Module):
 
     def _dtype(self) -> torch.dtype:
         """The type of the first floating-point input; the original's own, mostly."""
-        calls = self._call.calls if isinstance(self._call, Door) else []
+        calls = self._call.calls if isinstance(self._call, CallDispatcher) else []
         types = [getattr(torch, tensor.dtype) for call in calls for tensor in call.spec.tensors]
         return next((dtype for dtype in types if dtype.is_floating_point), torch.float32)
 

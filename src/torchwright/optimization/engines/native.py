@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from torchwright.optimization.engines.base import MODEL, Kept, Ready, Way
+from torchwright.optimization.engines.base import MODEL, Kept, Ready, ShippingForm
 from torchwright.optimization.engines.eager import Eager
 
 
@@ -18,7 +18,7 @@ class NativeEngine(Eager):
     whole: ClassVar[bool] = True
 
     @classmethod
-    def ways(cls, own: Way) -> dict[Way, str]:
+    def ways(cls, own: ShippingForm) -> dict[ShippingForm, str]:
         return {"native": cls.name}
 
     def keep(self, folder: Path) -> str | None:

@@ -17,11 +17,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchwright.core import nested
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.messages import untraceable
 from torchwright.optimization.engines.spec import SIZE, TENSOR
 
-_doors: weakref.WeakValueDictionary[int, Door] = weakref.WeakValueDictionary()
+_dispatchers: weakref.WeakValueDictionary[int, CallDispatcher] = weakref.WeakValueDictionary()
 """By `id`: an operator takes numbers and tensors only."""
 _MARK = "torchwright: None or text"
 _odd: list[str | None] = []
@@ -38,33 +38,33 @@ def exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def traced(door: Door) -> Callable[[Any, Any], Any]:
-    """Return the value that a tracer sees for `door(*args, **kwargs)`.
+def traced(dispatcher: CallDispatcher) -> Callable[[Any, Any], Any]:
+    """Return the value that a tracer sees for `dispatcher(*args, **kwargs)`.
 
     A graph breaks at what no operator can say: that it changes one of its tensors, and classes that pytree has not.
     """
-    if door.mutates:
-        return _broken(door, "this optimized model changes its inputs")
-    if door.returns_instances:
-        return _broken(door, "this optimized model returns a dataclass instance or a named tuple")
-    apart = _broken(door, "this optimized model takes a dataclass instance")
+    if dispatcher.mutates:
+        return _broken(dispatcher, "this optimized model changes its inputs")
+    if dispatcher.returns_instances:
+        return _broken(dispatcher, "this optimized model returns a dataclass instance or a named tuple")
+    apart = _broken(dispatcher, "this optimized model takes a dataclass instance")
     _operator()
-    _doors[id(door)] = door
+    _dispatchers[id(dispatcher)] = dispatcher
 
     @torch._dynamo.nonstrict_trace
     def call(args: Any, kwargs: Any) -> Any:
         if exporting():
             raise untraceable("torch.export")
-        found = door.result_of(args, kwargs)
+        found = dispatcher.result_of(args, kwargs)
         if found is None or SIZE in found[0].spec.results:
-            return door.by_original(args, kwargs), False
+            return dispatcher.by_original(args, kwargs), False
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        # An operator without a backward of its own would record one that fails; the door records none.
+        # An operator without a backward of its own would record one that fails; the dispatcher records none.
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         form = next(_numbers)
         _forms[form] = ([None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves], spec)
         compiled = found[0]
-        outputs = torch.ops.torchwright_calls.call(tensors, id(door), form)
+        outputs = torch.ops.torchwright_calls.call(tensors, id(dispatcher), form)
         if compiled.spec.results:
             remaining = iter(outputs)
             outputs = [next(remaining) if kind == TENSOR else None for kind in compiled.spec.results]
@@ -103,12 +103,12 @@ def _unmarked(value: Any) -> Any:
     return _odd[value[_MARK]] if _is_mark(value) else value
 
 
-def _broken(door: Door, reason: str) -> Callable[[Any, Any], Any]:
+def _broken(dispatcher: CallDispatcher, reason: str) -> Callable[[Any, Any], Any]:
     """A graph break, or with `fullgraph=True` the reason why there would be one."""
 
     @torch._dynamo.disable(reason=reason)
     def call(args: Any, kwargs: Any) -> Any:
-        return door(*args, **kwargs)
+        return dispatcher(*args, **kwargs)
 
     return call
 
@@ -129,19 +129,21 @@ def _operator() -> None:
     """Register the operator; not at import, which nothing is done at."""
 
     @torch.library.custom_op("torchwright_calls::call", mutates_args=())
-    def call(tensors: list[torch.Tensor], door: int, form: int) -> list[torch.Tensor]:
+    def call(tensors: list[torch.Tensor], dispatcher: int, form: int) -> list[torch.Tensor]:
         args, kwargs = _arguments(tensors, form)
-        _, promised = _doors[door].result_of(args, kwargs) or (None, [])
+        _, promised = _dispatchers[dispatcher].result_of(args, kwargs) or (None, [])
         results = [
-            t for t in pytree.tree_leaves(_doors[door](*args, **kwargs)) if isinstance(t, torch.Tensor)
+            t
+            for t in pytree.tree_leaves(_dispatchers[dispatcher](*args, **kwargs))
+            if isinstance(t, torch.Tensor)
         ]
         taken = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         return [_own(t, strides, taken) for t, (_, strides, _) in zip(results, promised, strict=True)]
 
     @call.register_fake
-    def _(tensors: list[torch.Tensor], door: int, form: int) -> list[torch.Tensor]:
+    def _(tensors: list[torch.Tensor], dispatcher: int, form: int) -> list[torch.Tensor]:
         args, kwargs = _arguments(tensors, form)
-        found = _doors[door].result_of(args, kwargs)
+        found = _dispatchers[dispatcher].result_of(args, kwargs)
         assert found is not None
         device = tensors[0].device if tensors else "cpu"
         return [

@@ -19,7 +19,7 @@ from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.core.process.forks import reopen_in_child
 from torchwright.hardware.kernels.cpu import build as kernels
 from torchwright.hardware.kernels.gpu import operators as gpu
-from torchwright.optimization.engines.door import CompiledCall
+from torchwright.optimization.engines.call_dispatcher import CompiledCall
 from torchwright.optimization.engines.guards import Check, Fallback
 from torchwright.optimization.engines.results import call_result
 from torchwright.optimization.engines.spec import CallSpec

@@ -14,10 +14,10 @@ from torchwright.core.errors import RefusedTechnique
 from torchwright.optimization.engines import compile_package
 from torchwright.optimization.engines.call import NotPlain, spec_of
 from torchwright.optimization.engines.guards import compiled_domain, guards_of
+from torchwright.optimization.engines.input_capabilities import tensors_of
 from torchwright.optimization.engines.layout import lay_out_additions, lay_out_rows
 from torchwright.optimization.engines.program import compile_program, export, functional, write_programs
 from torchwright.optimization.engines.spec import CallSpec, package_file
-from torchwright.optimization.engines.takes import tensors_of
 from torchwright.optimization.techniques.base import Settings, Target
 from torchwright.workloads.base import Case
 

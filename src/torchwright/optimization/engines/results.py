@@ -44,7 +44,7 @@ def result_builder(spec: str | pytree.TreeSpec) -> Builder:
     if flat and tree.type is dict:
         names = list(tree.context)
         return lambda outputs: dict(zip(names, outputs, strict=True))
-    if flat and tree.type is nested.Record:
+    if flat and tree.type is nested.FlattenedInstance:
         return lambda outputs: nested.rebuilt(tree.context, outputs)
     return lambda outputs: nested.unflatten(outputs, tree)
 
@@ -66,7 +66,7 @@ def _tree(text: str) -> pytree.TreeSpec:
 
 def _import_homes(tree: pytree.TreeSpec) -> None:
     """Import the shared classes of results of a known library, where a record is of one."""
-    if tree.type is nested.Record:
+    if tree.type is nested.FlattenedInstance:
         _imported(HOMES.get(tree.context.module.partition(".")[0]))
     for child in tree.children():
         _import_homes(child)

@@ -140,7 +140,7 @@ class Substitute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Takes:
+class InputCapabilities:
     """The other inputs that the original was seen to take: found when the artifact was made."""
 
     parameters: tuple[Parameter, ...] = ()

@@ -116,8 +116,8 @@ def _operators(recording: Recording, top: int) -> Table:
         table.add_row(*row)
     for found in recording.kinds:
         if found.kind in EXPLAINED:
-            told = Text(f"{found.kind}: {EXPLAINED[found.kind]}")
-            table.add_row(told, "", wording.seconds(found.seconds), _share(found.share))
+            message = Text(f"{found.kind}: {EXPLAINED[found.kind]}")
+            table.add_row(message, "", wording.seconds(found.seconds), _share(found.share))
     return table
 
 

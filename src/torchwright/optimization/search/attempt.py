@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.records import Interval, Quality, Ranked, Rung, Step
+from torchwright.core.records import Interval, Quality, Ranked, Step, StepResult
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
 from torchwright.optimization.search.state import Search, Spent, Uncompiled
@@ -60,10 +60,12 @@ def attempt(
         wrong = is_wrong(lost.quality, steps, search.budget.max_drop)
         reason = f"{_over_budget(lost.quality, search.budget.max_drop)}; not compiled for that"
         reason += _report_of(step, wrong)
-        search.add(Rung(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost)))
+        search.add(
+            StepResult(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost))
+        )
         return retreats and _retreat(search, step, steps, lost.quality, swapped)
     try:
-        with search.ahead.beside(steps):
+        with search.prefetcher.beside(steps):
             candidate = trial.start_candidate(search.context, steps)
         search.spend(candidate, search.context.clock() - started)
     except TrialFailed as failure:
@@ -111,7 +113,7 @@ def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompil
     if (
         not compiles(steps)
         or from_step(step).tolerance <= search.budget.max_drop
-        or search.ahead.is_done(steps)
+        or search.prefetcher.is_done(steps)
         or search.spent[0].seconds + search.settle_seconds > seconds
         or search.look_seconds >= seconds
     ):
@@ -278,7 +280,7 @@ def _failed(search: Search, step: Step, failure: TrialFailed, started: float) ->
         seconds = search.context.clock() - started
         search.leave(step, f"stopped after {seconds:.0f} s, when the time for trials ended")
     else:
-        search.add(Rung(step=step, kept=False, status="failed", reason=failure.reason))
+        search.add(StepResult(step=step, kept=False, status="failed", reason=failure.reason))
     return False
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import RELATIVE_ERROR, Interval, Rung, Step
+from torchwright.core.records import RELATIVE_ERROR, Interval, Step, StepResult
 from torchwright.optimization.search import components, estimate
 from torchwright.optimization.search.components import COMPANY, HIDDEN
 from torchwright.optimization.search.state import Search
@@ -127,7 +127,7 @@ def _open_again(search: Search, queue: Sequence[Step]) -> list[Step]:
     return [step for step in refused if step not in queue and from_step(step).required & promised]
 
 
-def _is_settled(rung: Rung) -> bool:
+def _is_settled(rung: StepResult) -> bool:
     """Check whether a row's verdict also holds for a step that is requested by name."""
     if rung.status == "dropped":
         return rung.speedup is None or rung.speedup.high <= 1.0
@@ -236,8 +236,8 @@ def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float 
     A large gain may use the time of the ablation pass, too: ResNet-50 spent 22 of 150 s to see whether folded batch
     norms bring 2%, and its 8 bits were not tried.
     """
-    drop_one = expected_gain(search, step) < LARGE_GAIN
-    return estimate.no_time(search, steps, drop_one=drop_one, before=before)
+    ablation = expected_gain(search, step) < LARGE_GAIN
+    return estimate.no_time(search, steps, ablation=ablation, before=before)
 
 
 def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
@@ -356,7 +356,7 @@ def supposing(search: Search, step: Step, steps: tuple[Step, ...]) -> Search:
         have = (have - change.removed) | change.gives
     supposed.best = replace(search.best, steps=steps, prepared=replace(search.best.prepared, properties=have))
     gain, reached = (_exactly(value) for value in (expected_gain(search, step), search.reached()))
-    kept = Rung(
+    kept = StepResult(
         step=step, kept=True, status="kept", reason="", speedup=gain, total_speedup=gain.times(reached)
     )
     supposed.rungs = [*search.rungs, kept]
@@ -515,7 +515,7 @@ def lacks(search: Search, technique: Technique) -> str:
     return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
 
 
-def untried_giver(search: Search, technique: Technique) -> Rung | None:
+def untried_giver(search: Search, technique: Technique) -> StepResult | None:
     """The row of a step that was not tried, for lack of time or by experience, and would give what this one needs."""
     missing = technique.required - search.have()
     untried = [rung for rung in search.rungs if rung.status in ("untried", "skipped")]

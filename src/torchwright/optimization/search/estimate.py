@@ -21,7 +21,7 @@ CALIBRATION = 0.5
 """Expected time of finding 8-bit ranges, as a share of the conversion's time.
 
 It was 0.2 to 0.9 on four models of the table of experience."""
-DROP_ONE_SHARE = 0.15
+ABLATION_SHARE = 0.15
 """The largest share of the time budget that is reserved for the ablation pass while techniques are tried."""
 PROOF_SHARE = 0.4
 """The largest share of the time budget that is reserved for writing the artifact and proving it."""
@@ -53,7 +53,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
         like = max(reversed(converted), key=lambda spent: _calibrated(spent.steps) == narrow)
         calibration = CALIBRATION * like.conversion if narrow and not _calibrated(like.steps) else 0.0
         return like.seconds - like.conversion + calibration
-    return max(afresh_seconds(search, steps) - search.ahead.seconds(steps), search.spent[0].seconds)
+    return max(afresh_seconds(search, steps) - search.prefetcher.seconds(steps), search.spent[0].seconds)
 
 
 def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -76,11 +76,11 @@ def comparison_seconds(search: Search) -> float:
     return max(compare.FEWEST_ROUNDS * one_round, min(compare.ROUNDS[1] * one_round, limit))
 
 
-def drop_one_seconds(search: Search) -> float:
+def ablation_seconds(search: Search) -> float:
     """Return the seconds of the ablation pass over the present best recipe."""
     rests = [search.without_step(rung.step) for rung in search.questioned()]
     whole = sum(trial_seconds(search, rest) for rest in rests)
-    return min(whole, DROP_ONE_SHARE * search.budget.time_seconds)
+    return min(whole, ABLATION_SHARE * search.budget.time_seconds)
 
 
 def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
@@ -150,15 +150,15 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
     return search.end - max(proof_seconds(search, recipe, processes=processes) for recipe in recipes)
 
 
-def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -> float:
-    """Return the seconds for a trial that leave time for the proof, and with `drop_one` for the ablation pass."""
-    kept_back = drop_one_seconds(search) if drop_one else 0.0
+def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True) -> float:
+    """Return the seconds for a trial that leave time for the proof, and with `ablation` for the ablation pass."""
+    kept_back = ablation_seconds(search) if ablation else 0.0
     return latest(search, steps) - search.context.clock() - kept_back
 
 
 def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Return by how much the time budget is too short for a trial of `steps`."""
-    return max(0.0, STRETCH * trial_seconds(search, steps) - time_left(search, steps, drop_one=False))
+    return max(0.0, STRETCH * trial_seconds(search, steps) - time_left(search, steps, ablation=False))
 
 
 def all_fit(search: Search, recipes: Sequence[Sequence[Step]], *, times: float = 1.0) -> bool:
@@ -183,10 +183,10 @@ def ranking_seconds(search: Search, technique: Technique) -> float:
 
 
 def no_time(
-    search: Search, steps: Sequence[Step], *, drop_one: bool = True, before: float = 0.0
+    search: Search, steps: Sequence[Step], *, ablation: bool = True, before: float = 0.0
 ) -> str | None:
     """Why the time that is left, less what is done `before`, is not enough for a trial of these steps, or None."""
-    expected, left = trial_seconds(search, steps), time_left(search, steps, drop_one=drop_one) - before
+    expected, left = trial_seconds(search, steps), time_left(search, steps, ablation=ablation) - before
     if expected <= left:
         return None
     return f"it would need about {expected:.0f} s, and {max(left, 0):.0f} s were left for trials"

@@ -63,7 +63,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class SearchRecord:
     """One recorded search."""
 
     model: str
@@ -91,10 +91,10 @@ class Record:
 class Table:
     """The content of the file."""
 
-    searches: tuple[Record, ...]
+    searches: tuple[SearchRecord, ...]
 
 
-def read(path: Path = TABLE) -> tuple[Record, ...]:
+def read(path: Path = TABLE) -> tuple[SearchRecord, ...]:
     """The table; raises `ArtifactError`, which says what is wrong with it."""
     return typed(read_json(path), Table, str(path)).searches
 
@@ -104,7 +104,7 @@ class Experience:
     """The recorded searches near one, each with its weight: 1 for a model of the same features, 0 for one too far."""
 
     max_drop: float = 0.0
-    near: tuple[tuple[float, Record], ...] = ()
+    near: tuple[tuple[float, SearchRecord], ...] = ()
 
     @property
     def speedup(self) -> float:
@@ -166,7 +166,7 @@ class Experience:
             f"the {reached:.2f}x so far bear it out; --exhaustive tries it"
         )
 
-    def _trials(self, step: Step) -> list[tuple[float, Record, Trial]]:
+    def _trials(self, step: Step) -> list[tuple[float, SearchRecord, Trial]]:
         """Return the results of a step in near searches, the nearest first."""
         name = str(step)
         return [
@@ -193,9 +193,11 @@ class Experience:
         return 1.0 if trial.share is None else trial.share
 
 
-def near(records: Sequence[Record], features: Features, device: DeviceFacts, max_drop: float) -> Experience:
+def near(
+    records: Sequence[SearchRecord], features: Features, device: DeviceFacts, max_drop: float
+) -> Experience:
     """Return the experience with similar models on this kind of machine."""
-    weighted: list[tuple[float, Record]] = []
+    weighted: list[tuple[float, SearchRecord]] = []
     for record in records:
         cores = abs(math.log2(record.cores / device.cores)) / DOUBLINGS
         weight = 1.0 - (distance(record.features, features) + cores) / FAR
@@ -215,7 +217,7 @@ def distance(one: Features, other: Features) -> float:
     return math.dist(_point(one), _point(other))
 
 
-def _agreement(record: Record, losses: Mapping[str, float]) -> float:
+def _agreement(record: SearchRecord, losses: Mapping[str, float]) -> float:
     """1 where the steps that both have tried lost as much in a search as in this one, 0 from TENFOLD on."""
     both = [
         (losses[name], trial.drop)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval, Measurement, Quality, Step
-from torchwright.optimization.engines.base import Way
+from torchwright.optimization.engines.base import ShippingForm
 from torchwright.optimization.search import estimate
 from torchwright.optimization.search.attempt import counts, ranked
 from torchwright.optimization.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth
@@ -32,7 +32,7 @@ FEW = 30
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 
 
-def drop_one(search: Search) -> None:
+def ablate(search: Search) -> None:
     """Remove steps that no longer contribute, the smallest gain first; large ones are taken at their word."""
     for rung in search.questioned():
         if rung not in search.questioned():  # with another step gone it is needed, or alone
@@ -44,7 +44,7 @@ def drop_one(search: Search) -> None:
             continue
         search.tell("trying", f"the recipe without {rung.step}")
         try:
-            candidate, comparison = _tried(search, rest)
+            candidate, comparison = _measure_smaller(search, rest)
         except (TrialFailed, TorchwrightError) as failure:
             search.notes.append(f"at the end, the recipe without {rung.step} failed ({failure})")
             continue
@@ -55,7 +55,7 @@ def drop_one(search: Search) -> None:
         search.promote(candidate, comparison)
 
 
-def meet_rival(search: Search) -> None:
+def compare_with_third_party(search: Search) -> None:
     """Make the faster one of our own recipe and the third-party engine, if there is one, the best."""
     if search.rival is None:
         return
@@ -66,7 +66,7 @@ def meet_rival(search: Search) -> None:
     if any(each in search.wanted for each in own):
         comparison, found, loses = proven, "another was asked for", True
     else:
-        comparison, found, loses = _beside(search, rival, proven)
+        comparison, found, loses = _compare_recipes(search, rival, proven)
     if loses:
         _remove(search, step, f"beside our own recipe: {found}")
         rival.close()
@@ -76,7 +76,7 @@ def meet_rival(search: Search) -> None:
     search.promote(rival, comparison)
 
 
-def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Comparison, str, bool]:
+def _compare_recipes(search: Search, rival: Candidate, proven: Comparison) -> tuple[Comparison, str, bool]:
     """Compare the third-party engine with our own recipe; return the verdict in words, and whether the engine loses.
 
     Where turns decide nothing, or there is no time for them, what each was proven at beside the original does.
@@ -100,7 +100,7 @@ def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Compa
     return comparison, reason or str(gain), reason is not None
 
 
-def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
+def _measure_smaller(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
     """Return a smaller recipe, judged and timed; raises as a trial does, and leaves nothing behind then."""
     candidate = trial.start_candidate(search.context, steps)
     try:
@@ -128,13 +128,13 @@ def _still_contributes(search: Search, candidate: Candidate, comparison: Compari
     return comparison.marginal.value < 1.0 or is_noise(search, comparison)
 
 
-def judge_again(search: Search) -> None:
+def validate_held_out(search: Search) -> None:
     """Judge the recipe by data that chose nothing; while that is over the budget, its costliest step gives way.
 
     What was chosen by a sample suits that sample a little too well. Far below the budget that decides nothing, and the
     artifact alone is judged so.
     """
-    if search.best is search.baseline or not _time_to_judge(search):
+    if search.best is search.baseline or not _has_time_to_validate(search):
         return
     search.last_reference = search.baseline.process.ask("observe", unseen=True)
     while search.last_reference is not None and search.best is not search.baseline:
@@ -148,18 +148,18 @@ def judge_again(search: Search) -> None:
         if found.drop_high <= search.budget.max_drop:
             return
         reason = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%} on data by which nothing was chosen"
-        _take_out_costliest(search, reason, found)
-        if not _time_to_judge(search):
+        _remove_costliest(search, reason, found)
+        if not _has_time_to_validate(search):
             return
 
 
-def _time_to_judge(search: Search) -> bool:
+def _has_time_to_validate(search: Search) -> bool:
     """Check whether time is left to judge, and set the deadline to the end of the budget."""
     search.context.deadline = search.last_moment
     return search.context.remaining() > search.settle_seconds
 
 
-def _take_out_costliest(search: Search, reason: str, lost: Quality) -> None:
+def _remove_costliest(search: Search, reason: str, lost: Quality) -> None:
     """Take the step out after which the metric fell the most; what may take its place does where it pays.
 
     Back to the original where the recipe cannot be without it.
@@ -179,7 +179,7 @@ def _take_out_costliest(search: Search, reason: str, lost: Quality) -> None:
             continue
         search.tell("trying", f"the recipe with {instead or 'nothing'} in place of {costliest}: {reason}")
         try:
-            candidate, comparison = _tried(search, steps)
+            candidate, comparison = _measure_smaller(search, steps)
         except (TrialFailed, TorchwrightError):
             continue
         untried = instead is not None and instead != milder
@@ -268,10 +268,10 @@ def finish(search: Search) -> Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class ShippingAttempt:
     """One way to run the recipe for good: an artifact that is written, loaded in a fresh process and timed there."""
 
-    name: Way
+    name: ShippingForm
     start: Callable[[], Candidate]
     """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
     prove: Callable[[Candidate], None]
@@ -282,7 +282,9 @@ class Form:
     """It runs the original as the caller has it: there is nothing to time."""
 
 
-def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None, Candidate | None]:
+def settle(
+    search: Search, forms: Sequence[ShippingAttempt]
+) -> tuple[Outcome, ShippingAttempt | None, Candidate | None]:
     """The last comparison: the first form that holds, against an original in a fresh process of its own.
 
     A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
@@ -365,7 +367,7 @@ def _compared(search: Search, candidate: Candidate) -> Comparison:
     return comparison
 
 
-def _over_processes(search: Search, form: Form, candidate: Candidate, total: Interval) -> Interval:
+def _over_processes(search: Search, form: ShippingAttempt, candidate: Candidate, total: Interval) -> Interval:
     """The same over up to `PROCESSES` fresh processes: the speed-up of the middle one, and an interval that spans all.
 
     How the heap of a process happens to lie decides about page faults, and for all calls of its life: turns in one
@@ -393,7 +395,7 @@ def _holds(search: Search, total: Interval, enough: float) -> bool:
     return total.value > 1.0 and total.value >= enough
 
 
-def _not_held(search: Search, form: Form, candidate: Candidate | None, why: str) -> None:
+def _not_held(search: Search, form: ShippingAttempt, candidate: Candidate | None, why: str) -> None:
     search.notes.append(f"as {form.name} the recipe {why}")
     if candidate is not None:
         candidate.close()
@@ -416,7 +418,7 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
     return Outcome(
         best=search.best,
         baseline=baseline,
-        final=baseline if measured is search.baseline else _agreeing(measured, baseline, speedup),
+        final=baseline if measured is search.baseline else _scaled_to_ratio(measured, baseline, speedup),
         speedup=speedup,
         rungs=tuple(search.rungs),
         description=search.description,
@@ -426,7 +428,7 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
     )
 
 
-def _agreeing(candidate: Candidate, baseline: Measurement, speedup: Interval) -> Measurement:
+def _scaled_to_ratio(candidate: Candidate, baseline: Measurement, speedup: Interval) -> Measurement:
     """Return a candidate's times in proportion to the original's by the paired ratio that is claimed.
 
     The medians of two columns of turns have another ratio than the median of the paired ones where the machine's speed

@@ -22,11 +22,11 @@ from torchwright.optimization.search import choose, components, estimate, experi
 from torchwright.optimization.search.asked import given_by, raise_refused
 from torchwright.optimization.search.attempt import attempt, lost_uncompiled
 from torchwright.optimization.search.finish import (
-    drop_one,
+    ablate,
+    compare_with_third_party,
     finish,
-    judge_again,
-    meet_rival,
     return_to_original,
+    validate_held_out,
 )
 from torchwright.optimization.search.state import Outcome, Search, Spent
 from torchwright.optimization.techniques.base import Technique, from_step
@@ -56,14 +56,14 @@ def run(search: Search) -> Outcome:
             interrupts.check()
             queue += _try(search, choose.take(search, queue), queue)
         _try_at_least_one(search)
-        search.ahead.close()
-        meet_rival(search)
-        drop_one(search)
-        judge_again(search)
+        search.prefetcher.close()
+        compare_with_third_party(search)
+        ablate(search)
+        validate_held_out(search)
         search.more_seconds = choose.untried_seconds(search)
         return finish(search)
     except TrialFailed as failure:
-        search.ahead.close()
+        search.prefetcher.close()
         search.notes.append(f"the search ended early: {failure.reason}")
         return_to_original(search, f"the search ended early: {failure.reason}")
         return finish(search)
@@ -203,8 +203,8 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
         return []
     if reason and not search.measured_any():
         _stretch(search, step, steps)
-    ahead = _expected_next(search, step, steps, queue) if search.ahead.able else ()
-    search.ahead.begin(ahead, steps, search.baseline.prepared.weight_bytes)
+    expected = _expected_next(search, step, steps, queue) if search.prefetcher.able else ()
+    search.prefetcher.begin(expected, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []

@@ -20,10 +20,10 @@ from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.search import experience, resume
 from torchwright.optimization.search.asked import check_asked
-from torchwright.optimization.search.claim import claim
 from torchwright.optimization.search.loop import run
 from torchwright.optimization.search.save import make_recipe
 from torchwright.optimization.search.state import Outcome, Request, Search, Watch
+from torchwright.optimization.search.verify_artifact import verify_artifact
 from torchwright.optimization.techniques.base import techniques
 from torchwright.optimization.trial.client import HANG_SECONDS, Context, TrialFailed
 from torchwright.optimization.trial.fork_server import can_fork
@@ -85,7 +85,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 return make_recipe(outcome, request.workload, budget, fingerprint, request.command)
 
             try:
-                claimed = claim(search, request.workload, scratch, provisional)
+                claimed = verify_artifact(search, request.workload, scratch, provisional)
             except TrialFailed as failure:
                 raise TorchwrightError(
                     "the result could not be written", found=failure.reason, next="optimize again"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from torchwright.core.records import Recipe, Rung, Step
+from torchwright.core.records import Recipe, Step, StepResult
 from torchwright.optimization.search.choose import is_closed
-from torchwright.optimization.search.experience import Record, Trial, instructions
+from torchwright.optimization.search.experience import SearchRecord, Trial, instructions
 from torchwright.optimization.techniques.base import from_step
 
 TRIED = ("kept", "removed", "dropped")
@@ -16,7 +16,7 @@ SHORTEST = 0.01
 """Cost of a trial that took no time to speak of."""
 
 
-def record(recipe: Recipe, model: str, commit: str) -> Record:
+def record(recipe: Recipe, model: str, commit: str) -> SearchRecord:
     """Return a search as a record for the table; untried and skipped steps are left out.
 
     Raises `ValueError` for a search that was continued, tried nothing, or is of before rows had times.
@@ -26,7 +26,7 @@ def record(recipe: Recipe, model: str, commit: str) -> Record:
         raise ValueError(f"{model}: its rows do not say when they ended in one search")
     if not any(rung.status in TRIED for rung in rows):
         raise ValueError(f"{model}: nothing was tried")
-    return Record(
+    return SearchRecord(
         model=model,
         machine=at.device.name,
         instructions=instructions(at.device),
@@ -91,7 +91,7 @@ def _together(one: Trial, other: Trial) -> Trial:
     return replace(max(one, other, key=place), cost=round(one.cost + other.cost, 2))
 
 
-def _gain(rung: Rung, recipe: Recipe) -> float | None:
+def _gain(rung: StepResult, recipe: Recipe) -> float | None:
     """Return the gain of a step.
 
     For an engine it is the gain over the original. A kept step includes the gains of the variants it replaced."""
@@ -103,7 +103,7 @@ def _gain(rung: Rung, recipe: Recipe) -> float | None:
     return round(math.prod(row.speedup.value for row in (rung, *replaced) if row.speedup), 3)
 
 
-def _share(rung: Rung, recipe: Recipe) -> float | None:
+def _share(rung: StepResult, recipe: Recipe) -> float | None:
     """Speed of the best recipe with a step that was not kept over that of the best without, at most."""
     if rung.speedup is None:
         return None
@@ -120,9 +120,9 @@ def _share(rung: Rung, recipe: Recipe) -> float | None:
     return round(max(_total(row) for row in own) / reached(recipe), 3)
 
 
-def _total(rung: Rung) -> float:
+def _total(rung: StepResult) -> float:
     return rung.total_speedup.value if rung.total_speedup else 1.0
 
 
-def _in_time(recipe: Recipe) -> list[Rung]:
+def _in_time(recipe: Recipe) -> list[StepResult]:
     return sorted(recipe.rungs, key=lambda rung: rung.ended_seconds or 0.0)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchwright.core.records import Interval, Recipe, Rung
+from torchwright.core.records import Interval, Recipe, StepResult
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.report import terminal, view
 
@@ -17,7 +17,7 @@ class Result:
     """A search's result: the artifact it wrote, its recipe, and the model ready to call.
 
     `result.model` is called like the original; a language model has `result.model.generate(...)`, too.
-    `result.speedup`, `result.steps` (one `Rung` for each step that was tried or refused),
+    `result.speedup`, `result.steps` (one `StepResult` for each step that was tried or refused),
     `print(result)`, `result.save(folder)`.
     """
 
@@ -52,7 +52,7 @@ class Result:
         return view.verdict(self.recipe)
 
     @property
-    def steps(self) -> tuple[Rung, ...]:
+    def steps(self) -> tuple[StepResult, ...]:
         """Every step that was tried or refused: its own effect, whether it was kept, and why."""
         return self.recipe.rungs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.core.errors import ArtifactError, TorchwrightError
-from torchwright.core.records import Budget, Fingerprint, Recipe, Rung, Step
+from torchwright.core.records import Budget, Fingerprint, Recipe, Step, StepResult
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.engines.apply import reshaped
@@ -86,22 +86,22 @@ def restore(search: Search) -> list[Step]:
         search.best = search.baseline
     rows = [rung for rung in earlier.rungs if _has_verdict(rung, earlier)]
     left = [rung.step for rung in earlier.rungs if rung not in rows]
-    told = f"continues the search that ended at {earlier.created}: rows of an earlier search were measured by then"
+    message = f"continues the search that ended at {earlier.created}: rows of an earlier search were measured by then"
     if not _judged_alike(search, earlier):
         rows = [rung for rung in rows if not _lost_too_much(rung)]
-        told += "; since then the original's weights or metric have changed, and what lost too much is tried again"
+        message += "; since then the original's weights or metric have changed, and what lost too much is tried again"
     search.rungs = [replace(rung, earlier=True) for rung in rows]
-    _say(search, told)
+    _say(search, message)
     return left
 
 
-def _has_verdict(rung: Rung, earlier: Recipe) -> bool:
+def _has_verdict(rung: StepResult, earlier: Recipe) -> bool:
     """Check whether a row was measured or refused; the steps of a recipe that failed its proof are open again."""
     measured = not rung.undecided and rung.status != "skipped"
     return measured and not (rung.status == "removed" and not earlier.steps)
 
 
-def _lost_too_much(rung: Rung) -> bool:
+def _lost_too_much(rung: StepResult) -> bool:
     """Check whether the metric alone decided: a step that lost too much was not timed."""
     return rung.quality is not None and rung.speedup is None
 

@@ -24,15 +24,15 @@ from torchwright.core.records import (
 from torchwright.hardware.measure.roofline import Work, point
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.apply import reshaped
-from torchwright.optimization.engines.base import Way, engines
+from torchwright.optimization.engines.base import ShippingForm, engines
 from torchwright.optimization.engines.guards import check_seconds, in_words
 from torchwright.optimization.engines.program import GRAPHS, TENSORS
-from torchwright.optimization.engines.spec import CallSpec, Takes
+from torchwright.optimization.engines.spec import CallSpec, InputCapabilities
 from torchwright.optimization.search import estimate
 from torchwright.optimization.search.state import Outcome, Search
 from torchwright.optimization.techniques.base import from_step
+from torchwright.optimization.trial.batch_variants import BatchVariants, ChosenVariants
 from torchwright.optimization.trial.client import Candidate, TrialFailed, TrialProcess
-from torchwright.optimization.trial.forms import Chosen, Forms
 from torchwright.workloads.base import Workload
 
 GENERAL_SECONDS = 20.0
@@ -50,9 +50,9 @@ LATE_SHARE = 0.1
 """The share of the time budget by which compiling for other batch sizes may overrun it."""
 
 
-def ways(best: Candidate, workload: Workload) -> dict[Way, str]:
+def ways(best: Candidate, workload: Workload) -> dict[ShippingForm, str]:
     """The ways in which the recipe may ship, those that need less of the caller first, each with its engine's name."""
-    own: Way = "rebuild" if workload.files(weights=True) else "module"
+    own: ShippingForm = "rebuild" if workload.files(weights=True) else "module"
     return engines.get(best.prepared.engine).ways(own)
 
 
@@ -138,7 +138,7 @@ def write_contents(
     scratch: Path,
     search: Search,
     workload: Workload,
-    way: Way,
+    way: ShippingForm,
     graphs: tuple[Path, Contents] | None = None,
 ) -> Contents:
     """Write one form of an artifact, all but its recipe, report and manifest.
@@ -291,7 +291,9 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
         shutil.copy2(scratch / name, folder / name)
 
 
-def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compiled: bool) -> Chosen:
+def _choose(
+    scratch: Path, search: Search, takes: InputCapabilities, forms: BatchVariants, *, compiled: bool
+) -> ChosenVariants:
     """In a process that has compiled nothing."""
     with TrialProcess(search.context) as process:
         return process.ask(
@@ -317,7 +319,7 @@ def _room(search: Search) -> float:
     )
 
 
-def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
+def _one_row(scratch: Path, search: Search, takes: InputCapabilities, contents: Contents) -> CallSpec | None:
     """Compile for one row, where there is time for it."""
     best, seconds = search.best, _room(search)
     if 1.2 * best.prepared.seconds > seconds:
@@ -331,7 +333,7 @@ def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) ->
     return one
 
 
-def _takes(search: Search) -> Takes:
+def _takes(search: Search) -> InputCapabilities:
     """Return the inputs that the original takes in addition to its example."""
     with TrialProcess(search.context) as process:
         return process.ask("takes")

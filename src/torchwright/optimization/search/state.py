@@ -17,14 +17,14 @@ from torchwright.core.records import (
     Measurement,
     Quality,
     Recipe,
-    Rung,
     Step,
+    StepResult,
 )
 from torchwright.optimization.engines.apply import DISCOVERED
 from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.describe import Description
-from torchwright.optimization.search.ahead import Ahead
-from torchwright.optimization.search.experience import TABLE, Experience, Record
+from torchwright.optimization.search.experience import TABLE, Experience, SearchRecord
+from torchwright.optimization.search.prefetch_compile import CompilePrefetcher
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial.client import Candidate, Context
 from torchwright.workloads.base import Workload
@@ -70,7 +70,7 @@ class Outcome:
     baseline: Measurement
     final: Measurement
     speedup: Interval
-    rungs: tuple[Rung, ...]
+    rungs: tuple[StepResult, ...]
     description: Description
     seconds: float
     notes: tuple[str, ...]
@@ -129,13 +129,13 @@ class Search:
     without: frozenset[str] = frozenset()
     earlier: Recipe | None = None
     """The checked findings of the search that is continued."""
-    records: tuple[Record, ...] = ()
+    records: tuple[SearchRecord, ...] = ()
     """Other searches."""
     aside: Candidate | None = None
     """Our own recipe, while rivals are tried."""
     experience: Experience = field(default_factory=Experience)
     """The priors from recorded searches of similar models."""
-    rungs: list[Rung] = field(default_factory=list[Rung])
+    rungs: list[StepResult] = field(default_factory=list[StepResult])
     component_gains: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     """Step, as written → what each component of the model gained by it, where it has several."""
     notes: list[str] = field(default_factory=list[str])
@@ -178,10 +178,10 @@ class Search:
     last_reference: Any = None
     """The same on held-out data; None without such data."""
     description: Description = field(init=False)
-    ahead: Ahead = field(init=False)
+    prefetcher: CompilePrefetcher = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ahead = Ahead(self.context)
+        self.prefetcher = CompilePrefetcher(self.context)
 
     def have(self) -> frozenset[str]:
         """Properties of the best so far; those found by running the original hold for every recipe."""
@@ -231,7 +231,7 @@ class Search:
             if proven is not None:
                 self.proven = proven
 
-    def tell(self, kind: Any, text: str, rung: Rung | None = None) -> None:
+    def tell(self, kind: Any, text: str, rung: StepResult | None = None) -> None:
         """Tell whoever watches."""
         best = next((r.total_speedup for r in reversed(self.rungs) if r.kept), None)
         self.watch(
@@ -273,7 +273,7 @@ class Search:
         )
         self.spent.append(spent)
 
-    def add(self, rung: Rung) -> None:
+    def add(self, rung: StepResult) -> None:
         """Add a row for a tried step; if a repeated trial measured nothing, the earlier figures stay."""
         before = next((row for row in self.rungs if row.step == rung.step and not row.kept), None)
         if before is not None and before.speedup is not None and rung.speedup is None:
@@ -285,15 +285,15 @@ class Search:
 
     def refuse(self, step: Step, reason: str) -> None:
         """A row for a step that cannot run here, or need not."""
-        self.add(Rung(step=step, kept=False, status="refused", reason=reason))
+        self.add(StepResult(step=step, kept=False, status="refused", reason=reason))
 
     def leave(self, step: Step, reason: str) -> None:
         """A row for a step of which the time budget left nothing measured."""
-        self.add(Rung(step=step, kept=False, status="untried", reason=reason))
+        self.add(StepResult(step=step, kept=False, status="untried", reason=reason))
 
     def skip(self, step: Step, reason: str) -> None:
         """A row for a step that experience has left out."""
-        self.add(Rung(step=step, kept=False, status="skipped", reason=reason))
+        self.add(StepResult(step=step, kept=False, status="skipped", reason=reason))
 
     def informed(self) -> Experience:
         """Experience with other models, in the light of what steps have lost here."""
@@ -315,13 +315,13 @@ class Search:
             (rung.total_speedup.value for rung in self.rungs if rung.kept and rung.total_speedup), default=1.0
         )
 
-    def questioned(self) -> list[Rung]:
+    def questioned(self) -> list[StepResult]:
         """Return the kept rows that the ablation pass examines, the smallest gain first."""
         if len(self.best.steps) < 2:
             return []
         return sorted((rung for rung in self.rungs if self._is_questioned(rung)), key=_gain)
 
-    def _is_questioned(self, rung: Rung) -> bool:
+    def _is_questioned(self, rung: StepResult) -> bool:
         asked = rung.step in self.wanted
         if not rung.kept or asked or rung.step not in self.best.steps or _gain(rung) >= CONTRIBUTES:
             return False
@@ -354,7 +354,7 @@ class Search:
             saved = self.objective_median(self.baseline) - self.objective_median(candidate)
             payback = compiled / saved if saved > 0 else None
         self.add(
-            Rung(
+            StepResult(
                 step=step,
                 kept=status == "kept",
                 status=status,
@@ -380,5 +380,5 @@ class Search:
             self.rival.candidate.close()
 
 
-def _gain(rung: Rung) -> float:
+def _gain(rung: StepResult) -> float:
     return rung.speedup.value if rung.speedup else 1.0

@@ -169,9 +169,9 @@ def _prepared(*, workload: str, path: list[str]) -> Any:
     torch.set_num_threads(1)  # copying a tensor would start threads, of which a child knows and has none
     import torch._inductor.compile_fx
 
-    from torchwright.optimization.trial.session import Session
+    from torchwright.optimization.trial.session import TrialSession
 
-    session = Session()
+    session = TrialSession()
     session.unpack(workload, path)
     return session
 

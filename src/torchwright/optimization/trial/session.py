@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchwright.optimization.trial.timed import TimedCalls
 
 
-class Session:
+class TrialSession:
     """One trial's state; every public method is a request."""
 
     calls: TimedCalls
@@ -200,7 +200,7 @@ class Session:
         """Have the original here, too, to be asked by `original`."""
         import torch
 
-        other = Session()
+        other = TrialSession()
         other.workload, other.device, other.seed, other.dtype = (
             self._as_asked,
             self.device,
@@ -233,14 +233,14 @@ class Session:
     ) -> tuple[Any, Any]:
         """Return the inputs that the original takes in addition to its example, and the recipe's model in all forms."""
         from torchwright.optimization.engines.apply import apply_steps
-        from torchwright.optimization.engines.takes import probe
-        from torchwright.optimization.trial.forms import build_forms
+        from torchwright.optimization.engines.input_capabilities import probe
+        from torchwright.optimization.trial.batch_variants import build_batch_variants
 
         self._build()
         takes = probe(self.target.model, self.workload.cases(self._dtype())[0])
         apply_steps(self.target, steps)
         cases = self.target.workload.graphs(self._dtype())
-        return takes, build_forms(
+        return takes, build_batch_variants(
             self.target,
             cases,
             takes,
@@ -252,7 +252,7 @@ class Session:
 
     def takes(self) -> Any:
         """Return the inputs that the original takes in addition to its example."""
-        from torchwright.optimization.engines.takes import probe
+        from torchwright.optimization.engines.input_capabilities import probe
 
         self._build()
         return probe(self.target.model, self.workload.cases(self._dtype())[0])
@@ -271,30 +271,30 @@ class Session:
         """Choose how the artifact answers calls other than the example's."""
         from torchwright.hardware.devices.allocator import apply_allocator
         from torchwright.optimization.engines.program import read_programs
-        from torchwright.optimization.trial.forms import check_graphs, choose
+        from torchwright.optimization.trial.batch_variants import check_graphs, choose_variants
 
         apply_allocator(allocator)
         self._build()
         model, case = self.target.model, self.workload.cases(self._dtype())[0]
         if not compiled:
             return check_graphs(model, case, takes, forms, read_programs(Path(folder), trust=True))
-        return choose(model, case, takes, forms, Path(folder), seconds=seconds, threads=threads)
+        return choose_variants(model, case, takes, forms, Path(folder), seconds=seconds, threads=threads)
 
     def one_row(
         self, *, steps: tuple[Any, ...], takes: Any, folder: str, seconds: float
     ) -> tuple[Any, str | None]:
         """Compile the recipe's model for one row: what it takes, or None and the reason."""
         from torchwright.optimization.engines.apply import apply_steps
-        from torchwright.optimization.trial.forms import build_one_row
+        from torchwright.optimization.trial.batch_variants import build_batch_of_one
 
         self._build()
         apply_steps(self.target, steps)
         (case,) = self.target.workload.graphs(self._dtype())
-        return build_one_row(self.target, case, takes, Path(folder), seconds)
+        return build_batch_of_one(self.target, case, takes, Path(folder), seconds)
 
     def resize(self, *, batched: tuple[int, ...], rows: int | None) -> None:
         """Time another batch size than the example's from now on; None restores the example's."""
-        from torchwright.optimization.engines.takes import with_rows
+        from torchwright.optimization.engines.input_capabilities import with_rows
 
         cases = self._cases()
         self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])

@@ -18,7 +18,7 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.core.process.orphans import be_killed_first, die_with_parent
 
 if TYPE_CHECKING:
-    from torchwright.optimization.trial.session import Session
+    from torchwright.optimization.trial.session import TrialSession
 
 
 def _failed(error: BaseException) -> tuple[str, tuple[str, str, str]]:
@@ -28,18 +28,18 @@ def _failed(error: BaseException) -> tuple[str, tuple[str, str, str]]:
     return "failed", (type(error).__name__, line[0][:300] if line else "", text)
 
 
-def work(connection: int, parent: int, session: Session | None = None) -> None:
+def work(connection: int, parent: int, session: TrialSession | None = None) -> None:
     """Answer requests until the other end hangs up or the process `parent`, that started this one, ends."""
     die_with_parent(parent)
     be_killed_first()
     if session is None:
-        from torchwright.optimization.trial.session import Session
+        from torchwright.optimization.trial.session import TrialSession
 
-        session = Session()
+        session = TrialSession()
     serve(session, Connection(connection))
 
 
-def serve(session: Session, connection: Connection) -> None:
+def serve(session: TrialSession, connection: Connection) -> None:
     """Answer requests until the other end hangs up."""
     while True:
         try:

@@ -16,13 +16,13 @@ from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
     Cancel,
     Finish,
-    Output,
     RequestRefused,
     Stats,
     StepOutput,
     Submit,
     Timing,
     TokenLogprob,
+    TokenOutput,
 )
 
 RETRY_SECONDS = 1.0
@@ -88,7 +88,7 @@ class TokenEngine:
         self.options, self._clock = options or EngineOptions(), clock
         self._cores = CoreShare(clock, time.thread_time)
         self._live: dict[str, Any] = {}
-        self._outputs: list[Output] = []
+        self._outputs: list[TokenOutput] = []
         self._numbers = itertools.count()
         self._counts = _Counts()
 
@@ -152,7 +152,7 @@ class TokenEngine:
         timing: Timing | None,
     ) -> None:
         self._outputs.append(
-            Output(
+            TokenOutput(
                 id=answer.submit.id,
                 index=answer.index,
                 tokens=tokens,

@@ -142,7 +142,7 @@ class ServingEngine(TokenEngine):
         now = self._clock()
         for sequence in self._scheduler.preempt_all():
             self._preempted(sequence, now)
-            if not sequence.told:
+            if not sequence.output_sent:
                 sequence.prompt_logprobs.clear()
         self.loaded, self.fingerprint = loaded, _fingerprint(loaded)
         self._pages.forget(self.fingerprint)
@@ -330,10 +330,10 @@ class ServingEngine(TokenEngine):
     ) -> None:
         submit, prompt = sequence.submit, None
         tokens = answer.tokens if answer else []
-        if sequence.index == 0 and submit.prompt_logprobs is not None and not sequence.told:
+        if sequence.index == 0 and submit.prompt_logprobs is not None and not sequence.output_sent:
             prompt = sequence.prompt_logprobs
             prompt = prompt if len(prompt) == len(submit.ids) else None
-        sequence.told = True
+        sequence.output_sent = True
         timing = sequence.timing(self._clock()) if finish else None
         logprobs = answer.logprobs if answer else None
         self._report(sequence, tokens, logprobs, prompt, finish, message, timing)

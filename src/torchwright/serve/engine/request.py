@@ -51,7 +51,7 @@ class Sequence:
     speculated_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
-    told: bool = False
+    output_sent: bool = False
     """True if any part has been sent."""
     stage: Stage = "queue"
     _since: float = 0.0

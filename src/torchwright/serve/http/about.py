@@ -24,11 +24,11 @@ from torchwright.serve.wire.messages import (
     Embed,
     Embedded,
     Heard,
-    Output,
     Paint,
     Painted,
     SamplingOptions,
     Submit,
+    TokenOutput,
     Transcribe,
 )
 
@@ -165,8 +165,8 @@ async def _probed(service: Service, probe: Probe) -> Response:
     finally:
         client.cancel(id, "probed")
         client.finish(id)
-    if not isinstance(first, Output | Embedded | Heard | Painted) or (
-        isinstance(first, Output) and first.finish == "error"
+    if not isinstance(first, TokenOutput | Embedded | Heard | Painted) or (
+        isinstance(first, TokenOutput) and first.finish == "error"
     ):
         raise unavailable("the engine did not compute the probe")
     return Json({"status": client.state})

@@ -29,8 +29,8 @@ from torchwright.serve.openai.protocol import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from torchwright.serve.openai.request_limits import request_limits_of
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.room import room_of
 from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.openai.tokens import Asked
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
@@ -216,7 +216,7 @@ OPERATIONS = (
 async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> Response:
     model, ready = service.chat(None) if kind is CountTokensRequest else service.decoder(None)
     async with held_body(request, service.limits) as body:
-        answering = service.reader.answer(kind, body, model, room_of(ready, *service.names))
+        answering = service.reader.answer(kind, body, model, request_limits_of(ready, *service.names))
         here = service.reader.reads_here(kind, body, model.template)
         found = await (answering if here else while_there(request, answering))
     return Response(found, media_type="application/json")

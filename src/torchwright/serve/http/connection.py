@@ -98,8 +98,8 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 def _abortable(app: Any, transport: Any) -> ASGIApp:
     """The application, told how to drop the connection without waiting for its reader."""
 
-    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_abort(scope: Scope, receive: Receive, send: Send) -> None:
         scope["abort"] = transport.abort
         await app(scope, receive, send)
 
-    return told
+    return app_with_abort

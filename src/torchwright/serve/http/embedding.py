@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import watch
-from torchwright.serve.openai.generation import told
+from torchwright.serve.openai.generation import expect
 from torchwright.serve.wire.mailbox import Dropped
 from torchwright.serve.wire.messages import Embed, Embedded
 
@@ -36,7 +36,7 @@ async def embed(
     try:
         while len(vectors) < len(texts):
             for item in await mailbox.take():
-                found = told(item, Embedded, param)
+                found = expect(item, Embedded, param)
                 vectors.update(zip(found.places, found.vectors, strict=True))
                 tokens += found.tokens
     finally:

@@ -15,7 +15,7 @@ from torchwright.serve.http.guard import IGNORED, held_body, record_of, while_th
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import respond
 from torchwright.serve.log import one_line
-from torchwright.serve.openai.answers import Answer, Facts
+from torchwright.serve.openai.answers import Facts, ResponseWriter
 from torchwright.serve.openai.anthropic_answer import MessagesAnswer
 from torchwright.serve.openai.anthropic_request import MessagesRequest
 from torchwright.serve.openai.chat_answer import ChatAnswer
@@ -26,9 +26,9 @@ from torchwright.serve.openai.language import Prompts
 from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, Wanted, form_of, prepare
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
 from torchwright.serve.openai.reading import Generating
+from torchwright.serve.openai.request_limits import request_limits_of
 from torchwright.serve.openai.response_answer import ResponseAnswer
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.room import room_of
 from torchwright.serve.wire.messages import EngineReady
 
 log = logging.getLogger("torchwright.serve")
@@ -154,7 +154,7 @@ async def _read(service: Service, request: Request, kind: type[Generating]) -> t
     """A request and its prompts; the time that this takes counts from its arrival."""
     model, ready = service.decoder(None) if kind is CompletionRequest else service.chat(None)
     async with held_body(request, service.limits) as body:
-        reading = service.reader.generating(kind, body, model, room_of(ready, *service.names))
+        reading = service.reader.generating(kind, body, model, request_limits_of(ready, *service.names))
         here = service.reader.reads_here(kind, body, model.template)
         found = await (reading if here else while_there(request, reading))
     _note_ignored(request, service, found[0].noted)
@@ -197,7 +197,7 @@ def _facts(
 
 
 async def _respond(
-    service: Service, request: Request, stream: bool, user: str | None, facts: Facts, answer: Answer
+    service: Service, request: Request, stream: bool, user: str | None, facts: Facts, answer: ResponseWriter
 ) -> Response:
     record_of(request).user = user
     return await respond(request, facts.generation, answer, stream=stream, limits=service.limits)

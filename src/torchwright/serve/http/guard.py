@@ -1,8 +1,8 @@
 """What stands around every request: its id, the key or the host, the body's limits, errors in OpenAI's shape, and its
 line of log.
 
-No request ends without a reason: `Record.reason` is what the log says where something went wrong, and of every request
-with `--log-requests`.
+No request ends without a reason: `AccessRecord.reason` is what the log says where something went wrong, and of every
+request with `--log-requests`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DISCARDED = 32
 
 
 @dataclass
-class Record:
+class AccessRecord:
     """What the log says of one request."""
 
     id: str
@@ -94,7 +94,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = Record(
+        record = AccessRecord(
             id=f"req-{secrets.token_hex(12)}",
             method=scope["method"],
             path=one_line(scope["path"], PATH_CHARACTERS),
@@ -129,7 +129,9 @@ class Guard:
         if self._log_requests or (record.status >= 400 and scope["path"] not in PROBES):
             log.log(logging.WARNING if record.status >= 400 else logging.INFO, "%s", record)
 
-    async def _fault(self, scope: Scope, receive: Receive, send: Send, record: Record) -> ApiError | None:
+    async def _fault(
+        self, scope: Scope, receive: Receive, send: Send, record: AccessRecord
+    ) -> ApiError | None:
         """Run the application; returns what it could not answer."""
         try:
             self._admit(scope)
@@ -268,7 +270,7 @@ async def _refuse(error: ApiError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def record_of(request: Request) -> Record:
+def record_of(request: Request) -> AccessRecord:
     """What the log will say of a request, to be added to."""
     return request.scope["record"]
 

@@ -15,7 +15,7 @@ from torchwright.models.diffusion.limits import Style
 from torchwright.serve.http.guard import held_body, record_of
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json, watch
-from torchwright.serve.openai.generation import told
+from torchwright.serve.openai.generation import expect
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.wire.mailbox import Dropped
 from torchwright.serve.wire.messages import Paint, Painted
@@ -68,7 +68,7 @@ async def paint(service: Service, request: Request, body: ImageRequest, seeds: r
     try:
         while len(pictures) < len(ids):
             for item in await mailbox.take():
-                painted = told(item, Painted)
+                painted = expect(item, Painted)
                 if painted.pixels is not None:
                     pictures[painted.id] = painted
     finally:

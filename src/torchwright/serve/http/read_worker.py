@@ -26,8 +26,8 @@ from torchwright.serve.openai.protocol import (
     TokenizeRequest,
 )
 from torchwright.serve.openai.reading import IDS, RENDER, Fault, Read, ReadingJob
+from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_model, check_text
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.room import RequestRoom, check_ids, check_model, check_text
 from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.workers import forks
@@ -73,17 +73,17 @@ def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int
             if job.kind == RENDER:
                 return _encode(Read(_conversation(parse(ClassifyRequest, job.body), template).encode()))
             body = parse(KINDS[job.kind], job.body)
-            if job.room is None or language is None:
+            if job.limits is None or language is None:
                 # Variables of the template are read where it is rendered; half a million would hold the server.
                 left = {"chat_template_kwargs"}
                 return _encode(
                     Read(body.model_dump_json(by_alias=True, exclude_unset=True, exclude=left).encode())
                 )
-            check_model(body.model, job.room.models)
+            check_model(body.model, job.limits.models)
             if isinstance(body, Asked) and not isinstance(body, Shared):
-                return _encode(Read(answer(body, language, job.room, tokenized_bytes)))
+                return _encode(Read(answer(body, language, job.limits, tokenized_bytes)))
             assert isinstance(body, Shared), job.kind
-            return _encode(_read(body, language, job.room, settings_bytes, tokenized_bytes))
+            return _encode(_read(body, language, job.limits, settings_bytes, tokenized_bytes))
         except ApiError as error:
             return _encode(Fault(error.status, error.message, error.param, error.code))
 
@@ -98,15 +98,15 @@ def _conversation(body: ClassifyRequest, template: ChatTemplate) -> str:
 
 
 def _read(
-    body: Shared, language: Language, room: RequestRoom, settings_bytes: int, tokenized_bytes: int
+    body: Shared, language: Language, limits: RequestLimits, settings_bytes: int, tokenized_bytes: int
 ) -> Read:
     prompts = body.read(language)
     rows: list[bytes] = []
     for item in prompts.items:
         if isinstance(item, str):
-            check_text(item, language.tokenizer, room, tokenized_bytes, prompts.param)
+            check_text(item, language.tokenizer, limits, tokenized_bytes, prompts.param)
             item = language.tokenizer.encode(item, special=prompts.special)
-        check_ids(item, room, prompts.param)
+        check_ids(item, limits, prompts.param)
         rows.append(array(IDS, item).tobytes())
     bare = body.bare()
     if len(bare) > settings_bytes:

@@ -62,8 +62,8 @@ def _section(operation: Operation) -> str:
         return f"<section><h2>{head}</h2><p>{also.strip()}</p></section>\n"
     rows = "".join(_row("td", row) for row in (*fields(operation.body), *_taken(operation.body)))
     table = f"<div><table><thead>{_row('th', HEAD)}</thead><tbody>{rows}</tbody></table></div>"
-    told = f"<details><summary>The fields of its body, {operation.body.media_type}.{also}</summary>{table}</details>"
-    return f"<section><h2>{head}</h2>{told}</section>\n"
+    details = f"<details><summary>The fields of its body, {operation.body.media_type}.{also}</summary>{table}</details>"
+    return f"<section><h2>{head}</h2>{details}</section>\n"
 
 
 def _row(cell: str, values: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.openai.reading import BodyReader
-from torchwright.serve.openai.room import check_model
+from torchwright.serve.openai.request_limits import check_model
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.messages import EngineReady
 from torchwright.serve.wire.metrics import ServerMetrics

@@ -36,12 +36,12 @@ class Sounds:
         )
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[Place]:
+    async def place(self) -> AsyncIterator[SoundUpload]:
         """A folder for one request; raises `ApiError` (429) where there are too many."""
         if self.open >= self._limits.sounds:
             raise _full(f"{self.open} sounds are being transcribed")
         self.open += 1
-        place = Place(self, Path(tempfile.mkdtemp(dir=self._folder.path)))
+        place = SoundUpload(self, Path(tempfile.mkdtemp(dir=self._folder.path)))
         try:
             yield place
         finally:
@@ -60,7 +60,7 @@ class Sounds:
         self._folder.remove()
 
 
-class Place:
+class SoundUpload:
     """One request's upload and its samples."""
 
     def __init__(self, sounds: Sounds, folder: Path) -> None:

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.http.guard import Record
+from torchwright.serve.http.guard import AccessRecord
 from torchwright.serve.limits import Limits
-from torchwright.serve.openai.answers import Answer
+from torchwright.serve.openai.answers import ResponseWriter
 from torchwright.serve.openai.generation import ChoiceUpdate, Generation, Gone
 
 STREAM_HEADERS = [
@@ -28,7 +28,7 @@ STREAM_HEADERS = [
 
 
 async def respond(
-    request: Request, generation: Generation, answer: Answer, *, stream: bool, limits: Limits
+    request: Request, generation: Generation, answer: ResponseWriter, *, stream: bool, limits: Limits
 ) -> Response:
     """The response to a generating request.
 
@@ -37,7 +37,7 @@ async def respond(
     """
     watcher = asyncio.create_task(watch(request, generation.abandon))
     steps = generation.steps()
-    record: Record = request.scope["record"]
+    record: AccessRecord = request.scope["record"]
     handed_over = False
     try:
         first = await anext(steps)
@@ -71,7 +71,7 @@ class EventStream(Response):
     """A response that sends events as they come and ends the generation when it cannot."""
 
     generation: Generation
-    answer: Answer
+    answer: ResponseWriter
     first: list[ChoiceUpdate]
     steps: AsyncGenerator[list[ChoiceUpdate], None]
     watcher: asyncio.Task[None]
@@ -111,7 +111,7 @@ async def watch(request: Request, abandon: Callable[[str], None]) -> None:
     abandon("client disconnected")
 
 
-def _note(record: Record, generation: Generation) -> None:
+def _note(record: AccessRecord, generation: Generation) -> None:
     """Return the generation's part of the request's log line."""
     totals = generation.totals
     record.prompt_tokens, record.new_tokens = totals.prompt_tokens, totals.completion_tokens

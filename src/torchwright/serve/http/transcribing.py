@@ -17,7 +17,7 @@ from torchwright.serve.http.guard import while_there
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import STREAM_HEADERS, watch
 from torchwright.serve.http.upload import read_form
-from torchwright.serve.openai.generation import Gone, told
+from torchwright.serve.openai.generation import Gone, expect
 from torchwright.serve.openai.parse import checked
 from torchwright.serve.openai.transcription_answer import TranscriptionAnswer
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
@@ -67,7 +67,7 @@ async def hear(
     try:
         while not ended:
             for item in await mailbox.take():
-                window = told(item, Heard).window
+                window = expect(item, Heard).window
                 ended = window is None
                 if window is not None:
                     yield window

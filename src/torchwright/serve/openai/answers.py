@@ -1,6 +1,7 @@
 """Answers in OpenAI's shape, whole or as events of a stream. Plain data, encoded by msgspec: this runs for every token.
 
-An `Answer` is given every `ChoiceUpdate`, through `events` where it is streamed and through `put` where it is not.
+An `ResponseWriter` is given every `ChoiceUpdate`, through `events` where it is streamed and through `put` where it is
+not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LEAST_LOGPROB = -9999.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Answer(Protocol):
+class ResponseWriter(Protocol):
     """The interface for answers to one kind of request."""
 
     def put(self, step: ChoiceUpdate) -> None:

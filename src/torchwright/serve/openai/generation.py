@@ -14,7 +14,7 @@ from torchwright.serve.openai.prepare import PreparedRequest
 from torchwright.serve.text.codec import MarkedStream, StopStrings, Tokenizer
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Failed, Output, RequestRefused, Timing, TokenLogprob
+from torchwright.serve.wire.messages import Failed, RequestRefused, Timing, TokenLogprob, TokenOutput
 from torchwright.serve.wire.metrics import ServerMetrics
 
 _Answer = TypeVar("_Answer")
@@ -141,7 +141,7 @@ class Generation:
                 self._cancelled.add(id)
 
     def _read(self, item: Item) -> ChoiceUpdate | None:
-        if isinstance(item, Output):
+        if isinstance(item, TokenOutput):
             return self._advance(item, self._sequences[item.id, item.index])
         if isinstance(item, Dropped):
             raise Gone(item.reason)
@@ -150,7 +150,7 @@ class Generation:
         assert isinstance(item, Lost), f"{type(item).__name__} for a generating request"
         raise unavailable(item.reason)
 
-    def _advance(self, output: Output, sequence: _Sequence) -> ChoiceUpdate | None:
+    def _advance(self, output: TokenOutput, sequence: _Sequence) -> ChoiceUpdate | None:
         if sequence.ended:
             return None
         step = ChoiceUpdate(sequence.choice)
@@ -160,7 +160,7 @@ class Generation:
             self._end(output, sequence, step)
         return step if step.events or step.finish or step.logprobs or step.prompt_logprobs else None
 
-    def _read_tokens(self, output: Output, sequence: _Sequence, step: ChoiceUpdate) -> None:
+    def _read_tokens(self, output: TokenOutput, sequence: _Sequence, step: ChoiceUpdate) -> None:
         tokens, logprobs = output.tokens, output.logprobs
         if tokens:
             self._clock(sequence)
@@ -204,7 +204,7 @@ class Generation:
             found.append(Text(stops.rest()))
         return [event for event in found if not isinstance(event, Text) or event.text]
 
-    def _end(self, output: Output, sequence: _Sequence, step: ChoiceUpdate) -> None:
+    def _end(self, output: TokenOutput, sequence: _Sequence, step: ChoiceUpdate) -> None:
         if output.finish == "error":
             raise ApiError(500, output.message or "the engine failed", code="engine_error")
         if output.finish == "grammar":
@@ -238,7 +238,7 @@ def refusal(item: RequestRefused) -> ApiError:
     return ApiError(400, item.text, code=code)
 
 
-def told(item: Item, kind: type[_Answer], param: str | None = None) -> _Answer:
+def expect(item: Item, kind: type[_Answer], param: str | None = None) -> _Answer:
     """Return the engine's results, for requests whose answers are of one kind.
 
     `param` is the field that a failure is about. Raises `ApiError` where the engine refused the request, failed or

@@ -22,7 +22,7 @@ from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from torchwright.serve.openai.protocol import AS_MANY_AS_FIT, Shared
 from torchwright.serve.openai.reading import encode
-from torchwright.serve.openai.room import RequestRoom, check_ids, check_text, room_of
+from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_text, request_limits_of
 from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit, ThinkingBudget
 
 THINKING_SHARE = 0.5
@@ -101,13 +101,13 @@ async def prepare(
 
     `begun` is when the request came, in seconds of `time.perf_counter`; its time-out counts from there.
     """
-    room = room_of(ready, model.name)
-    rows = [await _ids(prompt, prompts, model, room) for prompt in prompts.items]
-    rooms = [_room(len(ids), wanted, body.min_tokens, room, prompts.param) for ids in rows]
+    limits = request_limits_of(ready, model.name)
+    rows = [await _ids(prompt, prompts, model, limits) for prompt in prompts.items]
+    rooms = [_answer_tokens(len(ids), wanted, body.min_tokens, limits, prompts.param) for ids in rows]
     _check_scored(sum(map(len, rows)), wanted, model.limits)
     stop_ids = [*([] if body.ignore_eos else ready.stop_ids), *body.stop_token_ids]
-    check_ids(body.stop_token_ids, room, "stop_token_ids")
-    check_ids(list(body.logit_bias), room, "logit_bias")
+    check_ids(body.stop_token_ids, limits, "stop_token_ids")
+    check_ids(list(body.logit_bias), limits, "logit_bias")
     tokenized = time.perf_counter()
     parser, marks, thinking = Plain, {}, None
     if form := wanted.answer:
@@ -184,13 +184,15 @@ def form_of(
     return JSON_OBJECT, "response_format"
 
 
-async def _ids(prompt: str | list[int], prompts: Prompts, model: ServedModel, room: RequestRoom) -> list[int]:
+async def _ids(
+    prompt: str | list[int], prompts: Prompts, model: ServedModel, limits: RequestLimits
+) -> list[int]:
     if isinstance(prompt, str):
-        check_text(prompt, model.tokenizer, room, model.limits.tokenized_bytes, prompts.param)
+        check_text(prompt, model.tokenizer, limits, model.limits.tokenized_bytes, prompts.param)
         prompt = await encode(prompt, model.tokenizer, special=prompts.special)
         if not prompt:
             raise invalid(f"'{prompts.param}' is empty", prompts.param)
-    check_ids(prompt, room, prompts.param)
+    check_ids(prompt, limits, prompts.param)
     return prompt
 
 
@@ -237,12 +239,12 @@ def _too_late() -> ApiError:
     return ApiError(408, text, param="timeout", code="timeout", headers={"x-should-retry": "false"})
 
 
-def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param: str) -> int:
+def _answer_tokens(tokens: int, wanted: Wanted, min_tokens: int, limits: RequestLimits, param: str) -> int:
     """How many new tokens one prompt may have."""
-    if room.answer is not None:
-        return _answer_room(tokens, wanted, min_tokens, room.context, room.answer, param)
-    context, chunk = room.context, room.chunk
-    told = f"the prompt has {tokens}" + (
+    if limits.answer is not None:
+        return _separate_answer_tokens(tokens, wanted, min_tokens, limits.context, limits.answer, param)
+    context, chunk = limits.context, limits.chunk
+    prompt_size = f"the prompt has {tokens}" + (
         f", {-(-tokens // chunk) * chunk} in whole chunks" if chunk > 1 else ""
     )
     tokens = -(-tokens // chunk) * chunk
@@ -250,7 +252,7 @@ def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param
     least = 1 if asked is None else asked
     if tokens + least > context:
         raise invalid(
-            f"the model's context is {context} tokens here; {told}"
+            f"the model's context is {context} tokens here; {prompt_size}"
             + (f" and {wanted.max_tokens_param} is {asked}" if asked is not None else "")
             + f", which is {tokens + least - context} too many",
             param,
@@ -264,7 +266,9 @@ def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param
     return most
 
 
-def _answer_room(tokens: int, wanted: Wanted, min_tokens: int, context: int, answer: int, param: str) -> int:
+def _separate_answer_tokens(
+    tokens: int, wanted: Wanted, min_tokens: int, context: int, answer: int, param: str
+) -> int:
     """The same where an encoder reads the prompt, so that the answer has room of its own."""
     if tokens > context:
         text = f"the model's encoder reads {context} tokens here; the prompt has {tokens}"

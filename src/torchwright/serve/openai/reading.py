@@ -22,8 +22,8 @@ from torchwright.serve.openai.anthropic_request import CountTokensRequest
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body, parse
 from torchwright.serve.openai.protocol import ChatRequest, Shared, TokenizeRequest
+from torchwright.serve.openai.request_limits import RequestLimits, check_model
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.room import RequestRoom, check_model
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.workers.forks import NICE
@@ -46,7 +46,7 @@ class ReadingJob(msgspec.Struct, frozen=True):
 
     kind: str
     body: bytes
-    room: RequestRoom | None
+    limits: RequestLimits | None
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
@@ -99,14 +99,14 @@ class BodyReader:
         return read.body.decode()
 
     async def generating(
-        self, kind: type[Generating], body: bytes, language: Language, room: RequestRoom
+        self, kind: type[Generating], body: bytes, language: Language, limits: RequestLimits
     ) -> tuple[Generating, Prompts]:
         """A request and its prompts; raises `ApiError` for what is wrong with either."""
         if self.reads_here(kind, body, language.template):
             found = parse(kind, body)
-            check_model(found.model, room.models)
+            check_model(found.model, limits.models)
             return found, found.read(language)
-        read = await self._apart(ReadingJob(kind.__name__, body, room), short=self._is_short(body))
+        read = await self._apart(ReadingJob(kind.__name__, body, limits), short=self._is_short(body))
         ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
         found = parse(kind, read.body)
         found.noted[:] = read.noted
@@ -117,15 +117,15 @@ class BodyReader:
         kind: type[Asked],
         body: bytes,
         language: Language,
-        room: RequestRoom,
+        limits: RequestLimits,
     ) -> bytes:
         """The answer of a request that needs no engine, as JSON; raises `ApiError`."""
         if not self.reads_here(kind, body, language.template):
-            job = ReadingJob(kind.__name__, body, room)
+            job = ReadingJob(kind.__name__, body, limits)
             return (await self._apart(job, short=self._is_short(body))).body
         found = parse(kind, body)
-        check_model(found.model, room.models)
-        return await asyncio.to_thread(answer, found, language, room, self._limits.tokenized_bytes)
+        check_model(found.model, limits.models)
+        return await asyncio.to_thread(answer, found, language, limits, self._limits.tokenized_bytes)
 
     def _is_short(self, body: bytes) -> bool:
         return len(body) <= self._limits.read_here_bytes

@@ -8,16 +8,16 @@ from torchwright.serve.openai.anthropic_request import CountTokensRequest
 from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.language import Language
 from torchwright.serve.openai.protocol import DetokenizeRequest, TokenizeRequest
-from torchwright.serve.openai.room import RequestRoom, check_ids, check_text
+from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_text
 
 Asked = TokenizeRequest | DetokenizeRequest | CountTokensRequest
 
 
-def answer(body: Asked, language: Language, room: RequestRoom, most: int) -> bytes:
+def answer(body: Asked, language: Language, limits: RequestLimits, most: int) -> bytes:
     """The answer as JSON; at most `most` characters are tokenized. Raises `ApiError` (400)."""
     tokenizer = language.tokenizer
     if isinstance(body, DetokenizeRequest):
-        check_ids(body.tokens, room, "tokens")
+        check_ids(body.tokens, limits, "tokens")
         return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, special=True)})
     if isinstance(body, CountTokensRequest):
         prompts = body.read(language)
@@ -36,5 +36,5 @@ def answer(body: Asked, language: Language, room: RequestRoom, most: int) -> byt
     ids = tokenizer.encode(text, special=special)
     strings = [tokenizer.token(id)[0] for id in ids] if body.return_token_strs else None
     return msgspec.json.encode(
-        {"count": len(ids), "max_model_len": room.context, "tokens": ids, "token_strs": strings}
+        {"count": len(ids), "max_model_len": limits.context, "tokens": ids, "token_strs": strings}
     )

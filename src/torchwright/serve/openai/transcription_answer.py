@@ -42,13 +42,13 @@ class TranscriptionAnswer:
 
     def headers(self) -> dict[str, str]:
         """Return the header that carries the notices of an answer that is not JSON."""
-        if self.media_type == "application/json" or not (told := self._found.remarks()):
+        if self.media_type == "application/json" or not (notices := self._found.remarks()):
             return {}
-        return {NOTICES: "; ".join(told).encode("ascii", "replace").decode()}
+        return {NOTICES: "; ".join(notices).encode("ascii", "replace").decode()}
 
     def _notices(self) -> dict[str, list[str]]:
         """Return what the client should know: the reason for missing text, and notices about the sound."""
-        return {"notices": told} if (told := self._found.remarks()) else {}
+        return {"notices": notices} if (notices := self._found.remarks()) else {}
 
     def whole(self) -> bytes:
         """The answer in the form that was asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from torchwright.serve.wire.messages import Embedded, Failed, Heard, Output, Painted, RequestRefused
+from torchwright.serve.wire.messages import Embedded, Failed, Heard, Painted, RequestRefused, TokenOutput
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Dropped:
     reason: str
 
 
-Item = Output | RequestRefused | Embedded | Heard | Painted | Failed | Lost | Dropped
+Item = TokenOutput | RequestRefused | Embedded | Heard | Painted | Failed | Lost | Dropped
 
 
 class Mailbox:

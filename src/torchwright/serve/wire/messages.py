@@ -211,7 +211,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one sequence, in order, and its end if this is it."""
 
     id: str
@@ -255,7 +255,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """What one engine step brought; also sent, without outputs, when the engine becomes idle."""
 
-    outputs: list[Output]
+    outputs: list[TokenOutput]
     stats: Stats
 
 

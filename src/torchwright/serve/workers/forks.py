@@ -68,34 +68,39 @@ class _Server:
         message, sockets, _, _ = socket.recv_fds(self._channel, LIMITS.size, 2)
         if not message:
             return False
-        data, told = (socket.socket(fileno=descriptor) for descriptor in sockets)
+        data, status_socket = (socket.socket(fileno=descriptor) for descriptor in sockets)
         server = os.getpid()
         pid = os.fork()
         if not pid:
             self._channel.close()
             for _, _, other in self._jobs.values():
                 other.close()
-            told.close()
+            status_socket.close()
             _work(self._do, data, server, *LIMITS.unpack(message))
         data.close()
-        job = pid, os.pidfd_open(pid), told
-        for descriptor, events in ((job[1], select.POLLIN), (told.fileno(), 0)):  # a hang-up is always told
+        job = pid, os.pidfd_open(pid), status_socket
+        for descriptor, events in (
+            (job[1], select.POLLIN),
+            (status_socket.fileno(), 0),
+        ):  # a hang-up is always told
             self._jobs[descriptor] = job
             self._poll.register(descriptor, events)
         return True
 
     def _look_after(self, ready: int) -> None:
         """A job has ended, or nobody waits for it any more."""
-        pid, process, told = self._jobs[ready]
-        if ready == told.fileno():
+        pid, process, status_socket = self._jobs[ready]
+        if ready == status_socket.fileno():
             signal.pidfd_send_signal(process, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        for descriptor in (process, told.fileno()):
+        for descriptor in (process, status_socket.fileno()):
             self._poll.unregister(descriptor)
             del self._jobs[descriptor]
         os.close(process)
-        with told, contextlib.suppress(OSError):  # nobody may wait any more
-            told.send(CODE.pack(os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        with status_socket, contextlib.suppress(OSError):  # nobody may wait any more
+            status_socket.send(
+                CODE.pack(os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            )
 
 
 def limit(seconds: float, memory: int) -> None:

@@ -134,14 +134,14 @@ class Workers:
         await self.start()
         assert self._channel is not None
         data, theirs = socket.socketpair()
-        told, tells = socket.socketpair()
-        with data, told:
+        status_socket, status_writer = socket.socketpair()
+        with data, status_socket:
             try:
-                with theirs, tells:
+                with theirs, status_writer:
                     limits = LIMITS.pack(seconds, self._limits.memory_bytes, nice)
-                    socket.send_fds(self._channel, [limits], [theirs.fileno(), tells.fileno()])
+                    socket.send_fds(self._channel, [limits], [theirs.fileno(), status_writer.fileno()])
                 async with asyncio.timeout(WALL_SECONDS):
-                    answer, code = await _exchange(data, told, job)
+                    answer, code = await _exchange(data, status_socket, job)
             except TimeoutError:
                 return None
             except OSError:
@@ -159,10 +159,10 @@ class Workers:
         raise Unfinished(f"it takes more memory than {self._limits.memory_bytes} bytes")
 
 
-async def _exchange(data: socket.socket, told: socket.socket, job: bytes) -> tuple[bytes, int]:
+async def _exchange(data: socket.socket, status_socket: socket.socket, job: bytes) -> tuple[bytes, int]:
     """(the answer, the exit code) of a job's process; raises `ConnectionError` where the server has ended too."""
     loop = asyncio.get_running_loop()
-    for ours in (data, told):
+    for ours in (data, status_socket):
         ours.setblocking(False)
     parts: list[bytes] = []
     try:
@@ -172,7 +172,7 @@ async def _exchange(data: socket.socket, told: socket.socket, job: bytes) -> tup
             parts.append(part)
     except ConnectionError:
         pass  # its exit code says why it did not read or write to the end
-    code = await loop.sock_recv(told, CODE.size)
+    code = await loop.sock_recv(status_socket, CODE.size)
     if not code:
         raise ConnectionResetError
     return b"".join(parts), CODE.unpack(code)[0]

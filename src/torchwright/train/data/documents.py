@@ -14,7 +14,7 @@ import numpy as np
 
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.train.data.forms import covered, render
-from torchwright.train.data.layouts import COLUMNS, Form, Layout, find_layout
+from torchwright.train.data.layouts import COLUMNS, ColumnLayout, Form, find_layout
 from torchwright.train.data.messages import RowFault
 from torchwright.train.data.rows import read_rows
 from torchwright.train.data.shards import DataError, read_metadata
@@ -67,7 +67,7 @@ class Document:
 
 
 @dataclass
-class Report:
+class FileReport:
     """The report on a file's rows."""
 
     form: Form | None = None
@@ -96,7 +96,7 @@ class Report:
             self.listed.append((number, reason[:300]))
 
 
-class Encoder:
+class ChatEncoder:
     """A tokenizer and the model's chat template."""
 
     def __init__(
@@ -151,7 +151,7 @@ def _parts(encoding: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_documents(
-    path: Path, encoder: Encoder, how: RowsAs, report: Report, *, at_once: int = 64
+    path: Path, encoder: ChatEncoder, how: RowsAs, report: FileReport, *, at_once: int = 64
 ) -> Iterator[tuple[int, list[Document]]]:
     """Yield (row, its documents: one, or a preference's two) of a file of rows; `report` counts what becomes of each.
 
@@ -193,10 +193,10 @@ def _fault(found: list[Document], longest: int | None) -> str | None:
 
 
 def _rendered(
-    path: Path, encoder: Encoder, how: RowsAs, report: Report
+    path: Path, encoder: ChatEncoder, how: RowsAs, report: FileReport
 ) -> Iterator[tuple[int, list[Marked]]]:
     """Yield (row, its texts) of the rows that have texts."""
-    layout: Layout | None = None
+    layout: ColumnLayout | None = None
     for row in read_rows(path):
         report.rows += 1
         try:
@@ -215,12 +215,12 @@ def _rendered(
             report.empty += 1
 
 
-def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: Report) -> None:
+def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: FileReport) -> None:
     report.refuse(number, reason)
     check_broken(path, report, how)
 
 
-def check_broken(path: Path, report: Report, how: RowsAs) -> None:
+def check_broken(path: Path, report: FileReport, how: RowsAs) -> None:
     """Raise `DataError` for the first broken row where `how` is strict."""
     if how.strict and report.broken:
         number, reason = report.listed[0]
@@ -231,14 +231,16 @@ def check_broken(path: Path, report: Report, how: RowsAs) -> None:
         )
 
 
-def write_documents(path: Path, kind: np.dtype, fill: Callable[[Report], Iterable[Document]]) -> Report:
+def write_documents(
+    path: Path, kind: np.dtype, fill: Callable[[FileReport], Iterable[Document]]
+) -> FileReport:
     """Write a shard of documents: tokens, whether each is trained on, and where documents begin.
 
     `fill` gives the documents, and keeps the report that is written with them. The header of a safetensors file comes
     first and says the lengths: the tensors are written to files of their own and copied behind it. `path` is written
     to directly.
     """
-    report, begins, count = Report(), [], 0
+    report, begins, count = FileReport(), [], 0
     parts = [path.with_name(f"{path.name}.{name}") for name in ("tokens", "trained")]
     try:
         with parts[0].open("wb") as tokens, parts[1].open("wb") as trained:
@@ -274,10 +276,10 @@ def _join(path: Path, kind: np.dtype, count: int, starts: bytes, parts: list[Pat
                     file.write(piece)
 
 
-def read_report(shard: Path) -> Report:
+def read_report(shard: Path) -> FileReport:
     """Return the report that was written with a shard of documents."""
     told = json.loads(read_metadata(shard)["report"])
-    return Report(**{**told, "listed": [(number, reason) for number, reason in told["listed"]]})
+    return FileReport(**{**told, "listed": [(number, reason) for number, reason in told["listed"]]})
 
 
 def form_of(shard: Path) -> Form | None:

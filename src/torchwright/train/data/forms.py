@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchwright.hub.chat_template import ChatTemplate
-from torchwright.train.data.layouts import NEEDS, Layout
+from torchwright.train.data.layouts import NEEDS, ColumnLayout
 from torchwright.train.data.messages import RowFault
 from torchwright.train.data.turns import Marked, Stops, conversation, shared_length
 
@@ -24,7 +24,7 @@ SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
 def render(
-    layout: Layout,
+    layout: ColumnLayout,
     values: Mapping[str, Any],
     columns: Mapping[str, str],
     chat: ChatTemplate,

@@ -45,7 +45,7 @@ SYSTEM = ("system", "system_prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ColumnLayout:
     """Columns that a row has, and the form that they are read as."""
 
     name: str
@@ -63,13 +63,13 @@ class Layout:
 
 def find_layout(
     present: Mapping[str, Any], columns: Mapping[str, str], form: Form | None, where: str
-) -> Layout:
+) -> ColumnLayout:
     """Return the layout whose columns a row has, of those that are read as `form` if it is given.
 
     A renamed column says the form by itself. Raises `DataError`, which names the columns that are there.
     """
     own = [
-        Layout(name=NAMES[kind], form=kind, needs=tuple(columns[need] for need in needs), ours=True)
+        ColumnLayout(name=NAMES[kind], form=kind, needs=tuple(columns[need] for need in needs), ours=True)
         for kind, needs in NEEDS.items()
         if (kind == form if form else kind not in SAID)
     ]
@@ -98,7 +98,7 @@ def find_layout(
     )
 
 
-def _clearest(found: Sequence[Layout]) -> list[Layout]:
+def _clearest(found: Sequence[ColumnLayout]) -> list[ColumnLayout]:
     """Return the layouts that say the most of the same row."""
     most = [one for one in found if not any(_says_more(other, one) for other in found if other is not one)]
     if len(most) > 1:  # a column `content` means text where nothing else is known
@@ -112,7 +112,7 @@ def _clearest(found: Sequence[Layout]) -> list[Layout]:
     return most
 
 
-def _says_more(one: Layout, other: Layout) -> bool:
+def _says_more(one: ColumnLayout, other: ColumnLayout) -> bool:
     """Check whether a layout reads all columns that another one needs, and more."""
     return {*other.needs} < {*one.needs, *one.also}
 
@@ -245,10 +245,10 @@ def _renamed(name: str, column: str) -> Callable[[Mapping[str, Any]], Mapping[st
     return lambda values: {**values, name: values[column]}
 
 
-def _chats(rows: Iterable[tuple[str, tuple[str, ...], str, tuple[str, ...]]]) -> list[Layout]:
+def _chats(rows: Iterable[tuple[str, tuple[str, ...], str, tuple[str, ...]]]) -> list[ColumnLayout]:
     """Return layouts of one question and its answer: (name, columns of the question, of the answer, data sets)."""
     return [
-        Layout(
+        ColumnLayout(
             name=name,
             form="chat",
             needs=(asked[0], answer),
@@ -260,9 +260,9 @@ def _chats(rows: Iterable[tuple[str, tuple[str, ...], str, tuple[str, ...]]]) ->
     ]
 
 
-def _turns(name: str, column: str, *data_sets: str) -> Layout:
+def _turns(name: str, column: str, *data_sets: str) -> ColumnLayout:
     """Return the layout of a list of turns in a column."""
-    return Layout(
+    return ColumnLayout(
         name=name,
         form="chat",
         needs=(column,),
@@ -272,7 +272,7 @@ def _turns(name: str, column: str, *data_sets: str) -> Layout:
     )
 
 
-PUBLISHED: tuple[Layout, ...] = (
+PUBLISHED: tuple[ColumnLayout, ...] = (
     *_chats(
         [
             ("Alpaca", ("instruction", "input"), "output", ("alpaca", "LLaMA-Factory alpaca")),
@@ -287,14 +287,14 @@ PUBLISHED: tuple[Layout, ...] = (
     _turns("ShareGPT", "conversations", "ShareGPT", "OpenHermes-2.5", "SlimOrca", "LIMA"),
     _turns("Capybara", "conversation", "Capybara"),
     _turns("UltraChat", "data", "ultrachat"),
-    Layout(
+    ColumnLayout(
         name="xLAM function calls",
         form="chat",
         needs=("query", "answers", "tools"),
         convert=_function_calls,
         data_sets=("xlam-function-calling-60k",),
     ),
-    Layout(
+    ColumnLayout(
         name="ShareGPT preferences",
         form="preference",
         needs=("conversations", "chosen", "rejected"),
@@ -302,7 +302,7 @@ PUBLISHED: tuple[Layout, ...] = (
         data_sets=("LLaMA-Factory pairs",),
     ),
     *(
-        Layout(
+        ColumnLayout(
             name=name,
             form="preference",
             needs=(asked[0], chosen, rejected),
@@ -329,14 +329,14 @@ PUBLISHED: tuple[Layout, ...] = (
             ("distilabel pairs", "distilabel orca pairs", ("input",), "chosen", "rejected"),
         )
     ),
-    Layout(
+    ColumnLayout(
         name="OpenAI preferences",
         form="preference",
         needs=("input", "preferred_output", "non_preferred_output"),
         convert=_openai_pair,
         data_sets=("OpenAI preferences",),
     ),
-    Layout(
+    ColumnLayout(
         name="text in `content`",
         form="text",
         needs=("content",),

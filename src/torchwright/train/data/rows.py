@@ -36,7 +36,7 @@ HOLDERS = ("data", "rows", "train", "examples", "instances")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class DataRow:
     """One row of a file, or what is wrong with it."""
 
     number: int
@@ -45,7 +45,7 @@ class Row:
     fault: str | None = None
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[DataRow]:
     """The rows of a file or folder. Raises `DataError` for one that cannot be read at all, or not without pyarrow."""
     try:
         yield from _reader(path)(path)
@@ -89,7 +89,7 @@ def dataset_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
+def _reader(path: Path) -> Callable[[Path], Iterator[DataRow]]:
     return _read_dataset if path.is_dir() else READERS[rows_suffix(path)]
 
 
@@ -102,14 +102,14 @@ def _text(path: Path) -> TextIO:
     return io.TextIOWrapper(_opened(path), "utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _read_lines(path: Path) -> Iterator[Row]:
+def _read_lines(path: Path) -> Iterator[DataRow]:
     with _opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
                 _pass_over(file)
-                yield Row(number=number, fault=f"the line has more than {LONGEST_LINE:,} bytes")
+                yield DataRow(number=number, fault=f"the line has more than {LONGEST_LINE:,} bytes")
             elif line.strip():
                 yield _parsed(number, line)
 
@@ -120,27 +120,27 @@ def _pass_over(file: gzip.GzipFile | io.BufferedReader) -> None:
         pass
 
 
-def _parsed(number: int, line: bytes) -> Row:
+def _parsed(number: int, line: bytes) -> DataRow:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         values = json.loads(text)
     except UnicodeDecodeError as error:
-        return Row(number=number, fault=f"no UTF-8: {error.reason} at byte {error.start:,}")
+        return DataRow(number=number, fault=f"no UTF-8: {error.reason} at byte {error.start:,}")
     except json.JSONDecodeError as error:
-        return Row(number=number, fault=f"no JSON: {error.msg} at character {error.pos + 1:,}")
+        return DataRow(number=number, fault=f"no JSON: {error.msg} at character {error.pos + 1:,}")
     except (RecursionError, ValueError) as error:  # a number of too many digits
-        return Row(number=number, fault=f"JSON that cannot be read: {error}")
+        return DataRow(number=number, fault=f"JSON that cannot be read: {error}")
     return _row(number, values, text)
 
 
-def _row(number: int, values: Any, text: str) -> Row:
+def _row(number: int, values: Any, text: str) -> DataRow:
     """Return the row of a JSON value that was written as `text`."""
     if not isinstance(values, dict):
-        return Row(number=number, fault=f"no object, but {type(values).__name__}")
+        return DataRow(number=number, fault=f"no object, but {type(values).__name__}")
     fault = _damaged(text)
     if fault is None and HALF_CHARACTER.search(text):
         fault = _damaged(json.dumps(values, ensure_ascii=False))
-    return Row(number=number, fault=fault) if fault else Row(number=number, values=values)
+    return DataRow(number=number, fault=fault) if fault else DataRow(number=number, values=values)
 
 
 def _damaged(text: str) -> str | None:
@@ -155,7 +155,7 @@ def _damaged(text: str) -> str | None:
     return None
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[DataRow]:
     """Rows of a list of objects, of lines, or of an object that holds the list."""
     with _text(path) as file:
         head = file.read(PIECE).lstrip()
@@ -179,7 +179,7 @@ def _read_json(path: Path) -> Iterator[Row]:
         yield _row(number, row, json.dumps(row, ensure_ascii=False))
 
 
-def _read_list(file: TextIO) -> Iterator[Row]:
+def _read_list(file: TextIO) -> Iterator[DataRow]:
     """Rows of a list of objects, of which a piece is in memory at a time."""
     decoder, buffer, place, number = json.JSONDecoder(), file.read(PIECE), 0, 0
     place = buffer.index("[") + 1
@@ -194,7 +194,7 @@ def _read_list(file: TextIO) -> Iterator[Row]:
             # As much again, so that an object of any length is scanned a few times only.
             more = file.read(max(PIECE, len(buffer) - place)) if len(buffer) - place < LONGEST_LINE else ""
             if not more:
-                yield Row(
+                yield DataRow(
                     number=number + 1, fault=f"no JSON from here on, nothing of it is read: {error}"[:300]
                 )
                 return
@@ -216,7 +216,7 @@ def _holder(values: Any) -> str | None:
     return None
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[DataRow]:
     """Rows of a table whose first row names its columns; quoted fields may run over lines."""
     csv.field_size_limit(LONGEST_LINE)  # the library's own limit is shorter than many documents
     with _text(path) as file:
@@ -227,7 +227,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
-                yield Row(number=reader.line_num, fault=f"no CSV: {error}")
+                yield DataRow(number=reader.line_num, fault=f"no CSV: {error}")
                 continue
             if fields is None:
                 return
@@ -237,18 +237,18 @@ def _read_csv(path: Path) -> Iterator[Row]:
             if len(fields) != len(names):
                 fault = f"{len(fields)} fields in place of {len(names)}"
             if fault:
-                yield Row(number=reader.line_num, fault=fault)
+                yield DataRow(number=reader.line_num, fault=fault)
             else:
-                yield Row(number=reader.line_num, values=dict(zip(names, fields, strict=True)))
+                yield DataRow(number=reader.line_num, values=dict(zip(names, fields, strict=True)))
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[DataRow]:
     parquet = _arrow("parquet", path)
     with parquet.ParquetFile(path, memory_map=True) as file:
         yield from _of_batches(file.iter_batches(batch_size=ROWS_AT_ONCE))
 
 
-def _read_arrow(path: Path) -> Iterator[Row]:
+def _read_arrow(path: Path) -> Iterator[DataRow]:
     """Both of Arrow's formats: with a table of contents at the end, and the stream that `datasets` writes."""
     ipc = _arrow("ipc", path)
     with path.open("rb") as file:
@@ -258,21 +258,21 @@ def _read_arrow(path: Path) -> Iterator[Row]:
         yield from _of_batches(batches)
 
 
-def _read_dataset(folder: Path) -> Iterator[Row]:
+def _read_dataset(folder: Path) -> Iterator[DataRow]:
     number = 0
     for path in dataset_files(folder):
         for row in _read_arrow(path):
             number += 1
-            yield Row(number=number, values=row.values)
+            yield DataRow(number=number, values=row.values)
 
 
-def _of_batches(batches: Iterator[Any]) -> Iterator[Row]:
+def _of_batches(batches: Iterator[Any]) -> Iterator[DataRow]:
     number = 0
     for batch in batches:
         for first in range(0, batch.num_rows, ROWS_AT_ONCE):
             for values in batch.slice(first, ROWS_AT_ONCE).to_pylist():
                 number += 1
-                yield Row(
+                yield DataRow(
                     number=number, values={name: _without_nulls(value) for name, value in values.items()}
                 )
 
@@ -296,7 +296,7 @@ def _arrow(part: str, path: Path) -> Any:
         raise DataError(f"{path} is read by pyarrow, which is not installed", next=INSTALL) from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
     ".jsonl": _read_lines,
     ".ndjson": _read_lines,
     ".json": _read_json,

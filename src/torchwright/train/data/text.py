@@ -23,9 +23,9 @@ from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
 from torchwright.train.data.documents import (
+    ChatEncoder,
     Document,
-    Encoder,
-    Report,
+    FileReport,
     RowsAs,
     check_broken,
     read_documents,
@@ -164,7 +164,7 @@ class Maker:
 
     def __init__(self, folder: Path, end: int | None, how: RowsAs) -> None:
         self.tokenizer, self.end, self.how = open_tokenizer(folder), end, how
-        self.encoder = Encoder(self.tokenizer, ChatTemplate(folder), end, _ends(folder))
+        self.encoder = ChatEncoder(self.tokenizer, ChatTemplate(folder), end, _ends(folder))
         self.kind = np.dtype(np.uint16 if self.tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
 
     def digest(self) -> str:
@@ -176,7 +176,7 @@ class Maker:
         if shard.suffix == ".npy":
             return write_shard(shard, tokenize(path, self.tokenizer, self.end), self.kind)
 
-        def documents(report: Report) -> Iterator[Document]:
+        def documents(report: FileReport) -> Iterator[Document]:
             rows = (found for _, found in read_documents(path, self.encoder, self.how, report))
             if self.how.draw is None:
                 for found in rows:

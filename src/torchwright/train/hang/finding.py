@@ -11,7 +11,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
-class Row:
+class RankFinding:
     """One rank's part in it."""
 
     rank: int
@@ -38,5 +38,5 @@ class Finding:
     members: tuple[int, ...] = ()
     seq: int | None = None
     """The call's number in its group."""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RankFinding, ...] = ()
     notes: tuple[str, ...] = field(default=())

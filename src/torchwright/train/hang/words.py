@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torchwright.train.hang.align import Group, Parting, group_name
 from torchwright.train.hang.calls import Dump, RankCall
-from torchwright.train.hang.finding import Finding, Kind, Row
+from torchwright.train.hang.finding import Finding, Kind, RankFinding
 
 Dumps = dict[int, Dump]
 MOST_ROWS = 32
@@ -150,7 +150,7 @@ def _finding(
     return _with_rows(Finding(kind, answer.strip(), tuple(ranks)), found, _rows(found, dumps, absent))
 
 
-def _with_rows(finding: Finding, found: Parting, rows: Sequence[Row]) -> Finding:
+def _with_rows(finding: Finding, found: Parting, rows: Sequence[RankFinding]) -> Finding:
     rows = sorted(rows, key=lambda row: (row.rank not in finding.ranks, row.rank))
     left = len(rows) - MOST_ROWS
     return Finding(
@@ -165,8 +165,8 @@ def _with_rows(finding: Finding, found: Parting, rows: Sequence[Row]) -> Finding
     )
 
 
-def _rows(found: Parting, dumps: Dumps, absent: str) -> list[Row]:
-    rows: list[Row] = []
+def _rows(found: Parting, dumps: Dumps, absent: str) -> list[RankFinding]:
+    rows: list[RankFinding] = []
     first = found.since
     for rank, call in found.joined.items():
         after = (call.created - first) / 1e9
@@ -176,12 +176,12 @@ def _rows(found: Parting, dumps: Dumps, absent: str) -> list[Row]:
     return rows
 
 
-def _row(rank: int, part: str, call: RankCall | None, dumps: Dumps) -> Row:
+def _row(rank: int, part: str, call: RankCall | None, dumps: Dumps) -> RankFinding:
     dump = dumps.get(rank)
     now = "" if dump is None else dump.reason if dump.failed or dump.finished else str(dump.stands or "")
     if call is None:
-        return Row(rank, part, "", "", now)
-    return Row(rank, part, f"#{call.seq} {call.what}", call.where, now)
+        return RankFinding(rank, part, "", "", now)
+    return RankFinding(rank, part, f"#{call.seq} {call.what}", call.where, now)
 
 
 def _at_fault(found: Parting) -> list[int]:

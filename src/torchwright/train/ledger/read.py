@@ -144,12 +144,12 @@ def _span(line: dict[str, Any], session: ProcessLife) -> Span:
     return Span(session.end, end, spent, **marks)
 
 
-def _launcher(told: Any, path: Path) -> Launcher | None:
-    if told is None:  # or a version that did not say
+def _launcher(raw: Any, path: Path) -> Launcher | None:
+    if raw is None:  # or a version that did not say
         return None
-    if not isinstance(told, dict):
-        raise _damaged(path, f"launcher = {told!r}")
-    return Launcher(**{name: _whole(told, name, path) for name in ("pid", "wall", "restarts")})
+    if not isinstance(raw, dict):
+        raise _damaged(path, f"launcher = {raw!r}")
+    return Launcher(**{name: _whole(raw, name, path) for name in ("pid", "wall", "restarts")})
 
 
 def _whole(line: dict[str, Any], name: str, path: Path) -> int:

@@ -68,7 +68,7 @@ class SpeechData(Section):
     seed: int = Field(default=0, ge=0)
 
 
-class Optimizer(Section):
+class MediaOptimizer(Section):
     """How parameters move: AdamW."""
 
     lr: Rate = 1e-4
@@ -113,7 +113,7 @@ class Schedule(Section):
     """The factor of the last step."""
 
 
-class Evaluation(Section):
+class MediaEvaluation(Section):
     """What is measured on held-out samples; 0 steps means only at the end."""
 
     every_steps: int = Field(default=0, ge=0)
@@ -121,7 +121,7 @@ class Evaluation(Section):
     """Held-out samples of one evaluation, at most."""
 
 
-class SpeechEvaluation(Evaluation):
+class SpeechEvaluation(MediaEvaluation):
     """The same, and what the trained model makes of held-out sounds when the run has ended."""
 
     transcribed: int = Field(default=32, ge=0)
@@ -142,13 +142,13 @@ class MediaRun(RunFile):
     """The largest norm of all gradients together; false in the file turns clipping off."""
     precision: Literal["fp32", "bf16"] = "bf16"
     model: Model
-    optimizer: Optimizer = Optimizer()
+    optimizer: MediaOptimizer = MediaOptimizer()
     schedule: Schedule = Schedule()
     lora: MediaLora | None = None
     layout: dict[str, int] = Field(default_factory=dict)
     """dp_replicate and dp_shard."""
     data: ImageData | SpeechData
-    evaluation: Evaluation = Evaluation()
+    evaluation: MediaEvaluation = MediaEvaluation()
 
     @property
     def parallel(self) -> Layout:

@@ -21,7 +21,7 @@ from torchwright.train.run.schedule import factor
 from torchwright.train.run.step import StepFigures, gradients
 
 
-class Learner:
+class MediaLearner:
     """A run's model and optimizer, on this process's part of its layout."""
 
     def __init__(self, run: MediaRun, network: nn.Module, device: str, *, classes: int | None = None) -> None:
@@ -35,7 +35,7 @@ class Learner:
         self.model.train()
         shard(self.model, run.parallel, mesh)
         self.optimizers = Optimizers(
-            self.model, config.Optimizer(**run.optimizer.model_dump()), compiled=False
+            self.model, config.OptimizerSection(**run.optimizer.model_dump()), compiled=False
         )
         self.objective = LabelLoss(self.model)
 

@@ -15,8 +15,8 @@ from typing import Any
 from torchwright.core.paths import private_cache
 from torchwright.core.process.files import replacing
 from torchwright.models.segment.picture import SUFFIXES
-from torchwright.train.data.documents import Report
-from torchwright.train.data.rows import READERS, Row, is_dataset, is_rows, read_rows
+from torchwright.train.data.documents import FileReport
+from torchwright.train.data.rows import READERS, DataRow, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
 from torchwright.train.media.config import ImageData, SpeechData
@@ -51,7 +51,7 @@ class Listing:
     """The items of several folders or tables."""
 
     items: list[Item] = field(default_factory=list)
-    reports: dict[str, Report] = field(default_factory=dict)
+    reports: dict[str, FileReport] = field(default_factory=dict)
     """Folder or table → what became of its rows."""
 
     def by_source(self) -> list[tuple[str, list[Item]]]:
@@ -74,7 +74,7 @@ def list_images(patterns: Sequence[str], data: ImageData, folder: Path) -> Listi
     """Raises `DataError` for what is neither a folder of classes nor a table, and for one without a picture."""
     listing = Listing()
     for path in _sources(patterns, folder):
-        report = listing.reports[str(path)] = Report()
+        report = listing.reports[str(path)] = FileReport()
         if (table := _metadata(path)) is not None:
             items = _table(table, report, data.image_column, data.label_column, (str, int))
         elif path.is_dir() and not is_dataset(path):
@@ -89,14 +89,14 @@ def list_sounds(patterns: Sequence[str], data: SpeechData, folder: Path) -> List
     """As `list_images`, of manifests."""
     listing = Listing()
     for path in _sources(patterns, folder):
-        report = listing.reports[str(path)] = Report()
+        report = listing.reports[str(path)] = FileReport()
         table = _metadata(path) or path
         items = _table(table, report, data.audio_column, data.text_column, (str,), data.language_column)
         listing.items += _kept(path, items, report, data.strict)
     return listing
 
 
-def refuse(report: Report, item: Item, reason: str) -> None:
+def refuse(report: FileReport, item: Item, reason: str) -> None:
     """Count an item as broken, whose file or target shows it."""
     report.refuse(item.number, reason)
     report.documents -= 1
@@ -110,7 +110,7 @@ def _sources(patterns: Sequence[str], folder: Path) -> list[Path]:
     return found
 
 
-def _kept(path: Path, items: Iterable[Item], report: Report, strict: bool) -> list[Item]:
+def _kept(path: Path, items: Iterable[Item], report: FileReport, strict: bool) -> list[Item]:
     found = list(items)
     report.documents = len(found)
     if strict and report.broken:
@@ -140,7 +140,7 @@ def _named(values: dict[str, Any], column: str) -> str:
     return next((name for name in SYNONYMS.get(column, ()) if name in values), column)
 
 
-def _classes(folder: Path, report: Report) -> Iterator[Item]:
+def _classes(folder: Path, report: FileReport) -> Iterator[Item]:
     """The pictures below each subfolder, whose name is their class."""
     for place in sorted(folder.iterdir()):
         if place.name.startswith("."):
@@ -159,7 +159,7 @@ def _classes(folder: Path, report: Report) -> Iterator[Item]:
 
 def _table(
     path: Path,
-    report: Report,
+    report: FileReport,
     file: str,
     target: str,
     types: tuple[type, ...],
@@ -225,7 +225,7 @@ def _fault(values: dict[str, Any], column: str, types: tuple[type, ...]) -> str 
     return None
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[DataRow]:
     if is_rows(path):
         return read_rows(path)
     raise DataError(

@@ -26,7 +26,7 @@ from torchwright.train.media.config import (
     read_speech,
 )
 from torchwright.train.media.images import ImageTask, Pictures, list_pictures
-from torchwright.train.media.learner import Learner
+from torchwright.train.media.learner import MediaLearner
 from torchwright.train.media.model import classifier, recognizer
 from torchwright.train.media.samples import MediaBatch, Samples, Task
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
@@ -37,10 +37,10 @@ from torchwright.train.run.checkpoint import Described
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import in_session
 from torchwright.train.run.metrics import HELD_OUT
-from torchwright.train.run.not_finite import first_not_finite, told
+from torchwright.train.run.not_finite import first_not_finite, not_finite_message
 from torchwright.train.run.precision import autocast
-from torchwright.train.run.processes import Place, on_first
-from torchwright.train.run.session import Session
+from torchwright.train.run.processes import ProcessRank, on_first
+from torchwright.train.run.session import RunSession
 from torchwright.train.run.source import write_files
 from torchwright.train.run.step import StepFigures, counted_everywhere
 
@@ -102,7 +102,7 @@ def train_media(
     )
 
 
-class MediaTrainer(Session[MediaRun, MediaOutcome]):
+class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
     """One process's part of a run."""
 
     unit, free = "samples", FREE
@@ -112,7 +112,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
         run: MediaRun,
         folder: Path,
         out: Path,
-        place: Place,
+        place: ProcessRank,
         ledger: Ledger,
         *,
         live: bool,
@@ -139,7 +139,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
         held_out = self.listed.validation.items[: run.evaluation.samples]
         self.train = Samples(self.listed.train.items, task, run.data.seed, strict=run.data.strict)
         self.validation = Samples(held_out, task, None, strict=run.data.strict)
-        self.learner = Learner(run, network, place.device, classes=classes)
+        self.learner = MediaLearner(run, network, place.device, classes=classes)
         self.base = str(model)
         self.held_out: dict[str, float] = {}
         self._broken: dict[str, str] = {}
@@ -147,7 +147,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
     def prepare(self) -> None:
         self.learner.optimizers.prepare()
 
-    def unlike(self, told: Described, now: Described) -> list[str]:
+    def unlike(self, saved: Described, now: Described) -> list[str]:
         return []
 
     def data_facts(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
         begin = step * self.run.batch
         return self.not_finite(
             figures,
-            found=told(sighting, begin, self.run.batch, self.train.describe),
+            found=not_finite_message(sighting, begin, self.run.batch, self.train.describe),
             rates="optimizer.lr or clip",
         )
 

@@ -15,7 +15,7 @@ from torchwright.models.decoder.config import ExpertsConfig as ExpertsConfig
 from torchwright.models.decoder.shared import route
 from torchwright.train.model.attention import Attend, Scores, fused_attention
 
-Turn = tuple[torch.Tensor, torch.Tensor] | None
+RotaryAngles = tuple[torch.Tensor, torch.Tensor] | None
 """Cosines and sines, None where a layer does not rotate."""
 
 
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.attend: Attend = fused_attention
 
     def forward(
-        self, x_BTE: torch.Tensor, turn: Turn, documents_BS: torch.Tensor | None = None
+        self, x_BTE: torch.Tensor, rotary_angles: RotaryAngles, documents_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
         q, k, v = self.q(x_BTE), self.k(x_BTE), self.v(x_BTE)
         if self.norm_kind == "projection":
@@ -75,8 +75,8 @@ class Attention(nn.Module):
             assert self.q_norm is not None
             assert self.k_norm is not None
             q, k = self.q_norm(q), self.k_norm(k)
-        if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
+        if rotary_angles is not None:
+            q, k = rotate(q, *rotary_angles), rotate(k, *rotary_angles)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out_BHTD = self.attend(q, k, v, self.scores, documents_BS)
         return self.o(out_BHTD.transpose(1, 2).flatten(2))

@@ -10,7 +10,7 @@ from torchwright.models.decoder.families import FAMILIES
 from torchwright.models.decoder.rope import angles
 from torchwright.models.decoder.shared import shape_logits
 from torchwright.train.model.attention import Attend
-from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, Turn
+from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, RotaryAngles
 from torchwright.train.model.fill import initialize
 from torchwright.train.model.loss import token_loss
 
@@ -41,9 +41,9 @@ class Layer(nn.Module):
         self.post_mlp = norm("post_mlp")
 
     def forward(
-        self, x_BTE: torch.Tensor, turn: Turn, documents_BS: torch.Tensor | None = None
+        self, x_BTE: torch.Tensor, rotary_angles: RotaryAngles, documents_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
-        delta_BTE = self.attention(_normed(self.pre_attention, x_BTE), turn, documents_BS)
+        delta_BTE = self.attention(_normed(self.pre_attention, x_BTE), rotary_angles, documents_BS)
         x_BTE = x_BTE + self._scaled(_normed(self.post_attention, delta_BTE))
         delta_BTE = self.mlp(_normed(self.pre_mlp, x_BTE))
         return x_BTE + self._scaled(_normed(self.post_mlp, delta_BTE))
@@ -125,10 +125,10 @@ class Transformer(nn.Module):
         """Apply these layers, one after the other, to `x_BTE`."""
         T = positions_BT.shape[-1] * self.sequence_parts
         length = torch.full((1,), T, device=positions_BT.device)
-        turns: list[Turn] = [angles(rope, positions_BT, length) for rope in self.ropes]
+        angles_by_rope: list[RotaryAngles] = [angles(rope, positions_BT, length) for rope in self.ropes]
         for layer in layers:
             rope = self._rope_of[layer]
-            x_BTE = self.layers[layer](x_BTE, None if rope is None else turns[rope], documents_BS)
+            x_BTE = self.layers[layer](x_BTE, None if rope is None else angles_by_rope[rope], documents_BS)
         return x_BTE
 
     def logits(self, hidden_BTE: torch.Tensor) -> torch.Tensor:

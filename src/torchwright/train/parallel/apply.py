@@ -20,7 +20,7 @@ from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.context import apply_context_parallel
-from torchwright.train.parallel.dispatch import Way, make_transport
+from torchwright.train.parallel.dispatch import TransportKind, make_transport
 from torchwright.train.parallel.experts import apply_expert_parallel
 from torchwright.train.parallel.mesh import experts_shard_mesh, make_experts_mesh, shard_mesh
 from torchwright.train.parallel.stages import Staged
@@ -34,7 +34,7 @@ def parallelize(
     *,
     compute: torch.dtype | None = None,
     reshard_after_forward: bool = True,
-    dispatch: Way = "all_to_all",
+    dispatch: TransportKind = "all_to_all",
 ) -> None:
     """Apply the layout's axes to `model` in place; `mesh` is `make_mesh`'s.
 

@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import all_to_all_single, wait_te
 from torchwright.train.layout import LayoutError
 from torchwright.train.model.blocks import Arranged, count_choices
 
-Way = Literal["all_to_all", "deep_ep"]
+TransportKind = Literal["all_to_all", "deep_ep"]
 
 
 class Transport(Protocol):
@@ -165,7 +165,9 @@ class _SentBack(torch.autograd.Function):
         return ctx.buffer.dispatch(gradients[0].contiguous(), handle=ctx.handle)[0], None, None
 
 
-def make_transport(way: Way, group: ProcessGroup, experts: int, width: int, device: str) -> Transport:
+def make_transport(
+    way: TransportKind, group: ProcessGroup, experts: int, width: int, device: str
+) -> Transport:
     """Return the dispatcher of tokens of `width` values to `experts` experts, spread evenly over `group`.
 
     Raises `LayoutError` for DeepEP without a card or its package. Collective.

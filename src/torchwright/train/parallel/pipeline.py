@@ -29,7 +29,7 @@ def owners(schedule: Schedule, pp: int, pieces: int) -> list[int]:
     return [process for turn in rounds for process in turn]
 
 
-class Rows(Protocol):
+class PipelineBatch(Protocol):
     """A micro-batch (`MicroBatch`)."""
 
     @property
@@ -42,7 +42,7 @@ class Rows(Protocol):
     def documents_BS(self) -> torch.Tensor | None: ...
 
 
-class Pipeline:
+class PipelineRunner:
     """The micro-batches of a step through all stages, forward and backward."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Pipeline:
         self._total = torch.zeros(())
         self._schedules: dict[tuple[int, ...], Any] = {}
 
-    def backward(self, batches: Sequence[Rows], labels: torch.Tensor) -> torch.Tensor:
+    def backward(self, batches: Sequence[PipelineBatch], labels: torch.Tensor) -> torch.Tensor:
         """Add up every parameter's gradient of the summed negative log-likelihood by `labels`; gives that sum.
 
         Collective: every process of the pipeline has the same micro-batches, and gets the same sum.

@@ -2,6 +2,6 @@
 
 from torchwright.train.prove.diagnose import Divergence
 from torchwright.train.prove.processes import ProveError
-from torchwright.train.prove.proof import Part, Proof, prove, prove_file, prove_layout
+from torchwright.train.prove.proof import LayoutProof, Proof, prove, prove_file, prove_layout
 
-__all__ = ["Divergence", "Part", "Proof", "ProveError", "prove", "prove_file", "prove_layout"]
+__all__ = ["Divergence", "LayoutProof", "Proof", "ProveError", "prove", "prove_file", "prove_layout"]

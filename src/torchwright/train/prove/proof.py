@@ -41,7 +41,7 @@ PLAIN = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class LayoutProof:
     """One layout's three steps against the reference."""
 
     layout: Layout
@@ -62,7 +62,7 @@ class Proof:
     run: runs.Run
     config: DecoderConfig
     """The shape of the small model that ran."""
-    parts: tuple[Part, ...]
+    parts: tuple[LayoutProof, ...]
     divergence: Divergence | None
     """The failure of the smallest part, None if all passed."""
     extrapolated: tuple[str, ...]
@@ -78,7 +78,7 @@ class Proof:
 
 
 def prove_file(
-    path: Path, processes: int = PROCESSES, announce: Callable[[Part], None] = lambda part: None
+    path: Path, processes: int = PROCESSES, announce: Callable[[LayoutProof], None] = lambda part: None
 ) -> Proof:
     """Prove the run of a run file: its layout with its compilation, recomputation, precision, optimizer and so on.
 
@@ -102,7 +102,7 @@ def prove_layout(
     target: str | Path,
     layout: Layout,
     processes: int = PROCESSES,
-    announce: Callable[[Part], None] = lambda part: None,
+    announce: Callable[[LayoutProof], None] = lambda part: None,
 ) -> Proof:
     """Prove `layout` for the model of a folder or hub id, of which only config.json is read: as it is, and compiled.
 
@@ -148,7 +148,7 @@ def prove(
     full: DecoderConfig,
     processes: int = PROCESSES,
     around: Around = contextlib.nullcontext,
-    announce: Callable[[Part], None] = lambda part: None,
+    announce: Callable[[LayoutProof], None] = lambda part: None,
 ) -> Proof:
     """Prove that runs that differ only in their layout agree, for a model of the shape `full`.
 
@@ -247,7 +247,7 @@ class _Trials:
         self.full, self.around = full, around
         self._done: dict[tuple[str, str], list[RankReport]] = {}
 
-    def part(self, run: runs.Run) -> Part:
+    def part(self, run: runs.Run) -> LayoutProof:
         """A run in every column that it is proved in."""
         start = time.perf_counter()
         names = columns(run)
@@ -256,7 +256,7 @@ class _Trials:
             for name, reports in run_layout(run, self.full, names, self.around).items()
         }
         found = {name: worst(self._done[run.digest(), name]) for name in names}
-        return Part(
+        return LayoutProof(
             layout=run.parallel,
             compiled=run.compile,
             errors={name: difference.error for name, difference in found.items()},

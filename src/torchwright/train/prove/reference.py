@@ -37,7 +37,7 @@ IN_DOCUMENTS = ("chat", "completion")
 """Forms of data that are packed where the run does not say so."""
 
 
-class Rows:
+class TokenRows:
     """Numbered rows of random tokens; behind a row's end there is `IGNORE`."""
 
     def __init__(self, run: Run, config: DecoderConfig) -> None:
@@ -92,7 +92,7 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
     model.use_attention(explicit_attention)
     fill_weights(model)
     move, balancing = _mover(model, run), PlainBalancing(model, run)
-    trace, rows = Trace(), Rows(run, config)
+    trace, rows = Trace(), TokenRows(run, config)
     for number in range(STEPS):
         step = plan_step(run, number)
         batch = rows.batch(step.first, step.rows)

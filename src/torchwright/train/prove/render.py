@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from torchwright.train.prove.proof import Part, Proof
+from torchwright.train.prove.proof import LayoutProof, Proof
 
 WIDTH = 36
 
 
-def line(part: Part) -> Text:
+def line(part: LayoutProof) -> Text:
     """One layout's result: its largest relative error in each column."""
     text = Text("  ok     " if part.passed else "  wrong  ", "green" if part.passed else "bold red")
     text.append(f"{_name(part):{WIDTH}}", "default")
@@ -55,7 +55,7 @@ def verdict(proof: Proof) -> RenderableType:
     )
 
 
-def _name(part: Part) -> str:
+def _name(part: LayoutProof) -> str:
     return f"{part.layout}{' compiled' if part.compiled else ''}"
 
 

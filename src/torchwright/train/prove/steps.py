@@ -15,10 +15,10 @@ from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.fill import whole
 from torchwright.train.parallel.batch import own_tokens
 from torchwright.train.parallel.stages import Staged
-from torchwright.train.prove.reference import Rows, fill_weights, numbered
+from torchwright.train.prove.reference import TokenRows, fill_weights, numbered
 from torchwright.train.prove.shrink import STEPS, Small
 from torchwright.train.prove.trace import Recorder, Trace
-from torchwright.train.run.learner import Learner
+from torchwright.train.run.learner import LanguageLearner
 from torchwright.train.run.schedule import plan_step
 
 
@@ -26,10 +26,10 @@ def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
     """This process's part of the run's steps, its weights in `dtype`, in an initialized process group."""
     run, trace = small.run, Trace()
     with _weights_in(dtype):
-        learner = Learner(run, small.config, Path(), "cpu")
+        learner = LanguageLearner(run, small.config, Path(), "cpu")
     assert isinstance(learner.model, Transformer)
     fill_weights(learner.model)
-    rows = Rows(run, small.config)
+    rows = TokenRows(run, small.config)
     for number in range(STEPS):
         step = plan_step(run, number)
         batches = learner.batches.of_step(step, rows)
@@ -73,7 +73,7 @@ def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
     return trace, learner.mesh
 
 
-def _loads(learner: Learner) -> dict[str, torch.Tensor]:
+def _loads(learner: LanguageLearner) -> dict[str, torch.Tensor]:
     """Mixture → the step's choices of each expert, of all processes."""
     if learner.balancing is None:
         return {}

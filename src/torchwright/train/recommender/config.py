@@ -91,7 +91,7 @@ class Data(Section):
     """True if a broken row stops the run before it begins; by default it is counted, reported and left out."""
 
 
-class Optimizer(Section):
+class DenseOptimizer(Section):
     """The optimizer of the dense layers: Adam."""
 
     lr: Rate = 1e-3
@@ -112,7 +112,7 @@ class Embeddings(Section):
     lr: Rate = 0.05
 
 
-class Evaluation(Section):
+class RecommenderEvaluation(Section):
     """The evaluation on held-out rows; 0 steps means only at the end."""
 
     every_steps: int = Field(default=0, ge=0)
@@ -122,7 +122,7 @@ class Evaluation(Section):
     """`two_tower`: how many items are looked at."""
 
 
-class Report(Section):
+class ReportSection(Section):
     """The measurements for the report at the end."""
 
     drift_steps: int = Field(default=32, ge=0)
@@ -140,10 +140,10 @@ class RecommenderRun(RunFile):
     dlrm: Dlrm | None = None
     two_tower: TwoTower | None = None
     data: Data
-    optimizer: Optimizer = Optimizer()
+    optimizer: DenseOptimizer = DenseOptimizer()
     embeddings: Embeddings = Embeddings()
-    evaluation: Evaluation = Evaluation()
-    report: Report = Report()
+    evaluation: RecommenderEvaluation = RecommenderEvaluation()
+    report: ReportSection = ReportSection()
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

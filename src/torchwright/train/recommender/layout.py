@@ -28,7 +28,7 @@ from torchwright.train.recommender.embeddings import (
     plan,
 )
 from torchwright.train.recommender.models import tables_of
-from torchwright.train.recommender.store import Batch
+from torchwright.train.recommender.store import ClickBatch
 from torchwright.train.run.processes import on_first
 
 
@@ -52,14 +52,14 @@ def row_optimizer(chosen: Embeddings) -> RowOptimizer:
     return {"rowwise_adagrad": RowWiseAdagrad, "sgd": SGD, "adam": Adam}[chosen.optimizer](chosen.lr)
 
 
-def look_ups(run: RecommenderRun, batch: Batch) -> Inputs:
+def look_ups(run: RecommenderRun, batch: ClickBatch) -> Inputs:
     """Each category's ids, one a row."""
     ones_B = batch.categories_BC.new_ones(len(batch))
     columns = batch.categories_BC.unbind(1)
     return {name: Jagged(ids, ones_B) for name, ids in zip(run.model.columns, columns, strict=True)}
 
 
-def placement(run: RecommenderRun, batch: Batch, out: Path) -> ShardPlan:
+def placement(run: RecommenderRun, batch: ClickBatch, out: Path) -> ShardPlan:
     """The plan for a group's processes by the seconds that each table takes for `batch`.
 
     The first process makes it, and keeps it as RUN/placement-DIGEST.json by what it is for: measured again the seconds
@@ -89,7 +89,7 @@ def even_plan(run: RecommenderRun, processes: int) -> ShardPlan:
     return plan(tables, processes, {table.name: 1.0 for table in tables})
 
 
-def read_plan(told: dict[str, Any]) -> ShardPlan:
+def read_plan(raw: dict[str, Any]) -> ShardPlan:
     """A plan from plain data."""
     shards = tuple(
         Shard(
@@ -98,6 +98,6 @@ def read_plan(told: dict[str, Any]) -> ShardPlan:
             rows=(int(shard["rows"][0]), int(shard["rows"][1])),
             columns=(int(shard["columns"][0]), int(shard["columns"][1])),
         )
-        for shard in told["shards"]
+        for shard in raw["shards"]
     )
-    return ShardPlan(processes=int(told["processes"]), shards=shards, seconds=tuple(told["seconds"]))
+    return ShardPlan(processes=int(raw["processes"]), shards=shards, seconds=tuple(raw["seconds"]))

@@ -14,11 +14,11 @@ from torchwright.train.recommender.embeddings import ShardedEmbeddings, ShardPla
 from torchwright.train.recommender.layout import look_ups, make_groups, replica_of, row_optimizer
 from torchwright.train.recommender.losses import Loss
 from torchwright.train.recommender.models import build_dense, tables_of
-from torchwright.train.recommender.store import Batch
+from torchwright.train.recommender.store import ClickBatch
 from torchwright.train.run.step import StepFigures
 
 
-class Learner:
+class RecommenderLearner:
     """A run's tables and dense layers, on this process's part of its layout."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Learner:
             self.dense.parameters(), chosen.lr, betas=chosen.betas, eps=chosen.eps
         )
 
-    def gradients(self, batch: Batch, *, leave: bool = False, failed: bool = False) -> StepFigures:
+    def gradients(self, batch: ClickBatch, *, leave: bool = False, failed: bool = False) -> StepFigures:
         """One step's gradients of the dense layers, the mean over all processes; the tables' rows have moved by theirs.
 
         `batch` is this process's part, as large as every other's.

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from torchwright.train.recommender.config import RecommenderRun
-from torchwright.train.recommender.store import Batch, Clicks, Rows
+from torchwright.train.recommender.store import ClickBatch, Clicks, RowStream
 
 COUNTED = 1 << 20
 """Rows that are counted at once."""
@@ -18,7 +18,7 @@ COUNTED = 1 << 20
 class Loss(Protocol):
     """The mean over this process's rows of what the dense layers gave for a batch."""
 
-    def __call__(self, given: Any, batch: Batch) -> torch.Tensor: ...
+    def __call__(self, given: Any, batch: ClickBatch) -> torch.Tensor: ...
 
 
 def make_loss(run: RecommenderRun, clicks: Clicks, device: str) -> Loss:
@@ -30,7 +30,7 @@ def make_loss(run: RecommenderRun, clicks: Clicks, device: str) -> Loss:
     return InBatchLoss(run.two_tower.temperature, log_q.to(device), item)
 
 
-def click_loss(given: torch.Tensor, batch: Batch) -> torch.Tensor:
+def click_loss(given: torch.Tensor, batch: ClickBatch) -> torch.Tensor:
     """Binary cross entropy, in nats, of logits (B,)."""
     return F.binary_cross_entropy_with_logits(given, batch.clicked_B.to(given.dtype))
 
@@ -47,7 +47,7 @@ class InBatchLoss:
         """`item` is the place among the categories of the column that tells items apart, `log_q_R` by its ids."""
         self.temperature, self.log_q_R, self.item = temperature, log_q_R, item
 
-    def __call__(self, given: tuple[torch.Tensor, torch.Tensor], batch: Batch) -> torch.Tensor:
+    def __call__(self, given: tuple[torch.Tensor, torch.Tensor], batch: ClickBatch) -> torch.Tensor:
         users_BE, own_BE = given
         own_B = batch.categories_BC[:, self.item]
         items_NE, ids_N, first = own_BE, own_B, 0
@@ -83,7 +83,7 @@ def _gather(own: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def log_frequency(rows: Rows, category: int, size: int) -> torch.Tensor:
+def log_frequency(rows: RowStream, category: int, size: int) -> torch.Tensor:
     """log q (size,) float32: how often each id stands in a category of the training rows, at least once."""
     counts = torch.zeros(size, dtype=torch.int64)
     column = 1 + len(rows.columns.numbers) + category

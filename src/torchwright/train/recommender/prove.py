@@ -32,7 +32,7 @@ WHY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TensorComparison:
     """One comparison."""
 
     against: str
@@ -56,7 +56,7 @@ class Proof:
     """Everything that is said."""
 
     run: str
-    parts: tuple[Part, ...]
+    parts: tuple[TensorComparison, ...]
     extrapolated: tuple[str, ...]
     """Differences between the run file and the run that stood for it."""
 
@@ -72,7 +72,7 @@ class Proof:
 
 
 def prove_file(
-    path: Path, processes: int = PROCESSES, announce: Callable[[Part], None] = lambda part: None
+    path: Path, processes: int = PROCESSES, announce: Callable[[TensorComparison], None] = lambda part: None
 ) -> Proof:
     """Prove the run of a run file; its data are not read. Raises as `read_recommender`, and `ProveError`."""
     return prove(str(path), read_recommender(path), processes, announce=announce)
@@ -83,7 +83,7 @@ def prove(
     run: RecommenderRun,
     processes: int = PROCESSES,
     around: Around = contextlib.nullcontext,
-    announce: Callable[[Part], None] = lambda part: None,
+    announce: Callable[[TensorComparison], None] = lambda part: None,
 ) -> Proof:
     """Run as the file says against the same groups in one process; and with SGD and a synchronization after every
     step, against one process without groups. `announce` is called for each.
@@ -103,7 +103,7 @@ def prove(
         told = on_processes(groups * size, compare, one, against == ONE, around)
         wrong = [(step, what) for values in told for step, what, error in values if not error <= TOLERANCE]
         parts.append(
-            Part(
+            TensorComparison(
                 against=against,
                 processes=groups * size,
                 groups=groups,
@@ -169,7 +169,7 @@ def compare(run: RecommenderRun, alone: bool, around: Around) -> list[tuple[int,
     import torch.distributed as dist
 
     from torchwright.train.recommender.layout import replica_of, topology_of
-    from torchwright.train.recommender.learner import Learner
+    from torchwright.train.recommender.learner import RecommenderLearner
     from torchwright.train.recommender.losses import InBatchLoss, click_loss
     from torchwright.train.recommender.reference import Reference
 
@@ -180,7 +180,7 @@ def compare(run: RecommenderRun, alone: bool, around: Around) -> list[tuple[int,
     if run.two_tower is not None:
         log_q_R = torch.linspace(-4, -1, SMALL["rows"], dtype=torch.float64)
         loss = InBatchLoss(run.two_tower.temperature, log_q_R, len(run.two_tower.user))
-    learner = Learner(run, topology, plan, loss, "cpu", torch.float64)
+    learner = RecommenderLearner(run, topology, plan, loss, "cpu", torch.float64)
     tables = {name: learner.tables.full(name).double() for name in run.model.columns}
     cuts = {name: sorted({s.columns for s in plan.shards if s.table == name}) for name in tables}
     lonely = run.model_copy(update={"embeddings": run.embeddings.model_copy(update={"groups": 1})})
@@ -208,14 +208,14 @@ def random_batch(run: RecommenderRun, number: int, rows: int) -> Any:
     """The same on every process; some ids come often, and some numbers are missing."""
     import torch
 
-    from torchwright.train.recommender.store import Batch
+    from torchwright.train.recommender.store import ClickBatch
 
     generator = torch.Generator().manual_seed(1000 + number)
     numbers = len(run.dlrm.numbers) if run.dlrm else 0
     ids = [
         (torch.rand(rows, generator=generator).square() * size).long() for size in run.model.columns.values()
     ]
-    return Batch(
+    return ClickBatch(
         numbers_BD=torch.randn(rows, numbers, generator=generator, dtype=torch.float64).clamp_min(0),
         categories_BC=torch.stack(ids, dim=1),
         clicked_B=(torch.rand(rows, generator=generator) < 0.4).float(),

@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from torchwright.train.recommender.prove import TOLERANCE, Part, Proof
+from torchwright.train.recommender.prove import TOLERANCE, Proof, TensorComparison
 
 WIDTH = 64
 
 
-def line(part: Part) -> Text:
+def line(part: TensorComparison) -> Text:
     """One comparison's result."""
     text = Text("  ok     " if part.passed else "  wrong  ", "green" if part.passed else "bold red")
     name = (

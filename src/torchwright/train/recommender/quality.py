@@ -12,16 +12,18 @@ import torch.distributed as dist
 
 from torchwright.train.recommender.config import RecommenderRun
 from torchwright.train.recommender.layout import look_ups
-from torchwright.train.recommender.learner import Learner
+from torchwright.train.recommender.learner import RecommenderLearner
 from torchwright.train.recommender.models import Towers
-from torchwright.train.recommender.store import Batch, Clicks, Rows
+from torchwright.train.recommender.store import ClickBatch, Clicks, RowStream
 
 Figures = dict[str, float]
 COMPARED = 1 << 24
 """Scores that are compared at once."""
 
 
-def measure_quality(run: RecommenderRun, learner: Learner, clicks: Clicks, device: str) -> Figures | None:
+def measure_quality(
+    run: RecommenderRun, learner: RecommenderLearner, clicks: Clicks, device: str
+) -> Figures | None:
     """Return metrics of the held-out rows, the same on every process; None if there are no rows. Collective."""
     if clicks.validation is None:
         return None
@@ -32,7 +34,7 @@ def measure_quality(run: RecommenderRun, learner: Learner, clicks: Clicks, devic
         return _of_towers(run, learner, clicks, count, device)
 
 
-def parts(rows: Rows, count: int, size: int, device: str) -> Iterator[Batch]:
+def parts(rows: RowStream, count: int, size: int, device: str) -> Iterator[ClickBatch]:
     """This process's part of each `size` of the first `count` rows: every process gives as many, and some are empty."""
     rank, world = dist.get_rank(), dist.get_world_size()
     for first in range(0, count, size):
@@ -41,7 +43,9 @@ def parts(rows: Rows, count: int, size: int, device: str) -> Iterator[Batch]:
         yield rows.batch(first + begin, end - begin, device)
 
 
-def _of_clicks(run: RecommenderRun, learner: Learner, rows: Rows, count: int, device: str) -> Figures:
+def _of_clicks(
+    run: RecommenderRun, learner: RecommenderLearner, rows: RowStream, count: int, device: str
+) -> Figures:
     logits, clicked = [], []
     for batch in parts(rows, count, run.batch, device):
         embedded = learner.tables(look_ups(run, batch))
@@ -73,7 +77,9 @@ def auc(score_N: torch.Tensor, clicked_N: torch.Tensor) -> float:
     return above / (ones * (len(clicked_N) - ones))
 
 
-def _of_towers(run: RecommenderRun, learner: Learner, clicks: Clicks, count: int, device: str) -> Figures:
+def _of_towers(
+    run: RecommenderRun, learner: RecommenderLearner, clicks: Clicks, count: int, device: str
+) -> Figures:
     """recall@k: the share of held-out rows whose item is among the k best of all items that the files hold."""
     assert run.two_tower is not None
     assert clicks.validation is not None
@@ -106,7 +112,7 @@ def _of_towers(run: RecommenderRun, learner: Learner, clicks: Clicks, count: int
     } | {"items": float(len(items))}
 
 
-def distinct_items(run: RecommenderRun, clicks: Clicks) -> Rows:
+def distinct_items(run: RecommenderRun, clicks: Clicks) -> RowStream:
     """A row for each item of the files, the first one that has it, in the order of their ids."""
     assert run.two_tower is not None
     place, found = 1 + len(run.two_tower.user), {}
@@ -116,10 +122,10 @@ def distinct_items(run: RecommenderRun, clicks: Clicks) -> Rows:
             ids, at = np.unique(block[:, place], return_index=True)
             for item, row in zip(ids.tolist(), block[at], strict=True):
                 found.setdefault(item, row)
-    return Rows([np.stack([found[item] for item in sorted(found)])], clicks.train.columns)
+    return RowStream([np.stack([found[item] for item in sorted(found)])], clicks.train.columns)
 
 
-def _vectors(tower: str, run: RecommenderRun, learner: Learner, batch: Batch) -> torch.Tensor:
+def _vectors(tower: str, run: RecommenderRun, learner: RecommenderLearner, batch: ClickBatch) -> torch.Tensor:
     assert isinstance(learner.dense, Towers)
     return learner.dense.vectors(tower, learner.tables(look_ups(run, batch)))
 

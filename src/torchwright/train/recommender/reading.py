@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 
 from torchwright.core.errors import unknown
-from torchwright.train.data.documents import Report
-from torchwright.train.data.rows import Row, read_rows
+from torchwright.train.data.documents import FileReport
+from torchwright.train.data.rows import DataRow, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.columns import Columns
 
@@ -29,7 +29,7 @@ Numbered = tuple[int, list[str] | str]
 
 
 def read_blocks(
-    path: Path, columns: Columns, report: Report, *, header: bool, strict: bool
+    path: Path, columns: Columns, report: FileReport, *, header: bool, strict: bool
 ) -> Iterator[np.ndarray]:
     """The file's rows as `Columns.convert` gives them, in blocks; what becomes of each is kept in `report`.
 
@@ -59,7 +59,7 @@ def read_blocks(
         )
 
 
-def _convert(block: list[Numbered], columns: Columns, report: Report) -> np.ndarray:
+def _convert(block: list[Numbered], columns: Columns, report: FileReport) -> np.ndarray:
     """Together where every row can be read, else one by one."""
     fields = [row for _, row in block if not isinstance(row, str)]
     if len(fields) == len(block):
@@ -132,7 +132,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Numbered]:
         yield row.number, _texts(row, columns)
 
 
-def _texts(row: Row, columns: Columns) -> list[str] | str:
+def _texts(row: DataRow, columns: Columns) -> list[str] | str:
     """A row's values as a TSV file has them."""
     values = [row.values[name] for name in columns.names]
     strange = next((value for value in values if not isinstance(value, str | int | float | None)), None)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.train.recommender.config import Embeddings, RecommenderRun
-from torchwright.train.recommender.store import Batch
+from torchwright.train.recommender.store import ClickBatch
 
 Tables = dict[str, torch.Tensor]
 Columns = tuple[int, int]
@@ -45,7 +45,7 @@ class Reference:
         chosen = run.optimizer
         self.optimizer = torch.optim.Adam(self.dense.parameters(), chosen.lr, chosen.betas, chosen.eps)
 
-    def step(self, number: int, batch: Batch, copy_of_row: torch.Tensor, log_q_R: torch.Tensor) -> float:
+    def step(self, number: int, batch: ClickBatch, copy_of_row: torch.Tensor, log_q_R: torch.Tensor) -> float:
         """Step `number` on the whole batch, whose rows (B,) belong to copies; the loss before it."""
         weights = [
             {name: table.requires_grad_() for name, table in one.tables.items()} for one in self.copies
@@ -74,7 +74,10 @@ class Reference:
         return loss.item()
 
     def _loss(
-        self, given: torch.Tensor | tuple[torch.Tensor, torch.Tensor], batch: Batch, log_q_R: torch.Tensor
+        self,
+        given: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        batch: ClickBatch,
+        log_q_R: torch.Tensor,
     ) -> torch.Tensor:
         if isinstance(given, torch.Tensor):
             return F.binary_cross_entropy(given.sigmoid(), batch.clicked_B.to(given.dtype))

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torchwright.train.recommender.config import RecommenderRun
 from torchwright.train.recommender.embeddings import ShardPlan
 from torchwright.train.recommender.layout import even_plan, topology_of
-from torchwright.train.recommender.learner import Learner
+from torchwright.train.recommender.learner import RecommenderLearner
 from torchwright.train.recommender.losses import Loss
 from torchwright.train.recommender.planned import plan_here
-from torchwright.train.recommender.store import Rows
+from torchwright.train.recommender.store import RowStream
 from torchwright.train.run.processes import on_first
 
 
@@ -27,7 +27,7 @@ from torchwright.train.run.processes import on_first
 class Prefix:
     """The first steps of a run, done again."""
 
-    learner: Learner
+    learner: RecommenderLearner
     losses: list[float]
     step_s: float
     """Median, without a meeting of the copies."""
@@ -38,14 +38,14 @@ class Prefix:
 
 
 def run_prefix(
-    run: RecommenderRun, plan: ShardPlan, rows: Rows, loss: Loss, device: str, steps: int
+    run: RecommenderRun, plan: ShardPlan, rows: RowStream, loss: Loss, device: str, steps: int
 ) -> Prefix:
     """Collective. At the end the copies meet."""
     world, rank = dist.get_world_size(), dist.get_rank()
     own, every = run.batch // world, run.embeddings.sync_every
     # The meeting is timed by itself.
     alone = run.model_copy(update={"embeddings": run.embeddings.model_copy(update={"sync_every": steps + 1})})
-    learner = Learner(alone, topology_of(run.embeddings, world), plan, loss, device)
+    learner = RecommenderLearner(alone, topology_of(run.embeddings, world), plan, loss, device)
     losses, seconds, syncs = [], [], [0.0]
     for number in range(steps):
         batch = rows.batch(number * run.batch + rank * own, own, device)
@@ -69,7 +69,7 @@ def run_prefix(
 
 
 def make_report(
-    run: RecommenderRun, plan: ShardPlan, rows: Rows, loss: Loss, device: str
+    run: RecommenderRun, plan: ShardPlan, rows: RowStream, loss: Loss, device: str
 ) -> dict[str, Any] | None:
     """Drift and plan as plain data, the same on every process; None where no steps are asked for. Collective.
 
@@ -115,10 +115,10 @@ def _drift(run: RecommenderRun, ours: Prefix, single: Prefix) -> dict[str, Any]:
 def _beside_plan(run: RecommenderRun, ours: Prefix) -> dict[str, dict[str, float]]:
     """Figure → planned and measured, of the fullest or slowest process."""
     held = sum(t.numel() * t.element_size() for _, t in ours.learner.tables.named_tensors())
-    told = torch.tensor([held, ours.step_s, ours.sync_s], dtype=torch.float64)
+    ours_held = torch.tensor([held, ours.step_s, ours.sync_s], dtype=torch.float64)
     if dist.get_world_size() > 1:
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-    bytes_, step_s, sync_s = told.tolist()
+        dist.all_reduce(ours_held, dist.ReduceOp.MAX)
+    bytes_, step_s, sync_s = ours_held.tolist()
     planned = on_first(lambda: plan_here(run, dist.get_world_size()))
     every = run.embeddings.sync_every
     return {
@@ -128,7 +128,7 @@ def _beside_plan(run: RecommenderRun, ours: Prefix) -> dict[str, dict[str, float
     }
 
 
-def told(report: dict[str, Any]) -> list[str]:
+def report_lines(report: dict[str, Any]) -> list[str]:
     """The report in lines for people."""
     lines = [
         f"{name}: planned {figures['planned']:.3g}, measured {figures['measured']:.3g}"

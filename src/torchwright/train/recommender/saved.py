@@ -13,10 +13,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from torchwright.train.recommender.config import RecommenderRun
-from torchwright.train.recommender.learner import Learner
+from torchwright.train.recommender.learner import RecommenderLearner
 
 
-def save_recommender(run: RecommenderRun, learner: Learner, folder: Path | None) -> None:
+def save_recommender(run: RecommenderRun, learner: RecommenderLearner, folder: Path | None) -> None:
     """Write the model into a new folder; every process takes part, the first has a folder."""
     if folder is not None:
         (folder / "tables").mkdir(parents=True)

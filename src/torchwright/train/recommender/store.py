@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.paths import file_digest
 from torchwright.core.process.files import replacing
-from torchwright.train.data.documents import Report
+from torchwright.train.data.documents import FileReport
 from torchwright.train.data.text import expand
 from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.config import RecommenderRun
@@ -32,7 +32,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class ClickBatch:
     """Some rows: numbers (B, D) float32, categories (B, C) int64 as rows of their tables, clicked (B,) float32."""
 
     numbers_BD: torch.Tensor
@@ -43,7 +43,7 @@ class Batch:
         return len(self.clicked_B)
 
 
-class Rows:
+class RowStream:
     """The rows of several parts, one after the other, then again from the first."""
 
     def __init__(self, parts: Sequence[np.ndarray], columns: Columns) -> None:
@@ -66,11 +66,11 @@ class Rows:
             first, count = first + len(piece), count - len(piece)
         return np.concatenate(found) if found else np.empty((0, self.columns.width), np.int32)
 
-    def batch(self, first: int, count: int, device: str) -> Batch:
+    def batch(self, first: int, count: int, device: str) -> ClickBatch:
         """Return the rows of `take` as tensors."""
         rows, numbers = self.take(first, count), 1 + len(self.columns.numbers)
         told = rows.view(np.float32)
-        return Batch(
+        return ClickBatch(
             numbers_BD=torch.from_numpy(told[:, 1:numbers].copy()).to(device),
             categories_BC=torch.from_numpy(rows[:, numbers:].astype(np.int64)).to(device),
             clicked_B=torch.from_numpy(told[:, 0].copy()).to(device),
@@ -81,9 +81,9 @@ class Rows:
 class Clicks:
     """A run's data, opened."""
 
-    train: Rows
-    validation: Rows | None
-    reports: dict[str, Report]
+    train: RowStream
+    validation: RowStream | None
+    reports: dict[str, FileReport]
     """The converted and broken rows of each file."""
     digest: str
     """The digest of the training rows."""
@@ -94,7 +94,7 @@ def open_clicks(run: RecommenderRun, folder: Path, out: Path) -> Clicks:
     columns, cache = Columns.of(run), out / FOLDER
     train, validation = expand(run.data.train, folder), expand(run.data.validation, folder)
     files = [*train, *validation]
-    told: dict[Path, tuple[Path, Report]] = {}
+    told: dict[Path, tuple[Path, FileReport]] = {}
     fault: Exception | None = None
     try:
         for path in files[dist.get_rank() :: dist.get_world_size()]:
@@ -112,8 +112,8 @@ def open_clicks(run: RecommenderRun, folder: Path, out: Path) -> Clicks:
         return [np.memmap(told[path][0], np.int32, mode="r").reshape(-1, columns.width) for path in paths]
 
     return Clicks(
-        train=Rows(mapped(train), columns),
-        validation=Rows(mapped(validation), columns) if validation else None,
+        train=RowStream(mapped(train), columns),
+        validation=RowStream(mapped(validation), columns) if validation else None,
         reports={str(path): told[path][1] for path in files},
         digest=hashlib.sha256(" ".join(told[path][0].name for path in train).encode()).hexdigest()[:16],
     )
@@ -121,18 +121,18 @@ def open_clicks(run: RecommenderRun, folder: Path, out: Path) -> Clicks:
 
 def convert_file(
     path: Path, columns: Columns, cache: Path, *, header: bool, strict: bool
-) -> tuple[Path, Report]:
+) -> tuple[Path, FileReport]:
     """The file's converted rows in `cache` and what became of them, made unless they are there. Raises `DataError`."""
     name = form_of(path)
     key = hashlib.sha256(f"{VERSION} {file_digest(path)} {columns} {header}".encode()).hexdigest()[:16]
     made = cache / f"{path.name.removesuffix(name)}-{key}.rows"
-    kept, report = made.with_suffix(".json"), Report()
+    kept, report = made.with_suffix(".json"), FileReport()
     if kept.is_file():
         found = json.loads(kept.read_text("utf-8"))
-        report = Report(**{**found, "listed": [(number, reason) for number, reason in found["listed"]]})
+        report = FileReport(**{**found, "listed": [(number, reason) for number, reason in found["listed"]]})
         if made.stat().st_size == 4 * columns.width * report.documents and not (strict and report.broken):
             return made, report
-        report = Report()
+        report = FileReport()
     cache.mkdir(parents=True, exist_ok=True)
     with replacing(made) as new, new.open("wb") as file:
         for block in read_blocks(path, columns, report, header=header, strict=strict):

@@ -15,17 +15,17 @@ from torchwright.hub.run_folder import MODEL
 from torchwright.train.ledger import Ledger
 from torchwright.train.recommender.config import FREE, RecommenderRun, read_recommender
 from torchwright.train.recommender.layout import placement, topology_of
-from torchwright.train.recommender.learner import Learner
+from torchwright.train.recommender.learner import RecommenderLearner
 from torchwright.train.recommender.losses import make_loss
 from torchwright.train.recommender.quality import Figures, measure_quality
-from torchwright.train.recommender.report import make_report, told
+from torchwright.train.recommender.report import make_report, report_lines
 from torchwright.train.recommender.saved import save_recommender
-from torchwright.train.recommender.store import Batch, open_clicks
+from torchwright.train.recommender.store import ClickBatch, open_clicks
 from torchwright.train.run.checkpoint import Described
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import in_session
-from torchwright.train.run.processes import Place
-from torchwright.train.run.session import Session
+from torchwright.train.run.processes import ProcessRank
+from torchwright.train.run.session import RunSession
 from torchwright.train.run.step import StepFigures
 
 REPORT = "report.json"
@@ -74,7 +74,7 @@ def train_recommender(
     )
 
 
-class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
+class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
     """One process's part of a run."""
 
     unit, free = "samples", FREE
@@ -84,7 +84,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         run: RecommenderRun,
         folder: Path,
         out: Path,
-        place: Place,
+        place: ProcessRank,
         ledger: Ledger,
         *,
         live: bool,
@@ -95,7 +95,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         super().__init__(run, out, place, ledger, steps=run.steps, live=live, profile=profile)
         self.clicks = open_clicks(run, folder, out)
         self.plan = placement(run, self._batch(0), out)
-        self.learner = Learner(
+        self.learner = RecommenderLearner(
             run,
             topology_of(run.embeddings, place.world),
             self.plan,
@@ -107,7 +107,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
     def prepare(self) -> None:
         self.learner.prepare()
 
-    def unlike(self, told: Described, now: Described) -> list[str]:
+    def unlike(self, saved: Described, now: Described) -> list[str]:
         return []
 
     def data_facts(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
             },
         )
 
-    def _batch(self, number: int) -> Batch:
+    def _batch(self, number: int) -> ClickBatch:
         """This process's part of a step's rows, which follow those of the step before."""
         own = self.run.batch // self.place.world
         return self.clicks.train.batch(
@@ -214,7 +214,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         report["seconds"] = self.ledger.seconds()
         with replacing(self.out / REPORT) as new:
             new.write_text(json.dumps(report, indent=1), "utf-8")
-        for line in told(report):
+        for line in report_lines(report):
             self.metrics.show(line)
 
     def _save_model(self, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.train.run.config import Experts, Optimizer, Run
+from torchwright.train.run.config import Experts, OptimizerSection, Run
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.objective_section import OF_ONE_LOSS
 from torchwright.train.run.pipeline_section import check_pipeline
@@ -79,7 +79,7 @@ def _check_fields_of_one(run: Run) -> None:
         if getattr(part, field) is not None and part.name != name:
             raise RunError(f"{section}.{field} is for {section} '{name}'", found=part.name)
     rates = (run.optimizer.betas, run.optimizer.eps)
-    if run.optimizer.name == "adafactor" and rates != (Optimizer().betas, Optimizer().eps):
+    if run.optimizer.name == "adafactor" and rates != (OptimizerSection().betas, OptimizerSection().eps):
         raise RunError(
             "optimizer.betas and optimizer.eps are AdamW's", found="adafactor", next="leave them out"
         )

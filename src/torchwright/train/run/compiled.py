@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.optimization.caches.bundle import BUNDLE, pack, unpack
-from torchwright.train.run.processes import Place
+from torchwright.train.run.processes import ProcessRank
 
 FOLDER = "compiled"
 
@@ -21,7 +21,7 @@ FOLDER = "compiled"
 class CompiledCode:
     """One process's compiled code and its place in the run's folder."""
 
-    def __init__(self, out: Path, place: Place, *, trust: bool) -> None:
+    def __init__(self, out: Path, place: ProcessRank, *, trust: bool) -> None:
         self._folder, self._trust = out / FOLDER / f"rank-{place.rank:05}", trust
         self._calls: list[str] = []
         """Names of what was compiled and is not packed yet."""

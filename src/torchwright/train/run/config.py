@@ -17,7 +17,7 @@ from torchwright.train.data.layouts import Form
 from torchwright.train.layout import Layout
 from torchwright.train.run.data_section import Data, Section
 from torchwright.train.run.objective_section import Head, Preference
-from torchwright.train.run.pipeline_section import Pipeline
+from torchwright.train.run.pipeline_section import PipelineSection
 
 Precision = Literal[
     "fp32",
@@ -72,7 +72,7 @@ class Model(Section):
         return self
 
 
-class Optimizer(Section):
+class OptimizerSection(Section):
     """The optimizer."""
 
     name: Literal["adamw", "adamw8bit", "adamw4bit", "adafactor", "muon"] = "adamw"
@@ -155,7 +155,7 @@ class Experts(Section):
         return self
 
 
-class Evaluation(Section):
+class EvaluationSection(Section):
     """Measurements and samples during the run; 0 steps means only at the end."""
 
     every_steps: int = Field(default=0, ge=0)
@@ -236,17 +236,17 @@ class Run(RunFile):
     """The peak that MFU is a share of, for each process; by default the rate that `doctor` measures."""
     model: Model
     data: Data
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerSection = OptimizerSection()
     schedule: Schedule = Schedule()
     layout: dict[str, int] = Field(default_factory=dict)
     """Degrees of parallelism by axis."""
-    pipeline: Pipeline = Pipeline()
+    pipeline: PipelineSection = PipelineSection()
     qat: Qat | None = None
     lora: Lora | None = None
     preference: Preference | None = None
     head: Head | None = None
     experts: Experts | None = None
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationSection = EvaluationSection()
 
     @property
     def parallel(self) -> Layout:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from torchwright.train.data.documents import Report, form_of, read_report
+from torchwright.train.data.documents import FileReport, form_of, read_report
 from torchwright.train.data.hold_out import divide
 from torchwright.train.data.layouts import SAID, Form
 from torchwright.train.data.mixture import Mixture, Walk
@@ -46,7 +46,7 @@ class Corpus:
     """True if windows hold whole documents."""
     end: int | None
     """The token that ends documents in shards that do not say where they begin."""
-    reports: dict[str, Report]
+    reports: dict[str, FileReport]
     """File of rows → the report on them."""
     reference: dict[str, np.ndarray] = field(default_factory=dict)
     """Source → (pairs, 2): log-probabilities of preference pairs by the model that the run starts from."""
@@ -117,7 +117,7 @@ class MadeShards:
 
     train: dict[str, list[Path]]
     validation: list[Path]
-    reports: dict[str, Report]
+    reports: dict[str, FileReport]
 
 
 def _made_and_sizes(
@@ -142,7 +142,7 @@ def make_shards(run: Run, config: ModelConfig, folder: Path, source: Path, cache
     sources = {ONE: run.data.train}
     if run.data.mixture is not None:
         sources = {name: mixed.files for name, mixed in run.data.mixture.items()}
-    reports: dict[str, Report] = {}
+    reports: dict[str, FileReport] = {}
 
     def shards_of(patterns: Sequence[str]) -> list[Path]:
         files = expand(patterns, folder)

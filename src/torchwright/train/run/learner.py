@@ -16,7 +16,7 @@ from torch import nn
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import ModelConfig
-from torchwright.train.parallel.pipeline import Pipeline
+from torchwright.train.parallel.pipeline import PipelineRunner
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.balancing import Balancing
 from torchwright.train.run.config import Run
@@ -30,7 +30,7 @@ from torchwright.train.run.setup import Batches, build_model
 from torchwright.train.run.step import StepFigures, gradients
 
 
-class Learner:
+class LanguageLearner:
     """A run's model and optimizers, on this process's part of its layout."""
 
     def __init__(self, run: Run, config: ModelConfig, folder: Path, device: str) -> None:
@@ -38,9 +38,9 @@ class Learner:
         self.model, self.mesh = build_model(run, config, folder, device)
         self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
         self.objective = self._objective()
-        self.pipeline: Pipeline | None = None
+        self.pipeline: PipelineRunner | None = None
         if isinstance(self.model, Staged):
-            self.pipeline = Pipeline(
+            self.pipeline = PipelineRunner(
                 self.model, run.pipeline.schedule, partial(autocast, run.precision, device)
             )
         self.balancing: Balancing | None = None

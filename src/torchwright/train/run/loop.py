@@ -23,9 +23,9 @@ from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, undo, write_run_file
 from torchwright.train.run.page import write_last
 from torchwright.train.run.patience import patient
-from torchwright.train.run.processes import Place, check_alike, on_first, processes
+from torchwright.train.run.processes import ProcessRank, check_alike, on_first, processes
 from torchwright.train.run.read import read_run, with_merge
-from torchwright.train.run.session import Outcome, Session, TrainingStopped
+from torchwright.train.run.session import Outcome, RunSession, TrainingStopped
 from torchwright.train.run.trainer import Trainer, TrainingOutcome
 from torchwright.train.run.wandb_run import check_wandb
 
@@ -95,7 +95,7 @@ def train_run(
 
 
 def in_session(
-    kind: Callable[..., Session[AnyRun, Outcome]],
+    kind: Callable[..., RunSession[AnyRun, Outcome]],
     run: AnyRun,
     folder: Path,
     *,
@@ -163,7 +163,9 @@ def _adopt(tokens: Path, kept: Path) -> None:
         tokens.rename(kept)
 
 
-def _watched(whole_run: Callable[[Beat], Outcome], place: Place, folder: Path, timeout_s: float) -> Outcome:
+def _watched(
+    whole_run: Callable[[Beat], Outcome], place: ProcessRank, folder: Path, timeout_s: float
+) -> Outcome:
     """Train while every process watches for one that is stuck or gone; then the first says which and where."""
     try:
         # A collective that hangs ends by itself after the time-out; what hangs elsewhere is noticed a little later.

@@ -155,7 +155,7 @@ class RunMetrics:
             self._wandb_run.log(known, step=step)
         if not self._live:
             return
-        text = told(known)
+        text = metrics_message(known)
         if event is None:
             text += self._validation
         elif f"{HELD_OUT}loss" in known:
@@ -202,7 +202,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield text, json.loads(text)
 
 
-def told(values: Mapping[str, float]) -> str:
+def metrics_message(values: Mapping[str, float]) -> str:
     """Return the figures in words."""
     words: list[str] = []
     for name, value in values.items():

@@ -82,7 +82,9 @@ def first_not_finite(
     return None
 
 
-def told(first: Sighting | None, begin: int, count: int, describe: Callable[[int, int], str]) -> str:
+def not_finite_message(
+    first: Sighting | None, begin: int, count: int, describe: Callable[[int, int], str]
+) -> str:
     """The place and the rows, for a message: each row's file and place, or those where the batch begins.
 
     The step holds `count` rows from `begin` on, which `describe(begin, count)` names.

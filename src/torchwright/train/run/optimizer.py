@@ -26,7 +26,7 @@ class Optimizers:
     the layers, each expert's among them; AdamW takes routers and the rest.
     """
 
-    def __init__(self, model: nn.Module, chosen: config.Optimizer, *, compiled: bool) -> None:
+    def __init__(self, model: nn.Module, chosen: config.OptimizerSection, *, compiled: bool) -> None:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(parameters.values())
         self._few_bits = chosen.name in config.FEW_BITS
@@ -83,7 +83,7 @@ class Optimizers:
 def _build(
     parameters: dict[str, nn.Parameter],
     matrices: dict[nn.Parameter, list[torch.Tensor]],
-    chosen: config.Optimizer,
+    chosen: config.OptimizerSection,
 ) -> Iterable[torch.optim.Optimizer]:
     # A parameter that several modules share is in `parameters` once.
     common: dict[str, Any] = {"betas": chosen.betas, "eps": chosen.eps}

@@ -105,7 +105,7 @@ def render(folder: Path, history: History, *, live: bool = False) -> str:
             ],
             samples=_samples(history),
             prompts="prompts" in (history.run.get("evaluation") or {}),
-            events=[(event.get("at"), _told(event)) for event in history.events if event["event"] in TOLD],
+            events=[(event.get("at"), _message(event)) for event in history.events if event["event"] in TOLD],
             run=json.dumps(history.run, indent=1) if history.run else None,
         )
     )
@@ -226,7 +226,7 @@ def _pairs(rows: Any) -> list[tuple[Any, Any]]:
     )
 
 
-def _told(event: dict[str, Any]) -> str:
+def _message(event: dict[str, Any]) -> str:
     """Return an event in one line."""
     facts = {name: value for name, value in event.items() if name not in ("event", "at")}
     plain = {name: value for name, value in facts.items() if not isinstance(value, list | dict)}

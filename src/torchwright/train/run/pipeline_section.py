@@ -17,7 +17,7 @@ SPLIT = ("zero_bubble", "zbv")
 """Schedules that take the gradients of weights apart from those of inputs, and later."""
 
 
-class Pipeline(Section):
+class PipelineSection(Section):
     """The pipeline schedule of `layout.pp`; the micro-batches are the run's."""
 
     schedule: Schedule = "1f1b"
@@ -33,13 +33,15 @@ class Pipeline(Section):
         return PIECES[self.schedule] if self.pieces is None else self.pieces
 
 
-def check_pipeline(chosen: Pipeline, layout: Layout, micro_batches: int, asked_for: dict[str, bool]) -> None:
+def check_pipeline(
+    chosen: PipelineSection, layout: Layout, micro_batches: int, asked_for: dict[str, bool]
+) -> None:
     """Raise `LayoutError` for what a pipeline does not go with.
 
     `asked_for` says of each of lora, qat, compile and recompute whether the run has it.
     """
     if layout.pp == 1:
-        if chosen != Pipeline():
+        if chosen != PipelineSection():
             raise LayoutError(
                 "[pipeline] says how stages take turns, and the layout has none",
                 found="pp=1",

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessRank:
     """This process among those of the run, and the device it computes on."""
 
     rank: int
@@ -38,7 +38,7 @@ class Place:
 
 
 @contextmanager
-def processes(timeout_s: float) -> Generator[Place]:
+def processes(timeout_s: float) -> Generator[ProcessRank]:
     """Join the processes that torchrun started, or be the only one; leave them at the end.
 
     One process has a group too, so that everything below is the same for one and for many.
@@ -49,7 +49,7 @@ def processes(timeout_s: float) -> Generator[Place]:
         if joined:
             _join(device, timeout_s)
         try:
-            yield Place(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
+            yield ProcessRank(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
         finally:
             if joined and dist.is_initialized():
                 dist.destroy_process_group()

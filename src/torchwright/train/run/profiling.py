@@ -156,7 +156,7 @@ def _idle_share(profiler: profile) -> float:
     return 1 - busy / (reached - spans[0][0])
 
 
-def told(found: StepsProfile) -> str:
+def profile_message(found: StepsProfile) -> str:
     """The profile for people."""
     kinds = ", ".join(f"{kind.kind} {kind.share:.0%}" for kind in found.kinds if kind.share >= 0.01)
     lines = [

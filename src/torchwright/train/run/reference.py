@@ -25,7 +25,7 @@ from torchwright.train.data.shards import Shards
 from torchwright.train.run.adapt import base_digests
 from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import Corpus
-from torchwright.train.run.learner import Learner
+from torchwright.train.run.learner import LanguageLearner
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.preference import Preferences
 from torchwright.train.run.processes import on_first
@@ -34,7 +34,7 @@ VERSION = 1
 TENSOR, KEY = "logp", "key"
 
 
-def with_reference(run: Run, corpus: Corpus, learner: Learner, folder: Path, tokens: Path) -> Corpus:
+def with_reference(run: Run, corpus: Corpus, learner: LanguageLearner, folder: Path, tokens: Path) -> Corpus:
     """The corpus with the reference's log-probabilities, where the run's loss needs them.
 
     `learner` has taken no step and no checkpoint; the run's paths start from `folder`, and `tokens` is where they are
@@ -85,7 +85,7 @@ def _write(path: Path, key: str, logp_P2: np.ndarray) -> None:
 
 
 @torch.no_grad()
-def _computed(run: Run, shards: Shards, learner: Learner) -> np.ndarray:
+def _computed(run: Run, shards: Shards, learner: LanguageLearner) -> np.ndarray:
     """(pairs, 2) float32; each process computes its part of the windows, a micro-batch at a time."""
     objective = learner.objective
     assert isinstance(objective, Preferences)

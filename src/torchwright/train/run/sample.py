@@ -63,14 +63,14 @@ def sample(run: Run, folder: Path, number: int) -> Sample:
                     position=position,
                     trained=trained,
                     ids=ids,
-                    text=_told(run, tokenizer, ids, trained),
+                    text=_message(run, tokenizer, ids, trained),
                 )
                 for document, position, trained, ids in pieces
             ],
         )
 
 
-def _told(run: Run, tokenizer: Tokenizer | None, ids: list[int], trained: bool) -> str:
+def _message(run: Run, tokenizer: Tokenizer | None, ids: list[int], trained: bool) -> str:
     """Return the text of tokens; a head's label has no text."""
     if run.head is not None and trained:
         return run.head.labels[ids[0]] if run.head.labels else ""

@@ -1,6 +1,6 @@
 """The session of a run of any kind in one process: steps until the end or a signal, evaluations, checkpoints.
 
-Each kind of run is a subclass of `Session`: it knows its data, its model, its step and its outcome.
+Each kind of run is a subclass of `RunSession`: it knows its data, its model, its step and its outcome.
 `loop.in_session` gives it a folder, a lock, the other processes, a ledger and a watch.
 """
 
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torchwright.core.errors import TorchwrightError
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.devices.allocator import retain_where_possible
-from torchwright.train.data.documents import Report
+from torchwright.train.data.documents import FileReport
 from torchwright.train.hang.watch import Beat
 from torchwright.train.ledger import Ledger
 from torchwright.train.run import checkpoint
@@ -31,9 +31,8 @@ from torchwright.train.run.config import AnyRun
 from torchwright.train.run.metrics import RunMetrics
 from torchwright.train.run.page import LivePage
 from torchwright.train.run.patience import patient
-from torchwright.train.run.processes import Place, on_first
-from torchwright.train.run.profiling import StepProfiler
-from torchwright.train.run.profiling import told as told_profile
+from torchwright.train.run.processes import ProcessRank, on_first
+from torchwright.train.run.profiling import StepProfiler, profile_message
 from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.signals import Leaving, Signals
 from torchwright.train.run.step import StepFigures
@@ -46,7 +45,7 @@ class TrainingStopped(TorchwrightError):
     """A run that cannot go on: a loss or gradient that is not finite, or a lost process."""
 
 
-class Session(ABC, Generic[AnyRun, Outcome]):
+class RunSession(ABC, Generic[AnyRun, Outcome]):
     """One process's part of a run."""
 
     unit: ClassVar[str]
@@ -58,7 +57,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         self,
         run: AnyRun,
         out: Path,
-        place: Place,
+        place: ProcessRank,
         ledger: Ledger,
         *,
         steps: int,
@@ -112,18 +111,18 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         """Return the description of a checkpoint."""
 
     @abstractmethod
-    def unlike(self, told: Described, now: Described) -> list[str]:
+    def unlike(self, saved: Described, now: Described) -> list[str]:
         """Return further differences to a checkpoint's run. Raises `CheckpointError` if they cannot be compared."""
 
     def resume(self) -> None:
         """Take the state of the last checkpoint. Raises `CheckpointError` if it is damaged or of another run."""
         folder = checkpoint.whole(self.checkpoints.folder)[-1]
-        told, now = checkpoint.describe(folder), self.described()
-        unlike = self.unlike(told, now)
-        different = changed_fields(told.run, now.run, ignore=self.free)
-        different += [*changed_fields(told.facts, now.facts, ignore=("torch",)), *unlike]
+        saved, now = checkpoint.describe(folder), self.described()
+        unlike = self.unlike(saved, now)
+        different = changed_fields(saved.run, now.run, ignore=self.free)
+        different += [*changed_fields(saved.facts, now.facts, ignore=("torch",)), *unlike]
         if self.run.deterministic:
-            different += changed_fields({"threads": told.run["threads"]}, {"threads": now.run["threads"]})
+            different += changed_fields({"threads": saved.run["threads"]}, {"threads": now.run["threads"]})
         if different:
             raise CheckpointError(
                 f"the checkpoint {folder} is of another run",
@@ -131,15 +130,15 @@ class Session(ABC, Generic[AnyRun, Outcome]):
                 allowed=f"changes of {', '.join(self.free)}",
                 next="set the old values, or another `out` for a run of its own, or begin anew with --fresh",
             )
-        if told.step > self.last:
+        if saved.step > self.last:
             raise CheckpointError(
                 f"the checkpoint {folder} has gone further than the run file asks for",
-                found=f"{told.tokens:,} {self.unit}; the run file has {getattr(self.run, self.unit):,}",
+                found=f"{saved.tokens:,} {self.unit}; the run file has {getattr(self.run, self.unit):,}",
                 next=f"set `{self.unit}` to more, or train from an earlier checkpoint by moving this one away",
             )
         self.prepare()
         checkpoint.load(folder, self.tensors())
-        self.done = told.step
+        self.done = saved.step
         self.ledger.resumed(step=self.done)
 
     def go(self, beat: Beat) -> Outcome:
@@ -210,10 +209,10 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         found = self.profiler.finish()
         if found is not None:
             self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
-            self.metrics.show(told_profile(found))
+            self.metrics.show(profile_message(found))
             self._since = time.perf_counter(), self.done
 
-    def tell_rows(self, reports: Mapping[str, Report], *, numbered: str) -> None:
+    def tell_rows(self, reports: Mapping[str, FileReport], *, numbered: str) -> None:
         """Report by file what its rows are read as, how labels were found, and the rows that are left out.
 
         `numbered` is what a report's numbers count.

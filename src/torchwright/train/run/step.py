@@ -21,7 +21,7 @@ from torchwright.optimization.engines.compiler_caches import use_private_caches
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
 from torchwright.train.parallel import clip_grad_norm, grad_norm
-from torchwright.train.parallel.pipeline import Pipeline
+from torchwright.train.parallel.pipeline import PipelineRunner
 from torchwright.train.run.objective import MicroBatch as MicroBatch
 from torchwright.train.run.objective import Objective
 
@@ -110,7 +110,7 @@ def gradients(
     copies: int,
     precision: AbstractContextManager[Any],
     clip: float | None,
-    pipeline: Pipeline | None = None,
+    pipeline: PipelineRunner | None = None,
     leave: bool = False,
     failed: bool = False,
 ) -> StepFigures:

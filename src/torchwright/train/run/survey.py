@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.train.data.documents import Report, form_of, read_documents, read_report
+from torchwright.train.data.documents import FileReport, form_of, read_documents, read_report
 from torchwright.train.data.packing import cut_documents, document_starts
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import Maker, expand, kind_of, token_shards, tokenize
@@ -35,7 +35,7 @@ class FileSurvey:
     """text, rows or ids."""
     refused: str | None = None
     """Why training would stop at it."""
-    report: Report = field(default_factory=Report)
+    report: FileReport = field(default_factory=FileReport)
     longer: int = 0
     """Documents that do not fit into a window."""
     lost: int = 0
@@ -122,14 +122,14 @@ def _look_at_ids(seen: FileSurvey, run: Run, config: ModelConfig, end: int | Non
         seen.add(tokens, run.context)
     seen.lost = cut_documents(shards, run.context, end).dropped
     told = shards.starts(0) is not None
-    seen.report = Report(
+    seen.report = FileReport(
         documents=len(starts),
         tokens=size,
         trained=int(shards.trained(0, 0, size).sum()) if told else size - len(starts),
     )
 
 
-def pack(run: Run, folder: Path, out: Path) -> list[tuple[Path, Report | None]]:
+def pack(run: Run, folder: Path, out: Path) -> list[tuple[Path, FileReport | None]]:
     """Write the shards that training would make of the run's files of text and rows, with their checksums, into `out`.
 
     (shard, what became of its rows). What is token ids already stays where it is. Raises `DataError`.

@@ -18,13 +18,13 @@ from torchwright.hardware.measure.threads import (
     small_training_step,
 )
 from torchwright.train.run.config import RunFile
-from torchwright.train.run.processes import Place
+from torchwright.train.run.processes import ProcessRank
 
 LOOK_SECONDS = 30.0
 """Between two looks at the load: one takes 0.1 s, and a calibration 0.6 s where the machine became busy."""
 
 
-def user_chose(run: RunFile, place: Place) -> bool:
+def user_chose(run: RunFile, place: ProcessRank) -> bool:
     """Check whether threads are not ours to choose: named by the user, several processes here, or a card."""
     named = run.threads is not None or "OMP_NUM_THREADS" in os.environ
     return named or place.world > 1 or place.device != "cpu"

@@ -33,14 +33,14 @@ from torchwright.train.run.config import FEW_BITS, FREE, Run
 from torchwright.train.run.corpus import TOKENS, check_context, epochs, left_out, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.heads import write_head
-from torchwright.train.run.learner import Learner
+from torchwright.train.run.learner import LanguageLearner
 from torchwright.train.run.metrics import HELD_OUT, read_figures
-from torchwright.train.run.not_finite import first_not_finite, told
-from torchwright.train.run.processes import Place, on_first
+from torchwright.train.run.not_finite import first_not_finite, not_finite_message
+from torchwright.train.run.processes import ProcessRank, on_first
 from torchwright.train.run.reference import with_reference
 from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
-from torchwright.train.run.session import Session
+from torchwright.train.run.session import RunSession
 from torchwright.train.run.source import write_source
 from torchwright.train.run.step import StepFigures, let_signals_in
 from torchwright.train.shape import Shape
@@ -69,7 +69,7 @@ class TrainingOutcome:
     """The signal that asked it to leave."""
 
 
-class Trainer(Session[Run, TrainingOutcome]):
+class Trainer(RunSession[Run, TrainingOutcome]):
     """One process's part of a language model's run."""
 
     unit, free = "tokens", FREE
@@ -79,7 +79,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         run: Run,
         folder: Path,
         out: Path,
-        place: Place,
+        place: ProcessRank,
         ledger: Ledger,
         *,
         live: bool,
@@ -93,7 +93,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         self.config = read_model_config(self.source)
         check_context(run, self.config)
         self.corpus = open_data(run, self.config, folder, self.source, out)
-        self.learner = Learner(run, self.config, folder, place.device)
+        self.learner = LanguageLearner(run, self.config, folder, place.device)
         if place.world == 1 and not run.compile:  # compiled layers run Python of their own
             let_signals_in(self.learner.model)
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
@@ -109,16 +109,16 @@ class Trainer(Session[Run, TrainingOutcome]):
     def prepare(self) -> None:
         self.learner.optimizers.prepare()
 
-    def unlike(self, told: Described, now: Described) -> list[str]:
-        if told.facts.get("order") != ORDER:
+    def unlike(self, saved: Described, now: Described) -> list[str]:
+        if saved.facts.get("order") != ORDER:
             raise CheckpointError(
-                f"the checkpoint of step {told.step} was made by a version "
+                f"the checkpoint of step {saved.step} was made by a version "
                 "that read the training data in another order",
                 found="windows cut file by file, without the ends of files; its place in that order means nothing here",
                 next="finish the run with the version that began it, or train anew into another `out`",
             )
         if self.run.optimizer.name in FEW_BITS or self.run.deterministic:
-            return changed_fields({"layout": told.run["layout"]}, {"layout": now.run["layout"]})
+            return changed_fields({"layout": saved.run["layout"]}, {"layout": now.run["layout"]})
         return []
 
     def data_facts(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Trainer(Session[Run, TrainingOutcome]):
                     partial(self.learner.again, step, batches),
                     self.learner.places(step, batches),
                 )
-                first = told(sighting, step.first, step.rows, windows.describe)
+                first = not_finite_message(sighting, step.first, step.rows, windows.describe)
                 raise self.not_finite(
                     figures,
                     found=f"{first}; {step.tokens:,} tokens were seen before it",

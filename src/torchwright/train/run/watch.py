@@ -20,7 +20,7 @@ from torchwright.report import wording
 from torchwright.report.console import moves
 from torchwright.train.ledger.show import duration
 from torchwright.train.run.history import History, Tail
-from torchwright.train.run.metrics import told
+from torchwright.train.run.metrics import metrics_message
 
 ENDED = {"end": "finished", "left": "left as it was asked to", "stopped": "stopped"}
 PAUSE = 0.5
@@ -54,7 +54,10 @@ def screen(folder: Path, history: History, quiet: float, *, width: int) -> Rende
     """Lay out progress, last figures, loss curve and last event; `quiet` are seconds since the last new line."""
     parts: list[RenderableType] = [Text(wording.clean(str(folder)), style="bold"), _progress(history, quiet)]
     if history.figures:
-        parts += [Text(told(history.latest())), *curve(history.series("loss"), width=min(width, 100) - 12)]
+        parts += [
+            Text(metrics_message(history.latest())),
+            *curve(history.series("loss"), width=min(width, 100) - 12),
+        ]
     for sample in history.of("sample")[-1:]:
         parts.append(Text(f"step {sample.get('at')}: {wording.elide(str(sample.get('text')), 200)}", "dim"))
     end = history.end

@@ -6,6 +6,6 @@ print(parallel.report)
 """
 
 from torchwright.train.sequence.model import SequenceParallel, sequence_parallel
-from torchwright.train.sequence.report import Report, SequenceParallelError
+from torchwright.train.sequence.report import RewriteReport, SequenceParallelError
 
-__all__ = ["Report", "SequenceParallel", "SequenceParallelError", "sequence_parallel"]
+__all__ = ["RewriteReport", "SequenceParallel", "SequenceParallelError", "sequence_parallel"]

@@ -34,7 +34,7 @@ def fused_attention(call: Call) -> Decision:
         inputs={q: heads, k: heads, v: heads} | call.fit(mask, heads, rank),
         then=None if inside else tokens,
         repeat=repeat,
-        attention="" if inside else _told(call, shape(q), dim),
+        attention="" if inside else _message(call, shape(q), dim),
     )
 
 
@@ -79,9 +79,9 @@ def _product(call: Call, left: Node, right: Node) -> Decision:
     if at_left == rows and at_right is not None:
         # Every query meets every key, or every row of weights all values.
         heads = Shard(head_axis(call, sizes, rows))
-        told = _told(call, sizes, heads.dim) if at_right == last else ""
+        message = _message(call, sizes, heads.dim) if at_right == last else ""
         back = Shard(rows) if at_right == rows else None
-        return Decision(heads, _inside(call, heads, left, right), then=back, attention=told)
+        return Decision(heads, _inside(call, heads, left, right), then=back, attention=message)
     if at_left == rows or (at_right == last and at_left is None):
         place = one if at_left == rows else other
         assert isinstance(place, Shard)
@@ -116,6 +116,6 @@ def head_axis(call: Call, sizes: tuple[int, ...], leading: int) -> int:
     raise Refused(f"{call.ways} processes divide none of its leading axes (batch, heads: {axes})")
 
 
-def _told(call: Call, sizes: tuple[int, ...], dim: int) -> str:
+def _message(call: Call, sizes: tuple[int, ...], dim: int) -> str:
     over = "heads" if dim == len(sizes) - 3 else "rows of the batch"
     return f"{sizes[dim] // call.ways} of {sizes[dim]} {over}"

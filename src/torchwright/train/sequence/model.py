@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from torchwright.core.errors import first_line
-from torchwright.train.sequence.report import Report, SequenceParallelError
+from torchwright.train.sequence.report import RewriteReport, SequenceParallelError
 from torchwright.train.sequence.rewrite import rewrite
 
 
@@ -43,13 +43,13 @@ class SequenceParallel(nn.Module):
         super().__init__()
         self.model, self.sequence_dim = model, sequence_dim
         self.ways, self.group = mesh.size(), mesh.get_group()
-        self._graphs: dict[Any, tuple[GraphModule, Report]] = {}
-        self._last: Report | None = None
+        self._graphs: dict[Any, tuple[GraphModule, RewriteReport]] = {}
+        self._last: RewriteReport | None = None
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), group=self.group, group_src=0)
 
     @property
-    def report(self) -> Report:
+    def report(self) -> RewriteReport:
         """The rewriting of the graph that ran last; print it."""
         if self._last is None:
             raise SequenceParallelError("nothing was rewritten yet", next="call the model once")
@@ -66,7 +66,7 @@ class SequenceParallel(nn.Module):
 
     def _rewritten(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
-    ) -> tuple[GraphModule, Report]:
+    ) -> tuple[GraphModule, RewriteReport]:
         length = self._length(leaves)
         _check_same(leaves, self.group)
         graph, self._last = rewrite(

@@ -22,7 +22,7 @@ class SequenceParallelError(TorchwrightError):
 
 
 @dataclass(frozen=True)
-class Place:
+class OperationSite:
     """An operation of the captured graph and the line that asked for it."""
 
     operation: str
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass
-class Report:
+class RewriteReport:
     """The report of one graph: rewritten operations, and the others.
 
     `refused` is empty for a graph that runs. `whole` are parameters' own computations and others that every process
@@ -47,10 +47,10 @@ class Report:
     ways: int
     length: int
     """Tokens of a sequence, of which a process has the `ways`-th part."""
-    attentions: list[Place] = field(default_factory=list)
-    sums: list[Place] = field(default_factory=list)
+    attentions: list[OperationSite] = field(default_factory=list)
+    sums: list[OperationSite] = field(default_factory=list)
     """Operations over all tokens that became a sum over the processes: losses, means."""
-    refused: list[Place] = field(default_factory=list)
+    refused: list[OperationSite] = field(default_factory=list)
     divided: int = 0
     """Operations that run on parts."""
     whole: int = 0
@@ -87,10 +87,10 @@ class Report:
         )
 
 
-def place_of(node: Node, said: str) -> Place:
+def place_of(node: Node, said: str) -> OperationSite:
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     module = modules[-1].removeprefix("model").removeprefix(".") if modules else ""
-    return Place(str(node.target).removesuffix(".default"), module, said, _line(node))
+    return OperationSite(str(node.target).removesuffix(".default"), module, said, _line(node))
 
 
 def _line(node: Node) -> str:

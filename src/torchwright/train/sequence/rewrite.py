@@ -19,12 +19,12 @@ from torch.fx.node import map_arg
 from torchwright.train.sequence import collectives
 from torchwright.train.sequence.decision import Call, Decision, Refused, shape
 from torchwright.train.sequence.placement import PARTIAL, WHOLE, Placement, Shard
-from torchwright.train.sequence.report import Report, SequenceParallelError, place_of
+from torchwright.train.sequence.report import RewriteReport, SequenceParallelError, place_of
 from torchwright.train.sequence.rules import LINEAR, name_of, rule_for
 from torchwright.train.sequence.views import embedding
 
 
-def rewrite(captured: GraphModule, ways: int, length: int, group: str) -> tuple[GraphModule, Report]:
+def rewrite(captured: GraphModule, ways: int, length: int, group: str) -> tuple[GraphModule, RewriteReport]:
     """Return the graph of one process of `ways`, and its report.
 
     `captured` returns the loss over sequences of `length` tokens; its nodes have their values' shapes. The result holds
@@ -46,7 +46,7 @@ def rewrite(captured: GraphModule, ways: int, length: int, group: str) -> tuple[
 class _Rewriting:
     def __init__(self, ways: int, length: int, group: str) -> None:
         self.ways, self.length, self.group = ways, length, group
-        self.graph, self.report = Graph(), Report(ways, length)
+        self.graph, self.report = Graph(), RewriteReport(ways, length)
         self.places: dict[Node, Placement] = {}
         self.made: dict[tuple[Node, Placement], Node] = {}
         """The nodes of a captured value in the new graph, in each requested placement."""

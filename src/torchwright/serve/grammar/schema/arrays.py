@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchwright.serve.grammar.schema.expand import IN_PLACE, Alternative
-from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
+from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused
 from torchwright.serve.grammar.schema.scalars import count
 from torchwright.serve.grammar.schema.writer import Writer
 
@@ -59,7 +59,12 @@ def _sequence(items: list[str], others: str | None, least: int, most: int | None
 
 
 def _containing(
-    writer: Writer, one: Alternative, hits: list[Part], least: int, most: int | None, rest: list[Part] | None
+    writer: Writer,
+    one: Alternative,
+    hits: list[SchemaAssertion],
+    least: int,
+    most: int | None,
+    rest: list[SchemaAssertion] | None,
 ) -> str | None:
     """Return arrays of which some item satisfies `contains`: it is written at each place that it may have."""
     part = hits[0]
@@ -82,7 +87,7 @@ def _containing(
     return f'"[" ws ({" | ".join(found)}) ws "]"'
 
 
-def _least(part: Part) -> int:
+def _least(part: SchemaAssertion) -> int:
     return count(part, "minContains") if "minContains" in part.schema else 1
 
 
@@ -97,7 +102,7 @@ def _prefix(one: Alternative) -> int:
     return max((len(_listed(part)) for part in one.parts), default=0)
 
 
-def _listed(part: Part) -> list[object]:
+def _listed(part: SchemaAssertion) -> list[object]:
     """Return `prefixItems`, or a list of `items` as older drafts have it."""
     keyword = "prefixItems" if "prefixItems" in part.schema else "items"
     found = part.schema.get(keyword, [])
@@ -106,7 +111,7 @@ def _listed(part: Part) -> list[object]:
     return found if isinstance(found, list) else []
 
 
-def _item(part: Part, place: int | None) -> Part | None:
+def _item(part: SchemaAssertion, place: int | None) -> SchemaAssertion | None:
     """Return what a part says of the item at a place, or of those after the listed ones."""
     schema, listed = part.schema, _listed(part)
     old = isinstance(schema.get("items"), list)

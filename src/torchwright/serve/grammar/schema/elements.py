@@ -37,7 +37,7 @@ from torchwright.serve.grammar.schema.language import (
     within,
 )
 from torchwright.serve.grammar.schema.objects import members
-from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
+from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused
 from torchwright.serve.grammar.schema.rules import Overgrown, quote
 from torchwright.serve.grammar.schema.scalars import texts
 from torchwright.serve.grammar.schema.writer import Writer, meant
@@ -89,13 +89,13 @@ class _Elements:
     comma = f"{LINE} "
     end = '""'
 
-    def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
+    def listed(self, writer: Writer, name: str, parts: list[SchemaAssertion]) -> str | None:
         if not matches(NAME, name):
             return None
         body = self._value(writer, schema_of(name, self.root), parts)
         return None if body is None else self._element(quote(name), body)
 
-    def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
+    def other(self, writer: Writer, naming: Node, parts: list[SchemaAssertion]) -> str | None:
         key = writer.rules.language(both(naming, NAME), quoted=False)
         body = self._value(writer, None, parts)
         return None if key is None or body is None else self._element(key, body)
@@ -103,7 +103,7 @@ class _Elements:
     def _element(self, key: str, body: str) -> str:
         return f"{quote(self.before)} {key} {self.between} {body} {quote(self.after)}"
 
-    def _value(self, writer: Writer, schema: Any, parts: list[Part]) -> str | None:
+    def _value(self, writer: Writer, schema: Any, parts: list[SchemaAssertion]) -> str | None:
         """Return the texts that are read as values for which all parts hold."""
         read = types_of(schema, self.root)
         bodies = list[str]()
@@ -212,7 +212,7 @@ def elements_grammar(schema: Any, style: Style) -> str:
     )
     writer = Writer(schema, KINDS, escaping="<")
     try:
-        parts = [Part(schema, "#"), Part({"type": "object"}, "#/type")]
+        parts = [SchemaAssertion(schema, "#"), SchemaAssertion({"type": "object"}, "#/type")]
         found = [_arguments(writer, one, form) for one in writer.alternatives(parts)]
     except (Overgrown, RecursionError):
         raise SchemaRefused("#", "the grammar grows too large") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchwright.serve.grammar.schema.arrays import array
 from torchwright.serve.grammar.schema.objects import object_
-from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
+from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused
 from torchwright.serve.grammar.schema.rules import Overgrown
 from torchwright.serve.grammar.schema.scalars import number, text
 from torchwright.serve.grammar.schema.writer import Writer
@@ -22,7 +22,7 @@ def schema_grammar(schema: Any) -> str:
     """Return a grammar in EBNF of JSON texts that satisfy a schema. Raises `SchemaRefused`."""
     writer = Writer(schema, KINDS)
     try:
-        root = writer.node([Part(schema, "#")])
+        root = writer.node([SchemaAssertion(schema, "#")])
     except (Overgrown, RecursionError):
         raise SchemaRefused("#", "the grammar grows too large") from None
     if root is None:

@@ -14,7 +14,7 @@ from itertools import combinations
 
 from torchwright.serve.grammar.schema.parts import (
     Json,
-    Part,
+    SchemaAssertion,
     SchemaRefused,
     escape,
     listed,
@@ -59,7 +59,7 @@ IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", 
 class Alternative:
     """One way to satisfy a value's parts."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SchemaAssertion, ...] = ()
     """Schemas whose keywords for the value's type hold, and which a literal value must satisfy."""
     types: frozenset[str] = EVERY
     values: tuple[Json, ...] | None = None
@@ -78,7 +78,7 @@ class Alternative:
         parts = tuple({part.path: part for part in (*self.parts, *other.parts)}.values())
         return Alternative(parts, types, values, (*self.banned, *other.banned))
 
-    def given(self, keyword: str) -> Iterator[tuple[Part, Json]]:
+    def given(self, keyword: str) -> Iterator[tuple[SchemaAssertion, Json]]:
         """Return the parts that have a keyword, and what it is."""
         for part in self.parts:
             if keyword in part.schema:
@@ -91,14 +91,14 @@ class Expander:
     def __init__(self, root: Json) -> None:
         self._references = References(root)
 
-    def expand(self, parts: Iterable[Part]) -> list[Alternative]:
+    def expand(self, parts: Iterable[SchemaAssertion]) -> list[Alternative]:
         """Return the alternatives of a value for which all parts hold. Raises `SchemaRefused`."""
         found = [Alternative()]
         for part in parts:
             found = _product(found, self._one(part), part.path)
         return found
 
-    def _one(self, part: Part) -> list[Alternative]:
+    def _one(self, part: SchemaAssertion) -> list[Alternative]:
         schema = part.schema
         if isinstance(schema, bool):
             return [Alternative()] if schema == part.holds else []
@@ -106,7 +106,7 @@ class Expander:
             raise SchemaRefused(part.path, "a schema is an object or a boolean")
         return self._positive(part) if part.holds else self._negative(part)
 
-    def _positive(self, part: Part) -> list[Alternative]:
+    def _positive(self, part: SchemaAssertion) -> list[Alternative]:
         schema = part.schema
         found = [_own(part)]
         if "$id" in schema and part.path != "#":
@@ -121,7 +121,7 @@ class Expander:
             found = _product(found, self._one_of(part), part.at("oneOf"))
         return found
 
-    def _branches(self, part: Part) -> Iterator[list[list[Part]]]:
+    def _branches(self, part: SchemaAssertion) -> Iterator[list[list[SchemaAssertion]]]:
         """Return what holds for the same value: each is a list of alternatives, of which each has parts."""
         schema = part.schema
         if "$ref" in schema:
@@ -142,9 +142,9 @@ class Expander:
                 without = part.like({"properties": {name: False}}, f"{keyword}/{escape(name)}/without")
                 if isinstance(needs, list):
                     needs = {"required": [name, *needs]}
-                yield [[without], [Part(needs, f"{part.at(keyword)}/{escape(name)}")]]
+                yield [[without], [SchemaAssertion(needs, f"{part.at(keyword)}/{escape(name)}")]]
 
-    def _one_of(self, part: Part) -> list[Alternative]:
+    def _one_of(self, part: SchemaAssertion) -> list[Alternative]:
         """Return the branches as they are where no value can satisfy two, or each without the others."""
         options = [part.inner("oneOf", place) for place in range(len(schemas(part, "oneOf")))]
         expanded = [self.expand([option]) for option in options]
@@ -163,21 +163,25 @@ class Expander:
             reason = f"its branches overlap, and cannot be kept apart ({error}); use anyOf"
             raise SchemaRefused(part.at("oneOf"), reason) from None
 
-    def _negative(self, part: Part) -> list[Alternative]:
+    def _negative(self, part: SchemaAssertion) -> list[Alternative]:
         """Return the alternatives of which each violates one keyword."""
         schema, found = part.schema, list[Alternative]()
         for keyword in schema:
             found += self._violating(part, keyword)
         return found
 
-    def _violating(self, part: Part, keyword: str) -> list[Alternative]:
+    def _violating(self, part: SchemaAssertion, keyword: str) -> list[Alternative]:
         value, path = part.schema[keyword], part.at(keyword)
         if keyword == "type":
             left = EVERY - _types(part)
             return [Alternative(types=left)] if left else []
         if keyword in ("const", "enum"):
             banned = [value] if keyword == "const" else listed(part, "enum")
-            return [Alternative((Part({"not": {"enum": banned}}, f"{path}/not"),), banned=tuple(banned))]
+            return [
+                Alternative(
+                    (SchemaAssertion({"not": {"enum": banned}}, f"{path}/not"),), banned=tuple(banned)
+                )
+            ]
         if keyword == "$ref":
             return self._one(self._references.resolved(part))
         if keyword in ("allOf", "anyOf"):
@@ -206,12 +210,16 @@ class Expander:
                 return []
             return self._each([part.like({"type": kind, other: value + step}, f"{keyword}/not")])
         if keyword == "pattern":
-            return [Alternative((Part({"not": {"pattern": value}}, f"{path}/not"),), types=TYPES["string"])]
+            return [
+                Alternative(
+                    (SchemaAssertion({"not": {"pattern": value}}, f"{path}/not"),), types=TYPES["string"]
+                )
+            ]
         if known(keyword):
             raise SchemaRefused(path, "it cannot be negated")
         return []
 
-    def _each(self, parts: Iterable[Part]) -> list[Alternative]:
+    def _each(self, parts: Iterable[SchemaAssertion]) -> list[Alternative]:
         return [one for part in parts for one in self._positive(part)]
 
 
@@ -247,7 +255,7 @@ def same(one: Json, two: Json) -> bool:
     return (numbers or type(one) is type(two)) and one == two
 
 
-def _types(part: Part) -> frozenset[str]:
+def _types(part: SchemaAssertion) -> frozenset[str]:
     given = part.schema["type"]
     names = given if isinstance(given, list) else [given]
     if not all(isinstance(name, str) and name in TYPES for name in names):
@@ -256,7 +264,7 @@ def _types(part: Part) -> frozenset[str]:
     return frozenset[str]().union(*(TYPES[name] for name in names))
 
 
-def _own(part: Part) -> Alternative:
+def _own(part: SchemaAssertion) -> Alternative:
     """Return what a schema says by its own keywords."""
     schema = part.schema
     types = _types(part) if "type" in schema else EVERY

@@ -20,8 +20,8 @@ from torchwright.serve.grammar.schema.language import (
     negate,
     repeat,
 )
-from torchwright.serve.grammar.schema.parts import Part, SchemaRefused, mapping, names
-from torchwright.serve.grammar.schema.rules import Rules
+from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused, mapping, names
+from torchwright.serve.grammar.schema.rules import GrammarRules
 from torchwright.serve.grammar.schema.scalars import count, pattern, texts
 from torchwright.serve.grammar.schema.writer import Writer
 
@@ -39,11 +39,11 @@ class MemberForm(Protocol):
     end: str
     """Expression behind the last member."""
 
-    def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
+    def listed(self, writer: Writer, name: str, parts: list[SchemaAssertion]) -> str | None:
         """Return a member of this name whose value satisfies the parts; None if no value does."""
         ...
 
-    def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
+    def other(self, writer: Writer, naming: Node, parts: list[SchemaAssertion]) -> str | None:
         """Return the members with a name of a language."""
         ...
 
@@ -53,11 +53,11 @@ class JsonMembers:
 
     comma, end = "comma ", "ws"
 
-    def listed(self, writer: Writer, name: str, parts: list[Part]) -> str | None:
+    def listed(self, writer: Writer, name: str, parts: list[SchemaAssertion]) -> str | None:
         rule = writer.node(parts)
         return None if rule is None else f"{writer.rules.value(name)} colon {rule}"
 
-    def other(self, writer: Writer, naming: Node, parts: list[Part]) -> str | None:
+    def other(self, writer: Writer, naming: Node, parts: list[SchemaAssertion]) -> str | None:
         rule = writer.node(parts)
         if rule is None:
             return None
@@ -119,7 +119,7 @@ class _Object:
         tails = _Tails(self._writer.rules, self._form, members, others, self._least, self._most)
         return tails.tail(0, 0)
 
-    def _property(self, name: str) -> list[Part]:
+    def _property(self, name: str) -> list[SchemaAssertion]:
         """Return what all parts say of a property."""
         found = []
         for part in self._one.parts:
@@ -181,7 +181,7 @@ class _Object:
         return self._form.other(self._writer, both(*naming), schemas)
 
 
-def _extra(part: Part) -> Part | None:
+def _extra(part: SchemaAssertion) -> SchemaAssertion | None:
     """Return what a part says of properties that it does not list."""
     schema = part.schema
     if "additionalProperties" in schema:
@@ -207,7 +207,7 @@ class _Tails:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: GrammarRules,
         form: MemberForm,
         members: list[Member],
         others: str | None,

@@ -15,26 +15,28 @@ class SchemaRefused(Exception):
         self.path, self.reason = path, reason
 
 
-class Part(NamedTuple):
+class SchemaAssertion(NamedTuple):
     """A schema that must hold, or must not; its path names it."""
 
     schema: Json
     path: str
     holds: bool = True
 
-    def inner(self, *keys: str | int) -> Part:
+    def inner(self, *keys: str | int) -> SchemaAssertion:
         """Return the schema under a keyword."""
         schema = self.schema
         for key in keys:
             schema = schema[key]
-        return Part(schema, f"{self.path}/{'/'.join(escape(str(key)) for key in keys)}", self.holds)
+        return SchemaAssertion(
+            schema, f"{self.path}/{'/'.join(escape(str(key)) for key in keys)}", self.holds
+        )
 
     def at(self, keyword: str) -> str:
         return f"{self.path}/{escape(keyword)}"
 
-    def like(self, schema: Json, mark: str, *, holds: bool = True) -> Part:
+    def like(self, schema: Json, mark: str, *, holds: bool = True) -> SchemaAssertion:
         """Return a schema that follows from this one."""
-        return Part(schema, f"{self.path}/{mark}", holds)
+        return SchemaAssertion(schema, f"{self.path}/{mark}", holds)
 
 
 def escape(key: str) -> str:
@@ -42,7 +44,7 @@ def escape(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def mapping(part: Part, keyword: str) -> dict[str, Json]:
+def mapping(part: SchemaAssertion, keyword: str) -> dict[str, Json]:
     """Return the object that a keyword has, empty where it is left out."""
     value = part.schema.get(keyword, {})
     if not isinstance(value, dict):
@@ -50,7 +52,7 @@ def mapping(part: Part, keyword: str) -> dict[str, Json]:
     return value
 
 
-def listed(part: Part, keyword: str) -> list[Json]:
+def listed(part: SchemaAssertion, keyword: str) -> list[Json]:
     """Return the list that a keyword has."""
     value = part.schema[keyword]
     if not isinstance(value, list):
@@ -58,12 +60,12 @@ def listed(part: Part, keyword: str) -> list[Json]:
     return value
 
 
-def schemas(part: Part, keyword: str) -> list[Json]:
+def schemas(part: SchemaAssertion, keyword: str) -> list[Json]:
     """Return the list of schemas that a keyword has, empty where it is left out."""
     return listed(part, keyword) if keyword in part.schema else []
 
 
-def names(part: Part, keyword: str) -> list[str]:
+def names(part: SchemaAssertion, keyword: str) -> list[str]:
     """Return the list of names that a keyword has, empty where it is left out."""
     found = schemas(part, keyword)
     if not all(isinstance(name, str) for name in found):

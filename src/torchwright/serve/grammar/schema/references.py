@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from torchwright.serve.grammar.schema.parts import Json, Part, SchemaRefused, escape
+from torchwright.serve.grammar.schema.parts import Json, SchemaAssertion, SchemaRefused, escape
 
 ONE = ("not", "if", "then", "else")
 SEVERAL = ("allOf", "anyOf", "oneOf")
@@ -18,10 +18,10 @@ class References:
     def __init__(self, root: Json) -> None:
         self._root = root
         self._done: set[str] = set()
-        for part in _all(Part(root, "#")):
+        for part in _all(SchemaAssertion(root, "#")):
             self._follow(part, ())
 
-    def resolved(self, part: Part) -> Part:
+    def resolved(self, part: SchemaAssertion) -> SchemaAssertion:
         """Return what a part's $ref names. Raises `SchemaRefused`."""
         ref = part.schema["$ref"]
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
@@ -36,9 +36,9 @@ class References:
             except (KeyError, IndexError, ValueError, TypeError):
                 raise SchemaRefused(part.at("$ref"), f"nothing is at {ref}") from None
             path += f"/{escape(key)}"
-        return Part(found, path, part.holds)
+        return SchemaAssertion(found, path, part.holds)
 
-    def _follow(self, part: Part, above: tuple[str, ...]) -> None:
+    def _follow(self, part: SchemaAssertion, above: tuple[str, ...]) -> None:
         if part.path in above:
             raise SchemaRefused(part.path, "a $ref that leads back to itself")
         if part.path in self._done or not isinstance(part.schema, dict):
@@ -47,7 +47,7 @@ class References:
             self._follow(inner, (*above, part.path))
         self._done.add(part.path)
 
-    def _in_place(self, part: Part) -> Iterator[Part]:
+    def _in_place(self, part: SchemaAssertion) -> Iterator[SchemaAssertion]:
         """Return the schemas that are asked about the same value."""
         schema = part.schema
         if isinstance(schema.get("$ref"), str):
@@ -63,7 +63,7 @@ class References:
                 yield from (part.inner(keyword, name) for name in schema[keyword])
 
 
-def _all(part: Part) -> Iterator[Part]:
+def _all(part: SchemaAssertion) -> Iterator[SchemaAssertion]:
     """Return every object of a schema; constants among them do no harm."""
     yield part
     if isinstance(part.schema, dict):

@@ -38,7 +38,7 @@ class Overgrown(Exception):
     """A grammar of more than `MOST_RULES` rules."""
 
 
-class Rules:
+class GrammarRules:
     """Rules by name, in the order in which they were asked for.
 
     JSON strings escape the characters of `escaping` besides those that JSON wants escaped.

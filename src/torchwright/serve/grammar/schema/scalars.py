@@ -22,9 +22,9 @@ from torchwright.serve.grammar.schema.language import (
     negate,
     repeat,
 )
-from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
+from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused
 from torchwright.serve.grammar.schema.pattern import PatternRefused, search
-from torchwright.serve.grammar.schema.rules import Rules, value
+from torchwright.serve.grammar.schema.rules import GrammarRules, value
 from torchwright.serve.grammar.schema.writer import Writer
 
 LITERALS = 2000
@@ -122,7 +122,7 @@ def number(writer: Writer, one: Alternative, types: frozenset[str]) -> str | Non
     return rules.language(language if "integer" in types else both(language, numbers.FRACTIONS), quoted=False)
 
 
-def count(part: Part, keyword: str) -> int:
+def count(part: SchemaAssertion, keyword: str) -> int:
     """Return a keyword's number of things. Raises `SchemaRefused` where it is not one."""
     given = _number(part, keyword)
     if given < 0 or given != int(given):
@@ -130,7 +130,7 @@ def count(part: Part, keyword: str) -> int:
     return int(given)
 
 
-def _number(part: Part, keyword: str) -> int | float:
+def _number(part: SchemaAssertion, keyword: str) -> int | float:
     given = part.schema[keyword]
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
         raise SchemaRefused(part.at(keyword), "it is not a number")
@@ -153,7 +153,7 @@ def _bounds(one: Alternative) -> numbers.Bounds:
     return found
 
 
-def _multiple(part: Part) -> int:
+def _multiple(part: SchemaAssertion) -> int:
     given = _number(part, "multipleOf")
     if given <= 0:
         raise SchemaRefused(part.at("multipleOf"), "it is not over 0")
@@ -180,7 +180,7 @@ def _not_banned(one: Alternative) -> list[Node]:
 
 
 def _multiples(
-    rules: Rules, of: int, low: int | None, high: int | None, path: str, one: Alternative
+    rules: GrammarRules, of: int, low: int | None, high: int | None, path: str, one: Alternative
 ) -> str | None:
     """Return the multiples of an integer in a range."""
     if low is not None and high is not None:

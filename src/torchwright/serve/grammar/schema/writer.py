@@ -8,8 +8,8 @@ from typing import Any
 
 from torchwright.serve.grammar.schema.expand import EVERY, KEYWORDS, TYPES, Alternative, Expander, same
 from torchwright.serve.grammar.schema.language import TooLarge
-from torchwright.serve.grammar.schema.parts import Part, SchemaRefused
-from torchwright.serve.grammar.schema.rules import Rules
+from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused
+from torchwright.serve.grammar.schema.rules import GrammarRules
 
 Kind = Callable[["Writer", Alternative, frozenset[str]], str | None]
 """Writes the values of one JSON type that satisfy an alternative of these types; None where there are none."""
@@ -19,7 +19,7 @@ class Writer:
     """Writes the rules of one schema; `kinds` write those of each JSON type that is not a literal."""
 
     def __init__(self, root: Any, kinds: Mapping[str, Kind], escaping: str = "") -> None:
-        self.rules = Rules(escaping)
+        self.rules = GrammarRules(escaping)
         self._kinds = kinds
         self._root, self._expander = root, Expander(root)
         self._names: dict[frozenset[tuple[str, bool]], str | None] = {}
@@ -28,11 +28,11 @@ class Writer:
         self._recursive: set[str] = set()
         """Rules that were asked for while they were being written."""
 
-    def alternatives(self, parts: Iterable[Part]) -> list[Alternative]:
+    def alternatives(self, parts: Iterable[SchemaAssertion]) -> list[Alternative]:
         """Return the ways to satisfy parts."""
         return self._expander.expand(parts)
 
-    def node(self, parts: Iterable[Part]) -> str | None:
+    def node(self, parts: Iterable[SchemaAssertion]) -> str | None:
         """Return the rule of values for which all parts hold; None where there are none."""
         parts = [part for part in parts if not _says_nothing(part)]
         if not parts:
@@ -96,7 +96,7 @@ class Writer:
         return kind(self._root, registry=Registry())  # which fetches nothing
 
 
-def _says_nothing(part: Part) -> bool:
+def _says_nothing(part: SchemaAssertion) -> bool:
     return part.schema is part.holds or (part.holds and part.schema == {})
 
 

@@ -17,7 +17,7 @@ from torchwright.core.json_file import read_json
 from torchwright.core.records import Step
 from torchwright.core.system import LAST
 from torchwright.optimization.search import estimate
-from torchwright.optimization.search.ahead import Ahead
+from torchwright.optimization.search.prefetch_compile import CompilePrefetcher
 from torchwright.optimization.techniques.base import conversion_of
 from torchwright.optimization.trial.client import CONVERSIONS, Context, start_candidate
 from torchwright.optimization.trial.fork_server import can_fork
@@ -31,7 +31,7 @@ forks = pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
-    monkeypatch.setattr("torchwright.optimization.search.ahead.usable_cores", lambda: 2)
+    monkeypatch.setattr("torchwright.optimization.search.prefetch_compile.usable_cores", lambda: 2)
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).eval()
     with Context(
         fork=True,
@@ -70,31 +70,31 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.slow
 @forks
 def test_what_was_compiled_ahead_is_taken_over_and_stands_still_in_between(context: Context):
-    ahead, now, then = Ahead(context), (COMPILE,), (HALF, COMPILE)
-    ahead.begin(then, now, 1)
+    prefetcher, now, then = CompilePrefetcher(context), (COMPILE,), (HALF, COMPILE)
+    prefetcher.begin(then, now, 1)
     (pid,) = pids(context)
     assert becomes(lambda: state(pid) == "T")
     assert os.getpriority(os.PRIO_PROCESS, pid) == LAST
-    assert ahead.seconds(then) == 0.0
-    with ahead.beside(now):
+    assert prefetcher.seconds(then) == 0.0
+    with prefetcher.beside(now):
         assert becomes(lambda: state(pid) != "T")
         time.sleep(0.5)
     assert becomes(lambda: state(pid) == "T")
-    before = ahead.seconds(then)
+    before = prefetcher.seconds(then)
     assert before >= 0.5
     paused = time.monotonic()
     time.sleep(2.0)
-    assert ahead.seconds(then) == before
+    assert prefetcher.seconds(then) == before
     paused = time.monotonic() - paused
     begun = time.monotonic()
-    with ahead.beside(then):
+    with prefetcher.beside(then):
         waited = time.monotonic() - begun
         assert state(pid) == "gone"
         candidate = start_candidate(context, then)
     assert (
         0
         < candidate.prepared.spared
-        == ahead.seconds(then)
+        == prefetcher.seconds(then)
         < before + waited + 0.5
         < before + waited + paused
     )
@@ -107,14 +107,14 @@ def test_what_was_compiled_ahead_is_taken_over_and_stands_still_in_between(conte
 
 @forks
 def test_a_wrong_guess_is_given_up_and_nothing_of_it_is_left(context: Context):
-    ahead = Ahead(context)
-    ahead.begin((HALF, COMPILE), (COMPILE,), 1)
+    prefetcher = CompilePrefetcher(context)
+    prefetcher.begin((HALF, COMPILE), (COMPILE,), 1)
     (first,) = pids(context)
-    ahead.begin((COMPILE,), (HALF,), 1)
+    prefetcher.begin((COMPILE,), (HALF,), 1)
     assert is_gone(first)
     assert len(pids(context)) == 0  # eager code is tried meanwhile, which needs all cores
-    for end in (ahead.close, lambda: ahead.begin((), (HALF,), 1)):
-        ahead.begin((HALF, COMPILE), (COMPILE,), 1)
+    for end in (prefetcher.close, lambda: prefetcher.begin((), (HALF,), 1)):
+        prefetcher.begin((HALF, COMPILE), (COMPILE,), 1)
         (second,) = pids(context)
         end()
         assert is_gone(second)
@@ -124,13 +124,13 @@ def test_a_wrong_guess_is_given_up_and_nothing_of_it_is_left(context: Context):
 
 @forks
 def test_what_fails_ahead_is_left_to_the_trial_to_tell(context: Context):
-    ahead, broken = Ahead(context), (Step(name="pointwise_linear", options={}), COMPILE)
-    ahead.begin(broken, (COMPILE,), 1)
+    prefetcher, broken = CompilePrefetcher(context), (Step(name="pointwise_linear", options={}), COMPILE)
+    prefetcher.begin(broken, (COMPILE,), 1)
     assert len(pids(context)) == 1
-    with ahead.beside(broken):
+    with prefetcher.beside(broken):
         pass
     assert not pids(context)
-    assert ahead.seconds(broken) == 0.0
+    assert prefetcher.seconds(broken) == 0.0
     assert not (context.scratch / CONVERSIONS).exists()
 
 
@@ -141,9 +141,11 @@ def test_nothing_is_compiled_ahead_where_it_would_disturb_or_is_there(
 ):
     now, then = (COMPILE,), (HALF, COMPILE)
     if lack == "cores":
-        monkeypatch.setattr("torchwright.optimization.search.ahead.usable_cores", lambda: 1)
+        monkeypatch.setattr("torchwright.optimization.search.prefetch_compile.usable_cores", lambda: 1)
     elif lack == "memory":
-        monkeypatch.setattr("torchwright.optimization.search.ahead.available_memory_bytes", lambda: 2**31)
+        monkeypatch.setattr(
+            "torchwright.optimization.search.prefetch_compile.available_memory_bytes", lambda: 2**31
+        )
     elif lack == "quiet":
         now = (COMPILE, Step(name="max_autotune", options={}))
     elif lack == "fork":
@@ -152,7 +154,7 @@ def test_nothing_is_compiled_ahead_where_it_would_disturb_or_is_there(
         then = (Step(name="allocator", options={}), COMPILE)
     else:
         (context.scratch / CONVERSIONS / str(conversion_of(then))).mkdir(parents=True)
-    Ahead(context).begin(then, now, 1)
+    CompilePrefetcher(context).begin(then, now, 1)
     assert not pids(context)
 
 
@@ -160,8 +162,10 @@ def test_what_comes_next_if_this_is_kept_is_begun(monkeypatch: pytest.MonkeyPatc
     world: World = fake_world(monkeypatch)
     world.gain = product(fuse=2.0, quantize=2.0, half=2.0)
     begun: list[tuple[Step, ...]] = []
-    monkeypatch.setattr(Ahead, "able", True)
-    monkeypatch.setattr(Ahead, "begin", lambda ahead, steps, now, weight_bytes: begun.append(steps))
+    monkeypatch.setattr(CompilePrefetcher, "able", True)
+    monkeypatch.setattr(
+        CompilePrefetcher, "begin", lambda prefetcher, steps, now, weight_bytes: begun.append(steps)
+    )
     world.search(step("half"), step("fuse"), step("quantize"))
     tried = [steps for steps in world.started if steps]
     assert begun[-1] == ()
@@ -176,8 +180,10 @@ def test_what_loses_too_much_in_eager_code_is_no_guess(monkeypatch: pytest.Monke
     world.cost = {"fuse": 20.0}
     monkeypatch.setattr(Quantize, "tolerance", 0.1)
     begun: list[tuple[Step, ...]] = []
-    monkeypatch.setattr(Ahead, "able", able)
-    monkeypatch.setattr(Ahead, "begin", lambda ahead, steps, now, weight_bytes: begun.append(steps))
+    monkeypatch.setattr(CompilePrefetcher, "able", able)
+    monkeypatch.setattr(
+        CompilePrefetcher, "begin", lambda prefetcher, steps, now, weight_bytes: begun.append(steps)
+    )
     monkeypatch.setattr(estimate, "COMPILER_EXPORTS", 200.0)
     world.search(step("fuse"), step("quantize"), step("half"))
     assert len(world.looked) == 1

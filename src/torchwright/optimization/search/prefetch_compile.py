@@ -40,7 +40,7 @@ class _Compilation:
     """Seconds for which it stood still before."""
 
 
-class Ahead:
+class CompilePrefetcher:
     """The compilations prefetched in one search; paused except within `beside`."""
 
     def __init__(self, context: Context) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from engine_calls import Calls, door_of, mlp
+from engine_calls import Calls, dispatcher_of, mlp
 from torchwright.core.errors import SlowerCall, WorkloadError
-from torchwright.optimization.engines.door import Door
-from torchwright.optimization.engines.spec import Takes
-from torchwright.optimization.engines.takes import probe, with_rows
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.input_capabilities import probe, with_rows
+from torchwright.optimization.engines.spec import InputCapabilities
 from torchwright.workloads.base import Case
 
 torch.manual_seed(0)
@@ -25,14 +25,14 @@ BYTES = torch.randint(0, 256, (8, 16), dtype=torch.uint8)
 IDS = torch.randint(2, 50, (4, 7))
 
 
-def probed(function: Callable[..., Any], *args: Any) -> Takes:
+def probed(function: Callable[..., Any], *args: Any) -> InputCapabilities:
     return probe(Calls(function).eval(), Case("forward", args=args))
 
 
-def quietly(door: Door, *args: Any) -> Any:
+def quietly(dispatcher: CallDispatcher, *args: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowerCall)
-        return door(*args)
+        return dispatcher(*args)
 
 
 # ---------------------------------------------------------------------------------------------------- rows
@@ -115,7 +115,7 @@ def test_a_case_with_other_rows(rows: int):
 # --------------------------------------------------------------------------------------------- other types
 
 
-def types(takes: Takes) -> dict[Any, Any]:
+def types(takes: InputCapabilities) -> dict[Any, Any]:
     return {tuple(s.types.items()): s.outputs for s in takes.substitutes}
 
 
@@ -147,15 +147,15 @@ def test_a_result_that_is_a_number_does_not_shift_the_types():
 def test_other_types_are_answered_as_the_original_does():
     model = Calls(lambda x: (LINEAR(x.float()), 7, x * 2))
     takes = probe(model, Case("forward", args=(X,)))
-    door = door_of(model, X, takes={"substitutes": takes.substitutes})
+    dispatcher = dispatcher_of(model, X, takes={"substitutes": takes.substitutes})
     with pytest.warns(SlowerCall, match="tensors brought to float32 first"):
-        found = door(X.double())
+        found = dispatcher(X.double())
     wanted = model(X.double())
     assert [type(v) for v in found] == [type(v) for v in wanted]
     for a, b in ((found[0], wanted[0]), (found[2], wanted[2])):
         torch.testing.assert_close(a, b.detach(), rtol=1e-5, atol=1e-5)
     strided = X.double().t().contiguous().t()
-    torch.testing.assert_close(door(strided)[2], strided * 2, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dispatcher(strided)[2], strided * 2, rtol=1e-6, atol=1e-6)
 
 
 def test_a_changed_input_of_another_type_is_left_to_the_original():
@@ -163,7 +163,7 @@ def test_a_changed_input_of_another_type_is_left_to_the_original():
     takes = probe(model, Case("forward", args=(X.clone(),)))
     assert takes.substitutes
     with pytest.raises(WorkloadError):
-        door_of(model, X.clone(), takes={"substitutes": takes.substitutes})(X.double())
+        dispatcher_of(model, X.clone(), takes={"substitutes": takes.substitutes})(X.double())
 
 
 # -------------------------------------------------------------------------------------------------- arrays
@@ -175,16 +175,16 @@ def test_arrays_are_taken_where_the_original_takes_them():
     model = Calls(lambda x: LINEAR(torch.as_tensor(x).float()))
     takes = probe(model, Case("forward", args=(X,)))
     assert takes.arrays
-    door = door_of(model, X, takes={"arrays": True, "substitutes": takes.substitutes})
+    dispatcher = dispatcher_of(model, X, takes={"arrays": True, "substitutes": takes.substitutes})
     array = X.numpy().copy()
     frozen = array.copy()
     frozen.flags.writeable = False
     for given in (array, np.asfortranarray(array), array[::-1], frozen, np.repeat(array, 2, 1)[:, ::2]):
-        torch.testing.assert_close(door(given), LINEAR(torch.tensor(given.copy())).detach())
+        torch.testing.assert_close(dispatcher(given), LINEAR(torch.tensor(given.copy())).detach())
     with pytest.warns(SlowerCall, match="brought to float32"):
-        torch.testing.assert_close(door(array.astype(np.float64)), LINEAR(X).detach())
+        torch.testing.assert_close(dispatcher(array.astype(np.float64)), LINEAR(X).detach())
     with pytest.raises(WorkloadError):
-        door_of(mlp(), X)(array)
+        dispatcher_of(mlp(), X)(array)
 
 
 # ------------------------------------------------------------------------------------------- said, refused
@@ -192,28 +192,28 @@ def test_arrays_are_taken_where_the_original_takes_them():
 
 def test_each_way_is_said_once_and_not_for_each_call():
     model = mlp()
-    door = door_of(model, X, takes={"batched": (0,), "pieces": True}, original=model)
+    dispatcher = dispatcher_of(model, X, takes={"batched": (0,), "pieces": True}, original=model)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for rows in (1, 2, 3, 9, 20, 1, 2):
-            door(torch.randn(rows, 16))
+            dispatcher(torch.randn(rows, 16))
         for rows in (2, 3, 4):
-            door(torch.randn(2, rows, 16))
+            dispatcher(torch.randn(2, rows, 16))
     assert [str(w.message).split("slower way: ")[1][:12] for w in said] == ["1 rows by co", "the original"]
     assert all(w.category is SlowerCall for w in said)
     assert all(w.filename == __file__ for w in said)
 
 
 def test_strict_refuses_every_slower_way():
-    door = door_of(mlp(), X, takes={"batched": (0,), "pieces": True}, original=mlp(), strict=True)
-    door(X)
+    dispatcher = dispatcher_of(mlp(), X, takes={"batched": (0,), "pieces": True}, original=mlp(), strict=True)
+    dispatcher(X)
     for other in (X[:1], X.double(), X.to_sparse(), X.numpy(), X[None]):
         with pytest.raises(WorkloadError, match=r"compiled for other calls.*float32\[8, 16\]"):
-            door(other)
+            dispatcher(other)
 
 
 def test_pieces_never_for_a_model_that_changes_its_input():
     model = Calls(lambda x: x.add_(1))
-    door = door_of(model, X.clone(), takes={"batched": (0,), "pieces": True})
+    dispatcher = dispatcher_of(model, X.clone(), takes={"batched": (0,), "pieces": True})
     with pytest.raises(WorkloadError):
-        quietly(door, torch.randn(11, 16))
+        quietly(dispatcher, torch.randn(11, 16))

@@ -24,7 +24,7 @@ from torchwright.core.json_file import typed
 from torchwright.core.process.limits import TimeIsUp
 from torchwright.optimization.artifact.folder import GENERAL, ONE, ROWS
 from torchwright.optimization.engines.call import Binder, numbered, parameters_of, spec_of
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.program import (
     FreeSizes,
@@ -34,8 +34,8 @@ from torchwright.optimization.engines.program import (
     write_programs,
 )
 from torchwright.optimization.engines.results import laid_out, layout_of
-from torchwright.optimization.engines.spec import Takes, TensorSpec
-from torchwright.optimization.trial import forms
+from torchwright.optimization.engines.spec import InputCapabilities, TensorSpec
+from torchwright.optimization.trial import batch_variants
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 
@@ -68,16 +68,16 @@ def kept(value: Any) -> Any:
 def test_what_a_call_takes_is_the_same_once_it_is_read(model: nn.Module, args: Any, free: Any):
     spec = call_of(model, args, free=free).spec
     assert kept(spec) == spec
-    takes = Takes(parameters=parameters_of(model.forward), batched=(0,), pieces=True)
+    takes = InputCapabilities(parameters=parameters_of(model.forward), batched=(0,), pieces=True)
     assert kept(takes) == takes
     Binder(kept(takes).parameters)
 
 
 def test_parameters_that_are_none_are_refused():
     for parameter in ({"name": "1x", "kind": "KEYWORD_ONLY"}, {"name": "x", "kind": "SIDEWAYS"}):
-        data = asdict(Takes()) | {"parameters": [parameter | {"default": None}]}
+        data = asdict(InputCapabilities()) | {"parameters": [parameter | {"default": None}]}
         with pytest.raises(ArtifactError):
-            Binder(typed(data, Takes, "a test").parameters)
+            Binder(typed(data, InputCapabilities, "a test").parameters)
 
 
 def test_defaults_that_no_data_can_say():
@@ -238,14 +238,14 @@ def test_sizes_of_arguments_by_any_name_are_free(free: FreeSizes):
 def test_a_graph_whose_sizes_do_not_fit_names_them():
     pairs = Calls(lambda x: x.view(x.shape[0] // 2, 2, -1).sum(1))
     general = call_of(pairs, (torch.randn(4, 6),), free=FreeSizes())
-    door = Door([], general=general)
+    dispatcher = CallDispatcher([], general=general)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowerCall)
         x = torch.randn(8, 5)
-        torch.testing.assert_close(door(x), pairs(x))
+        torch.testing.assert_close(dispatcher(x), pairs(x))
         with pytest.raises((TorchwrightError, RuntimeError)):
-            door(torch.randn(5, 6))
-        own = Door([], general=general, original=Calls(lambda x: x))
+            dispatcher(torch.randn(5, 6))
+        own = CallDispatcher([], general=general, original=Calls(lambda x: x))
         x = torch.randn(5, 6)
         assert own(x) is x
 
@@ -257,9 +257,9 @@ def test_graphs_that_are_compiled_again_read_the_layout_they_were_made_for(tmp_p
     program = read_programs(tmp_path)["forward"]
     spec = spec_of("forward", program)
     compile_program(program, tmp_path / "again.pt2", {})
-    door = Door([Package(tmp_path / "again.pt2", spec)])
+    dispatcher = CallDispatcher([Package(tmp_path / "again.pt2", spec)])
     for given_x in (x, x.contiguous(), x.transpose(2, 3).contiguous().transpose(2, 3)):
-        found, wanted = door(given_x, scale), Picture()(given_x, scale)
+        found, wanted = dispatcher(given_x, scale), Picture()(given_x, scale)
         torch.testing.assert_close(found["last"], wanted["last"].detach(), **CLOSE)
         torch.testing.assert_close(found["pair"][0], wanted["pair"][0], **CLOSE)
 
@@ -276,7 +276,7 @@ def test_graphs_that_are_compiled_again_read_the_layout_they_were_made_for(tmp_p
     ],
 )
 def test_what_was_quickest_at_some_numbers_of_rows_is_taken_between_them(found: Any, ranges: Any):
-    assert forms._ranges(found, example=8) == ranges
+    assert batch_variants._ranges(found, example=8) == ranges
 
 
 class Doubled(nn.Module):
@@ -295,7 +295,7 @@ def test_graphs_answer_other_numbers_of_rows_in_pieces_where_no_other_export_was
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """Swin takes minutes to export with every size free; its batches are to be answered all the same."""
-    real = forms.export_one
+    real = batch_variants.export_one
 
     def without_end(model: nn.Module, case: Case, free: FreeSizes | None) -> Any:
         if free == FreeSizes():
@@ -303,7 +303,7 @@ def test_graphs_answer_other_numbers_of_rows_in_pieces_where_no_other_export_was
         return real(model, case, free)
 
     trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr(forms, "export_one", without_end)
+    monkeypatch.setattr(batch_variants, "export_one", without_end)
     model, x = Doubled().eval(), torch.randn(4, 16)
     artifact = tw.optimize(model, x, techniques=["dtype"], max_drop=0.05, time_budget=600).save(
         tmp_path / "artifact"
@@ -365,8 +365,8 @@ def test_what_was_quickest_answers_other_numbers_of_rows(
         return {name: 0.5 if name == named else 2.0 for name in calls}
 
     trials_in_process(monkeypatch, 2.0)
-    monkeypatch.setattr(forms, "ROWS_COST", 1.03)
-    monkeypatch.setattr(forms, "_shares", shares)
+    monkeypatch.setattr(batch_variants, "ROWS_COST", 1.03)
+    monkeypatch.setattr(batch_variants, "_time_ratios", shares)
     if ROWS not in quickest.values():
         monkeypatch.setattr("torchwright.optimization.search.save.LATE_SHARE", -2.0)
     model, x = Doubled().eval(), torch.randn(8, 16)
@@ -389,7 +389,7 @@ def test_a_model_that_takes_one_number_of_rows_is_not_timed_at_others():
         return x
 
     case = Case("forward", args=(torch.randn(3, 2),))
-    assert forms._takers(Calls(only_four), {}, case) == {}
+    assert batch_variants._candidates(Calls(only_four), {}, case) == {}
 
 
 # ------------------------------------------------------------------------------------- whole, as users have it

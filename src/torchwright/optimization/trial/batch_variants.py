@@ -1,9 +1,9 @@
 """Further forms of a recipe's model: dynamic batch size, and dynamic shapes.
 
 What the search times is compiled for the example's sizes. Once it has found its recipe, the same model is exported
-twice more: with a dynamic batch size, which is compiled, and with dynamic shapes, which is kept as a graph. `choose`
-measures the cost of the dynamic batch size, and the best form for each batch size. Where batch size 1 is
-answered slower than by the original, it gets a package of its own (`build_one_row`).
+twice more: with a dynamic batch size, which is compiled, and with dynamic shapes, which is kept as a graph.
+`choose_variants` measures the cost of the dynamic batch size, and the best form for each batch size. Where batch size
+1 is answered slower than by the original, it gets a package of its own (`build_batch_of_one`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch.export import ExportedProgram
 from torchwright.core.errors import TorchwrightError, WorkloadError, first_line
 from torchwright.core.process.limits import TimeIsUp, time_limit
 from torchwright.optimization.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PACKAGE
-from torchwright.optimization.engines.door import CompiledCall, Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.graphs import GraphCall
+from torchwright.optimization.engines.input_capabilities import tensors_of, with_rows, with_tensors
 from torchwright.optimization.engines.package import Package
 from torchwright.optimization.engines.packaging import described, guarded, rewritten
 from torchwright.optimization.engines.program import (
@@ -37,8 +38,7 @@ from torchwright.optimization.engines.program import (
     write_programs,
 )
 from torchwright.optimization.engines.results import layout_of
-from torchwright.optimization.engines.spec import CallSpec, Takes, package_file
-from torchwright.optimization.engines.takes import tensors_of, with_rows, with_tensors
+from torchwright.optimization.engines.spec import CallSpec, InputCapabilities, package_file
 from torchwright.optimization.techniques.base import Target
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
@@ -53,7 +53,7 @@ ORIGINAL = "the original"
 ROUNDING = 1e-3
 """Error that other sizes may add to the recipe's own by their rounding alone."""
 
-Rows = Literal["free", "both", "pieces", "fixed"]
+BatchStrategy = Literal["free", "both", "pieces", "fixed"]
 """One package with a dynamic batch size; that and one for the example's; the example's for others too; or for no other.
 
 A package for one row may come on top.
@@ -61,7 +61,7 @@ A package for one row may come on top.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forms:
+class BatchVariants:
     """The forms that could be built, and the reasons for the others."""
 
     calls: tuple[CallSpec, ...] = ()
@@ -74,10 +74,10 @@ class Forms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenVariants:
     """The forms that answer other batch sizes, and the memory layout of the original's outputs."""
 
-    rows: Rows = "fixed"
+    rows: BatchStrategy = "fixed"
     by_rows: tuple[tuple[int, str], ...] = ()
     """Batch sizes and forms as the manifest has them."""
     any_rows: CallSpec | None = None
@@ -90,16 +90,16 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def build_forms(
+def build_batch_variants(
     target: Target,
     cases: list[Case],
-    takes: Takes,
+    takes: InputCapabilities,
     folder: Path,
     *,
     packages: bool,
     rows_seconds: float | None,
     general_seconds: float,
-) -> Forms:
+) -> BatchVariants:
     """Export `target`'s model in all forms, and write the graphs into `folder`.
 
     With `packages` the example's calls are compiled, too. A dynamic batch size is compiled as well, unless
@@ -109,7 +109,7 @@ def build_forms(
         name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
     }
     own = {case.name: case for case in cases}
-    forms = Forms(
+    forms = BatchVariants(
         calls=tuple(
             guarded(described(name, program), program, own[name], target)
             for name, program in programs.items()
@@ -133,9 +133,9 @@ def build_forms(
                     found[name] = guarded(found[name], program, cases[0], target)
                     rows_seconds = seconds - (time.monotonic() - begun)
         except TimeIsUp:
-            forms = _noted(forms, f"{name}: the export was not done after {seconds:.0f} s")
+            forms = _with_note(forms, f"{name}: the export was not done after {seconds:.0f} s")
         except TorchwrightError as error:
-            forms = _noted(forms, f"{name}: {error.found or error.summary}")
+            forms = _with_note(forms, f"{name}: {error.found or error.summary}")
     write_programs(folder, programs)
     inductor = target.settings.inductor
     if packages:
@@ -147,15 +147,15 @@ def build_forms(
                 compile_program(programs[ROWS], folder / ROWS_PACKAGE, inductor)
         except (TimeIsUp, Exception) as error:
             reason = "no time left" if isinstance(error, TimeIsUp) else type(error).__name__
-            forms = _noted(forms, f"{ROWS}: not compiled ({reason})")
+            forms = _with_note(forms, f"{ROWS}: not compiled ({reason})")
             del found[ROWS]
     # Inductor's C++ templates for matrix products divide by the batch size: with 0 the process dies (torch 2.13).
     fewest = 1 if "CPP" in inductor.get("max_autotune_gemm_backends", "") else 0
     return replace(forms, rows=found.get(ROWS), general=found.get(GENERAL), fewest=fewest)
 
 
-def build_one_row(
-    target: Target, case: Case, takes: Takes, folder: Path, seconds: float
+def build_batch_of_one(
+    target: Target, case: Case, takes: InputCapabilities, folder: Path, seconds: float
 ) -> tuple[CallSpec | None, str | None]:
     """Compile `target`'s model for one row into `folder`: what that takes, or None and the reason.
 
@@ -175,16 +175,16 @@ def build_one_row(
     return spec, None
 
 
-def choose(
+def choose_variants(
     model: nn.Module,
     case: Case,
-    takes: Takes,
-    forms: Forms,
+    takes: InputCapabilities,
+    forms: BatchVariants,
     folder: Path,
     *,
     seconds: float,
     threads: int | None = None,
-) -> Chosen:
+) -> ChosenVariants:
     """Choose how an artifact with these packages and graphs answers other calls. `model` is the original.
 
     After `seconds` no other batch size is begun. `threads` is the number that the packages and graphs use; the
@@ -200,37 +200,44 @@ def choose(
     given = tensors_of(case)
     own = _error(_answer(model, case), _flat(lambda: fixed.run([t.clone() for t in given])))
     apart = replace(takes, pieces=False)
-    doors: dict[str, Door] = {}
+    dispatchers: dict[str, CallDispatcher] = {}
     if forms.rows is not None:
         free = Package(folder / ROWS_PACKAGE, forms.rows)
         spec = _checked(model, free, case, takes, own, forms.fewest)
         if spec is None:
-            chosen = _also(chosen, f"{ROWS}: not used, the compiled code answers some wrongly")
+            chosen = _with_choice_note(chosen, f"{ROWS}: not used, the compiled code answers some wrongly")
         else:
             chosen, free.spec = replace(chosen, any_rows=spec), spec
-            doors[ROWS] = Door([free], takes=apart, threads=threads)
+            dispatchers[ROWS] = CallDispatcher([free], takes=apart, threads=threads)
     if forms.one_row is not None:
         one = Package(folder / ONE_PACKAGE, forms.one_row)
         if _is_right(model, one, with_rows(case, takes.batched, 1), own):
-            doors[ONE] = Door([one], takes=apart, threads=threads)
+            dispatchers[ONE] = CallDispatcher([one], takes=apart, threads=threads)
     if chosen.any_sizes is not None:
         general = GraphCall(programs[GENERAL], chosen.any_sizes)
-        doors[GENERAL] = Door([], takes=apart, general=general, threads=threads)
-    example = Door([fixed], takes=takes, threads=threads)
-    if ROWS in doors:
-        share = _shares({case.name: lambda: example.run(case), ROWS: lambda: doors[ROWS].run(case)})[ROWS]
+        dispatchers[GENERAL] = CallDispatcher([], takes=apart, general=general, threads=threads)
+    example = CallDispatcher([fixed], takes=takes, threads=threads)
+    if ROWS in dispatchers:
+        share = _time_ratios(
+            {case.name: lambda: example.run(case), ROWS: lambda: dispatchers[ROWS].run(case)}
+        )[ROWS]
         if share <= ROWS_COST:
-            return _by_rows(model, case, takes, replace(chosen, rows="free"), doors, seconds)
+            return _by_rows(model, case, takes, replace(chosen, rows="free"), dispatchers, seconds)
         rows = len(given[takes.batched[0]])
         note = f"{ROWS}: {share:.2f} of the time at {rows} rows, which keep code of their own"
-        chosen = _also(chosen, note)
-    return _by_rows(model, case, takes, chosen, {case.name: example, **doors}, seconds)
+        chosen = _with_choice_note(chosen, note)
+    return _by_rows(model, case, takes, chosen, {case.name: example, **dispatchers}, seconds)
 
 
 def _by_rows(
-    model: nn.Module, case: Case, takes: Takes, chosen: Chosen, doors: Mapping[str, Door], seconds: float
-) -> Chosen:
-    """Return `chosen` with the fastest of `doors` for each batch size, and without forms that none of them needs."""
+    model: nn.Module,
+    case: Case,
+    takes: InputCapabilities,
+    chosen: ChosenVariants,
+    dispatchers: Mapping[str, CallDispatcher],
+    seconds: float,
+) -> ChosenVariants:
+    """Return `chosen` with the fastest of `dispatchers` for each batch size, without forms that none needs."""
     example = len(tensors_of(case)[takes.batched[0]])
     found, slower = {example: ROWS if chosen.rows == "free" else case.name}, False
     begun = time.monotonic()
@@ -238,12 +245,12 @@ def _by_rows(
     for rows in dict.fromkeys([1, example // 2, 2 * example, 2, 3 * example // 2]):
         if rows in (0, example) or time.monotonic() - begun > seconds:
             continue
-        calls = _takers(model, doors, with_rows(case, takes.batched, rows))
+        calls = _candidates(model, dispatchers, with_rows(case, takes.batched, rows))
         if not calls:
             continue
         if rows > 1:  # where the original is faster, a package gains nothing
             del calls[ORIGINAL]
-        shares = _shares(calls) if len(calls) > 1 else dict.fromkeys(calls, 1.0)
+        shares = _time_ratios(calls) if len(calls) > 1 else dict.fromkeys(calls, 1.0)
         name = min(shares.keys() - {ORIGINAL}, key=lambda name: shares[name], default=None)
         slower |= rows == 1 and (name is None or shares[name] > ROWS_COST)
         if name is not None:
@@ -255,12 +262,14 @@ def _by_rows(
         chosen,
         by_rows=_ranges(found, example),
         any_rows=chosen.any_rows if ROWS in used else None,
-        one_row=doors[ONE].calls[0].spec if ONE in used else None,
+        one_row=dispatchers[ONE].calls[0].spec if ONE in used else None,
         slower_alone=slower,
     )
 
 
-def _takers(model: nn.Module, doors: Mapping[str, Door], case: Case) -> dict[str, Callable[[], Any]]:
+def _candidates(
+    model: nn.Module, dispatchers: Mapping[str, CallDispatcher], case: Case
+) -> dict[str, Callable[[], Any]]:
     """The call by the original, and by each form that takes it; none where the original does not.
 
     The graph for any size is asked only where nothing was compiled for such a call.
@@ -271,12 +280,12 @@ def _takers(model: nn.Module, doors: Mapping[str, Door], case: Case) -> dict[str
             calls[ORIGINAL]()
         except Exception:  # whatever the original says of such a call
             return {}
-        for name, door in doors.items():
+        for name, dispatcher in dispatchers.items():
             if name == GENERAL and calls.keys() & {ROWS, ONE}:
                 continue
             with contextlib.suppress(WorkloadError), ignore_library_warnings():
-                door.run(case)
-                calls[name] = lambda door=door: door.run(case)
+                dispatcher.run(case)
+                calls[name] = lambda dispatcher=dispatcher: dispatcher.run(case)
         return calls
 
 
@@ -296,11 +305,11 @@ def _ranges(found: Mapping[int, str], example: int) -> tuple[tuple[int, str], ..
 def check_graphs(
     model: nn.Module,
     case: Case,
-    takes: Takes,
-    forms: Forms,
+    takes: InputCapabilities,
+    forms: BatchVariants,
     programs: Mapping[str, ExportedProgram],
     fixed: CompiledCall | None = None,
-) -> Chosen:
+) -> ChosenVariants:
     """Choose how graphs answer other calls, and which output layouts must be restored.
 
     `fixed` is what answers the example, by default its graph.
@@ -315,18 +324,18 @@ def check_graphs(
     )
     # Without a graph for every size, that of the one example answers other numbers of rows in pieces.
     alone = takes.pieces and len(forms.calls) == 1
-    chosen = Chosen(rows="pieces" if alone else "fixed", layouts=layouts if any(layouts) else ())
+    chosen = ChosenVariants(rows="pieces" if alone else "fixed", layouts=layouts if any(layouts) else ())
     if forms.general is None:
         return chosen
     general = GraphCall(programs[GENERAL], forms.general)
     spec = _checked(model, general, case, takes, _error(reference, found))
     if spec is None:
-        return _also(chosen, f"{GENERAL}: not used, the graph answers some wrongly")
+        return _with_choice_note(chosen, f"{GENERAL}: not used, the graph answers some wrongly")
     return replace(chosen, any_sizes=spec, rows="fixed")
 
 
 def _checked(
-    model: nn.Module, call: CompiledCall, case: Case, takes: Takes, own: float, fewest: int = 0
+    model: nn.Module, call: CompiledCall, case: Case, takes: InputCapabilities, own: float, fewest: int = 0
 ) -> CallSpec | None:
     """Return `call` with the smallest batch size, at least `fewest`, that it answers correctly.
 
@@ -351,18 +360,18 @@ def _checked(
     )
 
 
-def _several(case: Case, takes: Takes) -> Case:
+def _several(case: Case, takes: InputCapabilities) -> Case:
     """The call with two rows at least: torch.export takes a size of one for a constant."""
     if not takes.batched:
         return case
     return with_rows(case, takes.batched, max(2, len(tensors_of(case)[takes.batched[0]])))
 
 
-def _noted(forms: Forms, note: str) -> Forms:
+def _with_note(forms: BatchVariants, note: str) -> BatchVariants:
     return replace(forms, notes=(*forms.notes, note))
 
 
-def _also(chosen: Chosen, note: str) -> Chosen:
+def _with_choice_note(chosen: ChosenVariants, note: str) -> ChosenVariants:
     return replace(chosen, notes=(*chosen.notes, note))
 
 
@@ -398,7 +407,7 @@ def _error(reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
         return float("inf")
 
 
-def _shares(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+def _time_ratios(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """The time of each call over that of the first, the median of turns."""
     first = next(iter(calls))
     with torch.inference_mode():

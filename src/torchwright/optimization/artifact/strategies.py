@@ -21,12 +21,12 @@ from torchwright.optimization.artifact.compiled import CompiledCalls
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.artifact.folder import Manifest
 from torchwright.optimization.engines.base import Ready, engines
-from torchwright.optimization.engines.door import CompiledCall, Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.eager import Eager
 from torchwright.workloads.base import class_of, fresh
 
 
-class Ways:
+class ArtifactLoader:
     """An artifact whose files are whole, as it is opened here for one caller. Engines see it as `Kept`."""
 
     def __init__(
@@ -108,8 +108,8 @@ class Ways:
     def packages(self, how: str) -> Ready:
         return self._calls.packages(how)
 
-    def door(self, calls: Sequence[CompiledCall]) -> Door:
-        return self._calls.door(calls)
+    def dispatcher(self, calls: Sequence[CompiledCall]) -> CallDispatcher:
+        return self._calls.dispatcher(calls)
 
     def graphs(self, *, compiled: bool) -> Ready | None:
         return self._calls.graphs(compiled=compiled)

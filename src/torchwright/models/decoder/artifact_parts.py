@@ -26,7 +26,7 @@ PLACES = {
 """Parts of a layer, by where they hang."""
 
 
-class KeptParts(DecoderParts):
+class ArtifactParts(DecoderParts):
     """Each part is copied as it is asked for; raises `ValueError` where it does not fit the configuration."""
 
     device = torch.device("cpu")

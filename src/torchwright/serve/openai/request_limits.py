@@ -11,7 +11,7 @@ from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.wire.messages import EngineReady
 
 
-class RequestRoom(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """Limits for a request: the served model's names, its context and its vocabulary."""
 
     models: tuple[str, ...]
@@ -23,9 +23,9 @@ class RequestRoom(msgspec.Struct, frozen=True):
     """Prompts take room in whole chunks of so many tokens."""
 
 
-def room_of(ready: EngineReady, *models: str) -> RequestRoom:
+def request_limits_of(ready: EngineReady, *models: str) -> RequestLimits:
     context = min(ready.context, ready.pages * ready.page_tokens)
-    return RequestRoom(models, context, ready.vocabulary, ready.answer, ready.chunk)
+    return RequestLimits(models, context, ready.vocabulary, ready.answer, ready.chunk)
 
 
 def check_model(asked: str | None, served: Sequence[str]) -> None:
@@ -36,12 +36,12 @@ def check_model(asked: str | None, served: Sequence[str]) -> None:
         raise ApiError(404, text, param="model", code="model_not_found")
 
 
-def check_text(text: str, tokenizer: Tokenizer, room: RequestRoom | None, most: int, param: str) -> None:
+def check_text(text: str, tokenizer: Tokenizer, limits: RequestLimits | None, most: int, param: str) -> None:
     """Raise `ApiError` (400) for a text whose length alone says that it cannot fit, before it is tokenized."""
     longest = tokenizer.longest
-    if room is not None and longest is not None and len(text) > longest * room.context:
+    if limits is not None and longest is not None and len(text) > longest * limits.context:
         raise invalid(
-            f"the model's context is {room.context} tokens here; '{param}' has {len(text)} characters, which are "
+            f"the model's context is {limits.context} tokens here; '{param}' has {len(text)} characters, which are "
             f"at least {-(-len(text) // longest)} tokens",
             param,
             "context_length_exceeded",
@@ -50,11 +50,11 @@ def check_text(text: str, tokenizer: Tokenizer, room: RequestRoom | None, most: 
         raise invalid(f"'{param}' has {len(text)} characters; at most {most} are tokenized", param)
 
 
-def check_ids(ids: Sequence[int], room: RequestRoom, param: str) -> None:
+def check_ids(ids: Sequence[int], limits: RequestLimits, param: str) -> None:
     """Raise `ApiError` (400) for token ids that the model does not have."""
     ends = (min(ids, default=0), max(ids, default=0))
-    wrong = next((token for token in ends if not 0 <= token < room.vocabulary), None)
+    wrong = next((token for token in ends if not 0 <= token < limits.vocabulary), None)
     if wrong is not None:
         raise invalid(
-            f"'{param}': token id {wrong} is out of range; the model has 0 to {room.vocabulary - 1}", param
+            f"'{param}': token id {wrong} is out of range; the model has 0 to {limits.vocabulary - 1}", param
         )

@@ -1,11 +1,11 @@
 # pyright: basic, reportPrivateUsage=false
-"""Between a caller and compiled code: looks at a call once, and from then on knows the way for all that look alike.
+"""Dispatches calls to compiled code, caching the chosen path per input signature.
 
-    door = Door(calls, parameters=…, pieces=…, slower=…)
-    door(x, mask=None)           → the way for what this looks like, found or remembered, and its result
+    dispatcher = CallDispatcher(calls, takes=…, general=…, original=…)
+    dispatcher(x, mask=None)     → the result of the path for this signature, found or cached
 
 Compiled code takes its inputs as if they were laid out like the example's. So types, sizes, strides and devices are
-part of what a call looks like; the ways, the quickest first:
+part of a call's signature. The paths, the fastest first:
 
 1. a compiled call of these sizes; a tensor that lies otherwise in memory is copied
 2. other numbers of rows in pieces, or padded, by a compiled call
@@ -30,19 +30,25 @@ from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stac
 from torchwright.core import nested
 from torchwright.core.errors import WorkloadError
 from torchwright.hardware.kernels.cpu.threads import torch_threads
-from torchwright.optimization.engines.alike import Alike
 from torchwright.optimization.engines.call import Binder, is_array, numbered, seen
+from torchwright.optimization.engines.call_guard import CallGuard
 from torchwright.optimization.engines.messages import say_slower, signature, text_of, untraceable
-from torchwright.optimization.engines.spec import CallSpec, NotHeld, OutsideDomain, Takes, TensorSpec
+from torchwright.optimization.engines.spec import (
+    CallSpec,
+    InputCapabilities,
+    NotHeld,
+    OutsideDomain,
+    TensorSpec,
+)
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 
-Output = tuple[Any, Any, torch.dtype]
+OutputLayout = tuple[Any, Any, torch.dtype]
 """Shape, strides and type of a tensor."""
-Way = Callable[[list[torch.Tensor]], Any]
+CallPath = Callable[[list[torch.Tensor]], Any]
 """Takes a call's tensors in the caller's order."""
 REMEMBERED = 1024
-"""Kinds of calls whose way is kept."""
+"""Signatures whose path is cached."""
 
 
 class CompiledCall(Protocol):
@@ -57,14 +63,14 @@ class CompiledCall(Protocol):
         ...
 
 
-class Door:
+class CallDispatcher:
     """Answers calls of the original's form by compiled ones."""
 
     def __init__(
         self,
         calls: Sequence[CompiledCall],
         *,
-        takes: Takes | None = None,
+        takes: InputCapabilities | None = None,
         by_rows: Sequence[tuple[int, str]] = (),
         general: CompiledCall | None = None,
         original: Callable[..., Any] | None = None,
@@ -72,15 +78,15 @@ class Door:
         threads: int | None = None,
         strict: bool = False,
     ) -> None:
-        self.calls, self.takes, self._by_rows = list(calls), takes or Takes(), by_rows
+        self.calls, self.takes, self._by_rows = list(calls), takes or InputCapabilities(), by_rows
         self.general, self.original, self.strict = general, original, strict
         self._by_name = {call.spec.name: call for call in calls}
         self._binder = Binder(self.takes.parameters)
         self._device, self._threads = torch.device(device), threads
-        self._known: dict[Any, tuple[Way | None, tuple[Alike, Way] | None]] = {}
-        self._recent: tuple[Alike, Way] | None = None
+        self._known: dict[Any, tuple[CallPath | None, tuple[CallGuard, CallPath] | None]] = {}
+        self._recent: tuple[CallGuard, CallPath] | None = None
         """The signature of the last call and its path, if calls like it may skip the lookup."""
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self.mutates = any(call.spec.mutates for call in self._all_calls())
         """True if a call changes one of its inputs in place."""
         self.returns_instances = any(nested.has_classes(call.spec.nesting) for call in self._all_calls())
@@ -116,40 +122,44 @@ class Door:
             looks = tuple(key)
             known = self._known.get(looks)
         except (TypeError, RuntimeError):  # what cannot be compared, or has no strides
-            return self._odd(args, kwargs)
+            return self._run_unusual(args, kwargs)
         if known is None:
-            way = self._find(args, kwargs, tensors)
+            path = self._find_path(args, kwargs, tensors)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            known = self._known[looks] = way, self._alike(way, args, kwargs, tensors)
-        way, recent = known
-        if self.mutates and way is not None and _overlap(tensors):
-            self._last(args, kwargs, "it changes its inputs, and these share memory")
-            way = None
-        if way is None:
+            known = self._known[looks] = path, self._call_guard(path, args, kwargs, tensors)
+        path, recent = known
+        if self.mutates and path is not None and _overlap(tensors):
+            self._fall_back(args, kwargs, "it changes its inputs, and these share memory")
+            path = None
+        if path is None:
             return self.by_original(args, kwargs)
         if recent is not None and recent[0].tensors_of(args, kwargs) is None:  # it was made in another mode
-            recent = self._alike(way, args, kwargs, tensors) or recent
-            self._known[looks] = way, recent
+            recent = self._call_guard(path, args, kwargs, tensors) or recent
+            self._known[looks] = path, recent
         self._recent = recent
         try:
-            return self._guarded(way, tensors)
+            return self._guarded(path, tensors)
         except OutsideDomain as error:  # of this call's values: the next may be within
             return self._outside(args, kwargs, error)
         except NotHeld:
             if self.original is None:
                 raise
-            self._known[looks] = self._last(args, kwargs), None
+            self._known[looks] = self._fall_back(args, kwargs), None
             self._recent = None
             return self.by_original(args, kwargs)
 
-    def _alike(
-        self, way: Way | None, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
-    ) -> tuple[Alike, Way] | None:
-        if way is None or self.mutates:  # what changes its inputs is looked at every time
+    def _call_guard(
+        self,
+        path: CallPath | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+    ) -> tuple[CallGuard, CallPath] | None:
+        if path is None or self.mutates:  # what changes its inputs is looked at every time
             return None
-        found = Alike.of(args, kwargs, tensors)
-        return None if found is None else (found, way)
+        found = CallGuard.of(args, kwargs, tensors)
+        return None if found is None else (found, path)
 
     def run(self, case: Case) -> Any:
         """Make a call by its name, if it is known by that, or by what it looks like."""
@@ -166,35 +176,35 @@ class Door:
         """The original's answer to a call with values that the engine does not compute as PyTorch does."""
         if self.original is None:
             raise error
-        self._say("domain", f"the original: {error.found}", args, kwargs)
+        self._warn_once("domain", f"the original: {error.found}", args, kwargs)
         with torch.no_grad():
             return self.original(*args, **kwargs)
 
-    def _guarded(self, way: Way, tensors: list[torch.Tensor]) -> Any:
+    def _guarded(self, path: CallPath, tensors: list[torch.Tensor]) -> Any:
         """Compiled code computes in its own types, records nothing for gradients, and cannot be traced."""
         if torch._C._get_tracing_state() is not None:
             raise untraceable("torch.jit.trace")
         if _peek_interpreter_stack() is not None:
             raise untraceable("torch.func")
         if self._threads is not None and self._threads != torch.get_num_threads():
-            return self._on_threads(way, tensors)
+            return self._on_threads(path, tensors)
         gradients = torch.is_grad_enabled()
         if gradients:
             torch._C._set_grad_enabled(False)
         try:
             if torch._C._is_any_autocast_enabled():
                 with torch._C._DisableAutocast():
-                    return way(tensors)
-            return way(tensors)
+                    return path(tensors)
+            return path(tensors)
         finally:
             if gradients:
                 torch._C._set_grad_enabled(True)
 
-    def _on_threads(self, way: Way, tensors: list[torch.Tensor]) -> Any:
+    def _on_threads(self, path: CallPath, tensors: list[torch.Tensor]) -> Any:
         with torch_threads(self._threads):
-            return self._guarded(way, tensors)
+            return self._guarded(path, tensors)
 
-    def result_of(self, args: Any, kwargs: Any) -> tuple[CompiledCall, list[Output]] | None:
+    def result_of(self, args: Any, kwargs: Any) -> tuple[CompiledCall, list[OutputLayout]] | None:
         """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and of those
         that are tensors the form. None where only the original takes it."""
         leaves = nested.tensors((args, kwargs))
@@ -212,9 +222,9 @@ class Door:
 
     def _predicted(
         self, calls: Sequence[CompiledCall], types: list[str], shapes: list[tuple[Any, ...]]
-    ) -> tuple[CompiledCall, list[Output]] | None:
+    ) -> tuple[CompiledCall, list[OutputLayout]] | None:
         """Return where `_way` will lead."""
-        for call, rows in self._takers(calls, types, shapes):
+        for call, rows in self._candidates(calls, types, shapes):
             fitted = shapes if rows is None else self._fitted(call, shapes)
             if fitted is not None and call.spec.outputs is not None:
                 sizes = call.spec.bind(fitted) or {}
@@ -231,7 +241,7 @@ class Door:
             for (shape, strides, _), name in zip(forms, outputs, strict=True)
         ]
 
-    def _takers(
+    def _candidates(
         self, calls: Sequence[CompiledCall], types: list[str], shapes: list[tuple[Any, ...]]
     ) -> list[tuple[CompiledCall, Any]]:
         """Return the calls that take tensors like these, the best first, with the batch size if it is split into
@@ -247,56 +257,56 @@ class Door:
             elif self.takes.pieces and count is not None and not self.strict and self._fitted(call, shapes):
                 found.append((call, count))
         wished = [name for least, name in self._by_rows if isinstance(count, int) and least <= count][-1:]
-        rank = lambda taker: (
-            taker[0].spec.name not in wished,
-            taker[0] is self.general,
-            taker[1] is not None,
+        rank = lambda candidate: (
+            candidate[0].spec.name not in wished,
+            candidate[0] is self.general,
+            candidate[1] is not None,
         )
         return sorted(found, key=rank)
 
-    # -------------------------------------------------------------------------------------- finding the way
+    # -------------------------------------------------------------------------------------- finding the path
 
-    def _find(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Way | None:
+    def _find_path(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> CallPath | None:
         """Return the path of a call; None for the original. Raises `WorkloadError` if there is none."""
         if any(isinstance(leaf, torch.fx.Proxy) for leaf in nested.leaves((args, kwargs))):
             raise untraceable("torch.fx")
         counter = [0]
         given_args, given_kwargs = numbered(args, counter), numbered(kwargs, counter)
         if any(tensor.layout != torch.strided or tensor.is_meta for tensor in tensors):
-            return self._last(args, kwargs, "a tensor is sparse, or has no data")
+            return self._fall_back(args, kwargs, "a tensor is sparse, or has no data")
         structures = itertools.groupby(self._all_calls(), key=lambda call: call.spec.structure)
         for structure, calls in structures:
             order = self._binder.place(structure, given_args, given_kwargs)
             if order is None:
                 continue
-            way = self._way(list(calls), [tensors[i] for i in order])
-            if way is not None:
-                return way if order == list(range(len(tensors))) else _reordered(way, order)
-        return self._last(args, kwargs)
+            path = self._path(list(calls), [tensors[i] for i in order])
+            if path is not None:
+                return path if order == list(range(len(tensors))) else _reordered(path, order)
+        return self._fall_back(args, kwargs)
 
-    def _last(self, args: Any, kwargs: Any, why: str = "") -> None:
+    def _fall_back(self, args: Any, kwargs: Any, why: str = "") -> None:
         """Return the path to the original; raises `WorkloadError` if there is none."""
         if self.original is None or self.strict:
             raise self._refused(args, kwargs, why)
-        self._say("original", "the original, since what was compiled takes no such call", args, kwargs)
+        self._warn_once("original", "the original, since what was compiled takes no such call", args, kwargs)
 
     def _all_calls(self) -> list[CompiledCall]:
         general = [] if self.general is None or self.strict else [self.general]
         return [*self.calls, *general]
 
-    def _way(self, calls: Sequence[CompiledCall], tensors: list[torch.Tensor]) -> Way | None:
+    def _path(self, calls: Sequence[CompiledCall], tensors: list[torch.Tensor]) -> CallPath | None:
         """For tensors in the order of `calls`, which differ in their sizes only."""
         types, shapes = [_name(t.dtype) for t in tensors], [tuple(t.shape) for t in tensors]
-        for call, rows in self._takers(calls, types, shapes):
+        for call, rows in self._candidates(calls, types, shapes):
             if rows is not None:
                 return self._in_pieces(call, rows, tensors)
             if call is not self.general:
-                return self._arranged(call, tensors)
-            self._say("general", "operator by operator, for want of a quicker compiled call", tensors)
+                return self._with_layout(call, tensors)
+            self._warn_once("general", "operator by operator, for want of a quicker compiled call", tensors)
             return call.run
         return None if self.strict else self._retyped(calls, types, tensors)
 
-    def _arranged(self, call: CompiledCall, tensors: list[torch.Tensor]) -> Way:
+    def _with_layout(self, call: CompiledCall, tensors: list[torch.Tensor]) -> CallPath:
         """`call` for tensors that lie otherwise: each of those is copied, and back where the call changes it."""
         fixes = [_layout_fix(s, t, self._device) for s, t in zip(call.spec.tensors, tensors, strict=True)]
         if not any(fixes):
@@ -304,7 +314,7 @@ class Door:
         home = tensors[0].device
         changed = [index for index in call.spec.mutates if fixes[index]]
 
-        def way(given: list[torch.Tensor]) -> Any:
+        def path(given: list[torch.Tensor]) -> Any:
             placed = [fix(t) if fix else t for fix, t in zip(fixes, given, strict=True)]
             result = call.run(list(placed))
             for index in changed:
@@ -313,32 +323,32 @@ class Door:
                 result = nested.map_tensors(lambda t: t.to(home), result)
             return result
 
-        return way
+        return path
 
     def _retyped(
         self, calls: Sequence[CompiledCall], found: list[str], tensors: list[torch.Tensor]
-    ) -> Way | None:
+    ) -> CallPath | None:
         wanted = _types(calls[0])
         changes = {i: b for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b}
         outputs = self._outputs_of(calls, found)
         if outputs is None or any(changes.keys() & call.spec.mutates for call in calls):
             return None
         targets = [getattr(torch, name) for name in wanted]
-        inner = self._way(calls, [t.to(d) for t, d in zip(tensors, targets, strict=True)])
+        inner = self._path(calls, [t.to(d) for t, d in zip(tensors, targets, strict=True)])
         if inner is None:
             return None
-        self._say(
+        self._warn_once(
             "types", f"tensors brought to {', '.join(sorted({wanted[i] for i in changes}))} first", tensors
         )
         types = [getattr(torch, name) for name in outputs]
 
-        def way(given: list[torch.Tensor]) -> Any:
+        def path(given: list[torch.Tensor]) -> Any:
             leaves, spec = nested.flatten(inner([t.to(d) for t, d in zip(given, targets, strict=True)]))
             remaining = iter(types)
             leaves = [t.to(next(remaining)) if isinstance(t, torch.Tensor) else t for t in leaves]
             return nested.unflatten(leaves, spec)
 
-        return way
+        return path
 
     def _outputs_of(self, calls: Sequence[CompiledCall], types: Sequence[str]) -> tuple[str, ...] | None:
         """The types that the original answers with when its inputs have these; None where it was not seen to."""
@@ -347,11 +357,11 @@ class Door:
             next((s.outputs for s in self.takes.substitutes if s.types == changes), None) if changes else None
         )
 
-    def _in_pieces(self, call: CompiledCall, rows: int, tensors: list[torch.Tensor]) -> Way:
+    def _in_pieces(self, call: CompiledCall, rows: int, tensors: list[torch.Tensor]) -> CallPath:
         B = call.spec.tensors[self.takes.batched[0]].shape[0]
         assert isinstance(B, int)
-        self._say("pieces", f"{rows} rows by compiled calls of {B}", tensors)
-        return Pieces(functools.partial(self._laid_out, call), self.takes.batched, B)
+        self._warn_once("pieces", f"{rows} rows by compiled calls of {B}", tensors)
+        return Pieces(functools.partial(self._run_with_layout, call), self.takes.batched, B)
 
     def _rows(self, shapes: Sequence[tuple[Any, ...]]) -> Any:
         """Return a call's batch size; None if it has none, or several."""
@@ -373,12 +383,12 @@ class Door:
         fitted = [(B, *shape[1:]) if i in batched else shape for i, shape in enumerate(shapes)]
         return fitted if call.spec.bind(fitted) is not None else None
 
-    def _laid_out(self, call: CompiledCall, tensors: list[torch.Tensor]) -> Any:
-        return self._arranged(call, tensors)(tensors)
+    def _run_with_layout(self, call: CompiledCall, tensors: list[torch.Tensor]) -> Any:
+        return self._with_layout(call, tensors)(tensors)
 
     # ------------------------------------------------------------------------------------------- other calls
 
-    def _odd(self, args: Any, kwargs: Any) -> Any:
+    def _run_unusual(self, args: Any, kwargs: Any) -> Any:
         """A call with something else than plain tensors and values in it."""
         leaves = nested.leaves((args, kwargs))
         if torch.compiler.is_exporting():
@@ -390,7 +400,7 @@ class Door:
             raise untraceable("a tracer")
         if self.original is None or self.strict:
             raise self._refused(args, kwargs)
-        self._say("odd", "the original, since what was compiled takes plain tensors", args, kwargs)
+        self._warn_once("odd", "the original, since what was compiled takes plain tensors", args, kwargs)
         return self.by_original(args, kwargs)
 
     def by_original(self, args: Any, kwargs: Any) -> Any:
@@ -400,9 +410,9 @@ class Door:
         with torch.no_grad():
             return self.original(*args, **kwargs)
 
-    def _say(self, way: str, how: str, *call: Any) -> None:
-        if way not in self._said:
-            self._said.add(way)
+    def _warn_once(self, path: str, how: str, *call: Any) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
             say_slower(how, signature(call, {}))
 
     def _refused(self, args: Any, kwargs: Any, why: str = "") -> WorkloadError:
@@ -415,7 +425,7 @@ class Door:
         )
 
 
-def _sized(spec: TensorSpec, sizes: Mapping[str, int], rows: Any = None) -> Output:
+def _sized(spec: TensorSpec, sizes: Mapping[str, int], rows: Any = None) -> OutputLayout:
     shape: list[Any] = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
     if rows is not None:
         shape[0] = rows
@@ -448,8 +458,8 @@ def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
     return any(first[1] > second[0] for first, second in itertools.pairwise(spans))
 
 
-def _reordered(way: Way, order: Sequence[int]) -> Way:
-    return lambda tensors: way([tensors[i] for i in order])
+def _reordered(path: CallPath, order: Sequence[int]) -> CallPath:
+    return lambda tensors: path([tensors[i] for i in order])
 
 
 def _layout_fix(

@@ -20,7 +20,7 @@ from torch import nn
 from torchwright.core import nested
 from torchwright.core.errors import WorkloadError
 from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.spec import Substitute, Takes
+from torchwright.optimization.engines.spec import InputCapabilities, Substitute
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 
@@ -40,10 +40,10 @@ MOST_TOGETHER = 4
 """Tensors of integers of which every combination is tried."""
 
 
-def probe(model: nn.Module, case: Case, seconds: float = SECONDS) -> Takes:
+def probe(model: nn.Module, case: Case, seconds: float = SECONDS) -> InputCapabilities:
     """Return the inputs that `model` takes in addition to the tensors of `case`."""
     end = time.thread_time() + seconds
-    takes = Takes(parameters=parameters_of(model.forward))
+    takes = InputCapabilities(parameters=parameters_of(model.forward))
     answer = _Original(model, case, end)
     tensors = tensors_of(case)
     reference = answer(tensors)

@@ -16,7 +16,7 @@ from torch._C._dynamo.guards import TensorGuards
 _Tensor = torch.Tensor
 
 
-class Alike:
+class CallGuard:
     """Knows one kind of call: plain tensors in CPU memory, by themselves or in flat dicts, lists and tuples.
 
     The guards know the mode, too (gradients, inference, autocast): in another one nothing looks alike.
@@ -37,7 +37,9 @@ class Alike:
         self._check = of_tensors(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Alike | None:
+    def of(
+        cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> CallGuard | None:
         """For calls like this one, whose tensors are `tensors`; None where there is more in it than plain tensors."""
         values = (*args, *kwargs.values())
         flat: list[Any] = []

@@ -20,16 +20,16 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.engines.base import Way
+from torchwright.optimization.engines.base import ShippingForm
 from torchwright.optimization.search import estimate
 from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
-from torchwright.optimization.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
+from torchwright.optimization.search.finish import ORIGINAL, ShippingAttempt, give_up, outcome_now, settle
 from torchwright.optimization.search.save import Contents, domain_notes, ways, write_contents
 from torchwright.optimization.search.state import OVERRUN_SHARE, Outcome, Search
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 from torchwright.report import view
-from torchwright.report.pictures import Row
+from torchwright.report.pictures import PictureRow
 from torchwright.workloads.base import Workload
 
 WRITE_SECONDS = 180.0
@@ -50,7 +50,7 @@ Provisional = Callable[[Outcome], Recipe]
 
 
 @dataclass(kw_only=True)
-class Claim:
+class VerifiedArtifact:
     """The shipped form and its measurements."""
 
     outcome: Outcome
@@ -60,10 +60,10 @@ class Claim:
     runs_as: str = ""
     rows: tuple[RowsTime, ...] = ()
     process: ProcessGain | None = None
-    pictures: tuple[Row, ...] = ()
+    pictures: tuple[PictureRow, ...] = ()
 
 
-class Beside:
+class OriginalInProcess:
     """The original in the artifact's own process, asked as if it had one to itself.
 
     How a process's heap grew decides whether large activations fault their pages in at every call, and with that
@@ -88,24 +88,24 @@ class _Shipping:
     workload: Workload
     scratch: Path
     provisional: Provisional
-    made: dict[Way, tuple[Path, Contents]] = field(default_factory=dict)
-    how: dict[Way, str] = field(default_factory=dict)
+    made: dict[ShippingForm, tuple[Path, Contents]] = field(default_factory=dict)
+    how: dict[ShippingForm, str] = field(default_factory=dict)
     rows: tuple[RowsTime, ...] = ()
-    pictures: tuple[Row, ...] = ()
+    pictures: tuple[PictureRow, ...] = ()
 
-    def form(self, name: Way, *, original: bool = False) -> Form:
-        return Form(
+    def form(self, name: ShippingForm, *, original: bool = False) -> ShippingAttempt:
+        return ShippingAttempt(
             name=name,
             start=lambda: self._start(name),
-            prove=lambda candidate: self._prove(name, candidate),
-            again=lambda: self._again(name),
+            prove=lambda candidate: self._measure_further(name, candidate),
+            again=lambda: self._load_again(name),
             itself=original and name in ("rebuild", "module"),
         )
 
-    def write(self, name: Way) -> None:
+    def write(self, name: ShippingForm) -> None:
         """The whole artifact in one form."""
         search = self.search
-        _allow(search)
+        _extend_deadline(search)
         folder, work = self.scratch / f"as-{name}", self.scratch / f"for-{name}"
         folder.mkdir()
         work.mkdir()
@@ -114,34 +114,34 @@ class _Shipping:
         search.notes += contents.notes
         self.made[name] = folder, contents
 
-    def _start(self, name: Way) -> Candidate:
+    def _start(self, name: ShippingForm) -> Candidate:
         search = self.search
         self.write(name)
         # Of a slow model the writing takes its time, and what it has made is worth a proof all the same.
-        _allow(search)
+        _extend_deadline(search)
         folder, contents = self.made[name]
         artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
-        candidate = self._beside_the_original(folder)
+        candidate = self._with_the_original(folder)
         self.how[name] = candidate.how
         return candidate
 
-    def _again(self, name: Way) -> Candidate | None:
+    def _load_again(self, name: ShippingForm) -> Candidate | None:
         search = self.search
         shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
         needed = (
             estimate.another_process_seconds(search) + estimate.OTHER_ROWS_SECONDS + search.settle_seconds
         )
-        if not shares or needed > _left(search):
+        if not shares or needed > _time_left(search):
             return None
-        return self._beside_the_original(self.made[name][0])
+        return self._with_the_original(self.made[name][0])
 
-    def _beside_the_original(self, folder: Path) -> Candidate:
+    def _with_the_original(self, folder: Path) -> Candidate:
         candidate = self.loaded(folder)
-        if beside := original_beside(candidate.process, self.workload, self.search.best.steps):
+        if beside := original_in_process(candidate.process, self.workload, self.search.best.steps):
             candidate.original = replace(self.search.baseline, process=beside, turns=[])
         return candidate
 
-    def _prove(self, name: Way, candidate: Candidate) -> None:
+    def _measure_further(self, name: ShippingForm, candidate: Candidate) -> None:
         """The speed-up at other numbers of rows, then the metric, whose own tensors would change the timing."""
         self.rows = _other_rows(self.search, candidate, self.made[name][1])
         unseen = self.search.last_reference is not None
@@ -173,10 +173,12 @@ class _Shipping:
         )
 
 
-def claim(search: Search, workload: Workload, scratch: Path, provisional: Provisional) -> Claim:
+def verify_artifact(
+    search: Search, workload: Workload, scratch: Path, provisional: Provisional
+) -> VerifiedArtifact:
     """Write and prove the recipe's forms; the original's where none holds. Closes every process."""
     shipping = _Shipping(search=search, workload=workload, scratch=scratch, provisional=provisional)
-    _allow(search)
+    _extend_deadline(search)
     if _settles_process(search.best.steps) or not workload.called_as_is():
         _fresh_original(search)
     original = search.best is search.baseline
@@ -187,20 +189,20 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     outcome, form, candidate = settle(search, forms)
     if form is None:
         *_, name = ways(search.best, workload)
-        _forget(shipping, name)
-        _forget(shipping, "graphs")  # of a recipe that did not hold
+        _discard_form(shipping, name)
+        _discard_form(shipping, "graphs")  # of a recipe that did not hold
     else:
         name = form.name
     if candidate is None:
-        _forget(shipping, name)
+        _discard_form(shipping, name)
         shipping.write(name)
         outcome = give_up(search)
     folder, contents = shipping.made[name]
     runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
-    found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
+    found = VerifiedArtifact(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
     search.notes += domain_notes(contents, outcome.final.cases)
     if outcome.speedup.disturbed:
-        search.notes.append(disturbed(outcome.speedup, workload))
+        search.notes.append(disturbance_note(outcome.speedup, workload))
     if candidate is not None:
         found.rows, found.pictures = shipping.rows, shipping.pictures
         found.process = _process_gain(shipping, candidate, folder)
@@ -223,10 +225,10 @@ def _note_overrun(search: Search) -> None:
 def _time_for_graphs(search: Search) -> bool:
     """Check whether there is time to prove the original as graphs, too."""
     needed = search.description.export_seconds + estimate.least_proof_seconds(search, ())
-    return needed <= max(_left(search), GRAPHS_SECONDS)
+    return needed <= max(_time_left(search), GRAPHS_SECONDS)
 
 
-def _allow(search: Search) -> None:
+def _extend_deadline(search: Search) -> None:
     """Give what comes next its time; on a busy machine it takes longer."""
     ready = estimate.afresh_seconds(search, search.best.steps)
     expected = 2 * ready + estimate.another_process_seconds(search) + search.settle_seconds
@@ -234,25 +236,25 @@ def _allow(search: Search) -> None:
     search.context.deadline = search.last_moment = search.context.clock() + seconds
 
 
-def disturbed(speedup: Interval, workload: Workload) -> str:
+def disturbance_note(speedup: Interval, workload: Workload) -> str:
     """Return the note of a comparison that a busy machine disturbed, with the command that measures again."""
     again = "`torchwright verify` measures" if workload.made_again() else "optimizing once more measures"
     return f"the machine was disturbed while the artifact was timed ({speedup}): {again} again"
 
 
-def _forget(shipping: _Shipping, name: Way) -> None:
+def _discard_form(shipping: _Shipping, name: ShippingForm) -> None:
     """Make room for a form that was tried with a recipe that did not hold."""
     shipping.made.pop(name, None)
     for folder in (shipping.scratch / f"as-{name}", shipping.scratch / f"for-{name}"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def original_beside(process: Any, workload: Workload, steps: Sequence[Step]) -> Beside | None:
+def original_in_process(process: Any, workload: Workload, steps: Sequence[Step]) -> OriginalInProcess | None:
     """The original, brought into the process that has loaded an artifact of these steps, where the two can share it."""
     if not workload.called_as_is() or _settles_process(steps):
         return None
     process.ask("beside")
-    return Beside(process)
+    return OriginalInProcess(process)
 
 
 def _settles_process(steps: Sequence[Step]) -> bool:
@@ -328,7 +330,7 @@ def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> Pr
     return ProcessGain(without=without, both=both)
 
 
-def _left(search: Search) -> float:
+def _time_left(search: Search) -> float:
     """Seconds until the time budget is spent, or until the proof must have ended where that comes first."""
     return min(search.end - search.context.clock(), search.context.remaining())
 
@@ -337,7 +339,7 @@ def _is_late(search: Search, what: str, needed: float = 0.0) -> bool:
     """Check whether the time budget is spent, or would be after `needed` seconds.
 
     Figures that are only reported are then not measured."""
-    if needed <= _left(search):
+    if needed <= _time_left(search):
         return False
     search.notes.append(f"{what} not timed: the time budget was spent")
     return True

@@ -1,4 +1,4 @@
-"""The door to compiled code: whatever a tensor's layout, memory or container is, the original's answer."""
+"""The call dispatcher: whatever a tensor's layout, memory or container is, the original's answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from engine_calls import Calls, Picture, call_of, door_of, mlp
+from engine_calls import Calls, Picture, call_of, dispatcher_of, mlp
 from torchwright.core.errors import SlowerCall, TorchwrightError, WorkloadError
-from torchwright.optimization.engines import door as door_module
+from torchwright.optimization.engines import call_dispatcher as dispatcher_module
 from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.door import Door
+from torchwright.optimization.engines.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.program import FreeSizes
-from torchwright.optimization.engines.spec import Takes
+from torchwright.optimization.engines.spec import InputCapabilities
 
 Pair = namedtuple("Pair", "first second")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -46,18 +46,18 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def picture(packages: Path) -> Door:
-    return door_of(Picture(), torch.randn(2, 3, 8, 6), torch.randn(5), to=packages / "picture.pt2")
+def picture(packages: Path) -> CallDispatcher:
+    return dispatcher_of(Picture(), torch.randn(2, 3, 8, 6), torch.randn(5), to=packages / "picture.pt2")
 
 
 @pytest.fixture(scope="module")
-def dense(packages: Path) -> Door:
-    return door_of(mlp(), torch.randn(4, 16), to=packages / "dense.pt2")
+def dense(packages: Path) -> CallDispatcher:
+    return dispatcher_of(mlp(), torch.randn(4, 16), to=packages / "dense.pt2")
 
 
 @pytest.fixture(scope="module")
-def changing(packages: Path) -> Door:
-    return door_of(Added(), torch.randn(4, 6), torch.randn(4, 6), to=packages / "changing.pt2")
+def changing(packages: Path) -> CallDispatcher:
+    return dispatcher_of(Added(), torch.randn(4, 6), torch.randn(4, 6), to=packages / "changing.pt2")
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -92,7 +92,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_input_of_any_layout_is_read_as_what_it_is(picture: Door, layout: str):
+def test_an_input_of_any_layout_is_read_as_what_it_is(picture: CallDispatcher, layout: str):
     x, scale = LAYOUTS[layout](), torch.randn(10)[::2]
     for _ in range(2):  # found, and remembered
         same(picture(x, scale), Picture()(x, scale))
@@ -101,9 +101,11 @@ def test_an_input_of_any_layout_is_read_as_what_it_is(picture: Door, layout: str
 @pytest.mark.parametrize(
     "mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu"), torch.enable_grad]
 )
-def test_calls_of_one_kind_are_looked_up_once_in_each_mode(dense: Door, mode: Any, monkeypatch):
-    looked, real = [], Door._looked_up
-    monkeypatch.setattr(Door, "_looked_up", lambda self, *call: looked.append(1) or real(self, *call))
+def test_calls_of_one_kind_are_looked_up_once_in_each_mode(dense: CallDispatcher, mode: Any, monkeypatch):
+    looked, real = [], CallDispatcher._looked_up
+    monkeypatch.setattr(
+        CallDispatcher, "_looked_up", lambda self, *call: looked.append(1) or real(self, *call)
+    )
     x, wanted = torch.randn(4, 16), mlp()
     dense(x)
     with mode():
@@ -118,14 +120,14 @@ def test_calls_of_one_kind_are_looked_up_once_in_each_mode(dense: Door, mode: An
     torch.testing.assert_close(dense(x), wanted(x).detach(), **CLOSE)
 
 
-def test_what_looked_alike_but_for_its_layout_is_told_apart(picture: Door):
+def test_what_looked_alike_but_for_its_layout_is_told_apart(picture: CallDispatcher):
     """One remembered way must not serve for another layout of the same sizes."""
     x, scale = torch.randn(2, 3, 8, 6), torch.randn(5)
     for view in (x, x.to(memory_format=torch.channels_last), torch._neg_view(x), x, torch._neg_view(x)):
         same(picture(view, scale), Picture()(view, scale))
 
 
-def test_outputs_lie_in_memory_as_the_originals(picture: Door):
+def test_outputs_lie_in_memory_as_the_originals(picture: CallDispatcher):
     x, scale = torch.randn(2, 3, 8, 6), torch.randn(5)
     found, wanted = picture(x, scale), Picture()(x, scale)
     for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
@@ -153,26 +155,26 @@ def test_a_layout_that_compiled_code_gives_otherwise_is_mended():
 def test_complex_and_conjugate_inputs():
     model = Calls(lambda z: torch.view_as_real(z * 2))
     z = torch.randn(3, 4, dtype=torch.complex64)
-    door = door_of(model, z)
+    dispatcher = dispatcher_of(model, z)
     for view in (z, z.conj(), z, z.conj().t().contiguous().t(), z.t().conj().t()):
-        same(door(view), model(view.resolve_conj()))
+        same(dispatcher(view), model(view.resolve_conj()))
 
 
 @pytest.mark.parametrize("ids", [torch.arange(24).view(4, 6)[:, ::2], torch.arange(12).view(3, 4).t()])
 def test_strided_integers(ids: torch.Tensor):
     model = nn.Embedding(30, 5)
-    door = door_of(model, torch.zeros(4, 3, dtype=torch.int64))
-    same(door(ids), model(ids))
+    dispatcher = dispatcher_of(model, torch.zeros(4, 3, dtype=torch.int64))
+    same(dispatcher(ids), model(ids))
 
 
 def test_inputs_without_elements():
     model = Calls(lambda x: (x * 2, x.sum(0)))
-    door = door_of(model, torch.randn(0, 4))
-    same(door(torch.randn(0, 4)), model(torch.randn(0, 4)))
-    same(door(torch.randn(4, 0).t()), model(torch.randn(4, 0).t()))
+    dispatcher = dispatcher_of(model, torch.randn(0, 4))
+    same(dispatcher(torch.randn(0, 4)), model(torch.randn(0, 4)))
+    same(dispatcher(torch.randn(4, 0).t()), model(torch.randn(4, 0).t()))
 
 
-def test_what_has_no_dense_data_is_refused_in_words(dense: Door):
+def test_what_has_no_dense_data_is_refused_in_words(dense: CallDispatcher):
     x = torch.eye(4, 16)
     dense(x)
     for other in (x.to_sparse(), x.to("meta"), x.to_mkldnn()):
@@ -183,7 +185,7 @@ def test_what_has_no_dense_data_is_refused_in_words(dense: Door):
 # ------------------------------------------------------------------------- memory that tensors have in common
 
 
-def test_an_input_changed_in_place_is_changed_for_the_caller(changing: Door):
+def test_an_input_changed_in_place_is_changed_for_the_caller(changing: CallDispatcher):
     assert changing.calls[0].spec.mutates == (0,)
     for make in (
         lambda: torch.ones(4, 6),
@@ -198,24 +200,24 @@ def test_an_input_changed_in_place_is_changed_for_the_caller(changing: Door):
 
 def test_a_change_through_a_view_is_seen():
     x, y = torch.randn(4, 6), torch.randn(4, 6)
-    door = door_of(Changing(), x, y)
-    assert door.calls[0].spec.mutates == (0,)
+    dispatcher = dispatcher_of(Changing(), x, y)
+    assert dispatcher.calls[0].spec.mutates == (0,)
     twin = x.clone()
-    same(door(x, y), Changing()(twin, y))
+    same(dispatcher(x, y), Changing()(twin, y))
     torch.testing.assert_close(x, twin)
 
 
 def test_a_copy_that_is_changed_is_no_input_that_is_changed():
-    door = door_of(Calls(lambda x: x.clone().add_(1)), torch.randn(4))
-    assert door.calls[0].spec.mutates == ()
+    dispatcher = dispatcher_of(Calls(lambda x: x.clone().add_(1)), torch.randn(4))
+    assert dispatcher.calls[0].spec.mutates == ()
 
 
-def test_a_change_that_another_input_sees_is_left_to_the_original(changing: Door):
+def test_a_change_that_another_input_sees_is_left_to_the_original(changing: CallDispatcher):
     x = torch.randn(8, 6)
     with pytest.raises(WorkloadError, match="share memory"):
         changing(x[:4], x[2:6])
     changing(x[:4], x[4:])  # neighbours
-    own = Door(changing.calls, original=Added())
+    own = CallDispatcher(changing.calls, original=Added())
     twin = x.clone()
     with pytest.warns(SlowerCall, match="original"):
         same(own(x[:4], x[:4]), Added()(twin[:4], twin[:4]))
@@ -224,15 +226,15 @@ def test_a_change_that_another_input_sees_is_left_to_the_original(changing: Door
 
 def test_inputs_that_are_one_tensor_or_parts_of_one():
     model = Calls(lambda x, y: x @ y.t() - y)
-    door = door_of(model, torch.randn(4, 4), torch.randn(4, 4))
+    dispatcher = dispatcher_of(model, torch.randn(4, 4), torch.randn(4, 4))
     x = torch.randn(8, 4)
     for pair in ((x[:4], x[:4]), (x[:4], x[2:6]), (x[::2], x[1::2]), (x[:4], x[:4].t())):
-        same(door(*pair), model(*pair))
-    twice = door_of(model, x[:4], x[:4])
+        same(dispatcher(*pair), model(*pair))
+    twice = dispatcher_of(model, x[:4], x[:4])
     same(twice(x[:4], x[4:]), model(x[:4], x[4:]))
 
 
-def test_an_input_may_change_after_the_call(dense: Door):
+def test_an_input_may_change_after_the_call(dense: CallDispatcher):
     x = torch.randn(4, 16)
     found, wanted = dense(x), mlp()(x)
     x.zero_()
@@ -249,27 +251,27 @@ def test_dictionaries_in_any_order_and_of_any_kind():
     model = Calls(lambda d: d["a"] - 2 * d["b"])
     a, b = torch.randn(3), torch.randn(3)
     for made in ({"a": a, "b": b}, OrderedDict(a=a, b=b)):
-        door = door_of(model, made)
+        dispatcher = dispatcher_of(model, made)
         for given in ({"b": b, "a": a}, {"a": a, "b": b}, OrderedDict(b=b, a=a), OrderedDict(a=a, b=b)):
-            same(door(given), model(given))
+            same(dispatcher(given), model(given))
     with pytest.raises(WorkloadError):
-        door({"a": a, "b": b, "c": a})
+        dispatcher({"a": a, "b": b, "c": a})
 
 
 def test_keys_that_are_no_text():
     model = Calls(lambda d: d[1] - 2 * d["1"])
     a, b = torch.randn(3), torch.randn(3)
-    same(door_of(model, {1: a, "1": b})({"1": b, 1: a}), a - 2 * b)
+    same(dispatcher_of(model, {1: a, "1": b})({"1": b, 1: a}), a - 2 * b)
 
 
 def test_lists_tuples_and_named_tuples():
     model = Calls(lambda pair, rest: pair.first * rest[0][0] - pair.second)
     a, b, c = torch.randn(3), torch.randn(3), torch.randn(3)
-    door = door_of(model, Pair(a, b), [(c,), 2])
-    same(door(Pair(b, c), [(a,), 2]), model(Pair(b, c), [(a,), 2]))
+    dispatcher = dispatcher_of(model, Pair(a, b), [(c,), 2])
+    same(dispatcher(Pair(b, c), [(a,), 2]), model(Pair(b, c), [(a,), 2]))
     for other in ((Pair(a, b), [(c,), 3]), ((a, b), [(c,), 2]), (Pair(a, b), ((c,), 2))):
         with pytest.raises(WorkloadError, match="compiled for other calls"):
-            door(*other)
+            dispatcher(*other)
 
 
 def test_containers_that_differ_in_names_only_are_told_apart():
@@ -277,10 +279,10 @@ def test_containers_that_differ_in_names_only_are_told_apart():
 
     model = Calls(lambda o: o.last_hidden_state * 2)
     x = torch.randn(3)
-    door = door_of(model, BaseModelOutput(last_hidden_state=x))
-    same(door(BaseModelOutput(last_hidden_state=x + 1)), (x + 1) * 2)
+    dispatcher = dispatcher_of(model, BaseModelOutput(last_hidden_state=x))
+    same(dispatcher(BaseModelOutput(last_hidden_state=x + 1)), (x + 1) * 2)
     with pytest.raises(WorkloadError):
-        door(BaseModelOutput(hidden_states=x))  # pyright: ignore[reportArgumentType]
+        dispatcher(BaseModelOutput(hidden_states=x))  # pyright: ignore[reportArgumentType]
 
 
 # ----------------------------------------------------------------------------------------------- constants
@@ -292,17 +294,17 @@ def test_constants_are_what_they_were_or_another_call():
             return x / by if by or mode == "b" else x
 
     x = torch.ones(3)
-    door = door_of(Scaled(), x, original=Scaled())
+    dispatcher = dispatcher_of(Scaled(), x, original=Scaled())
     for call in (
         lambda m: m(x),
         lambda m: m(x, 0.0),
         lambda m: m(x=x, by=0.0, mode="a"),
         lambda m: m(x, 0.0, "a", torch.float32),
     ):
-        same(call(door), x)
+        same(call(dispatcher), x)
     with pytest.warns(SlowerCall):
-        same(door(x, -0.0, "b"), x / -0.0)
-    strict = door_of(Scaled(), x, strict=True)
+        same(dispatcher(x, -0.0, "b"), x / -0.0)
+    strict = dispatcher_of(Scaled(), x, strict=True)
     strict(x)
     for odd in (-0.0, 0, False, float("nan")):
         with pytest.raises(WorkloadError):
@@ -310,18 +312,18 @@ def test_constants_are_what_they_were_or_another_call():
 
 
 def test_many_kinds_of_calls_take_no_more_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(door_module, "REMEMBERED", 8)
+    monkeypatch.setattr(dispatcher_module, "REMEMBERED", 8)
     model = Calls(lambda x, n=0: x * 2)
-    door = door_of(model, torch.ones(3), original=model)
+    dispatcher = dispatcher_of(model, torch.ones(3), original=model)
     with pytest.warns(SlowerCall) as said:  # noqa: PT031
         for number in range(30):
-            same(door(torch.ones(3), number), torch.ones(3) * 2)
-    assert len(door._known) <= 8
+            same(dispatcher(torch.ones(3), number), torch.ones(3) * 2)
+    assert len(dispatcher._known) <= 8
     assert len(said) == 1
 
 
 @pytest.mark.parametrize("how", ["jit.trace", "jit.script", "vmap", "jacrev", "symbolic_trace"])
-def test_tracers_are_refused_in_words(dense: Door, how: str):
+def test_tracers_are_refused_in_words(dense: CallDispatcher, how: str):
     from torchwright.optimization.engines.module import OptimizedModule
 
     x = torch.randn(4, 16)
@@ -341,11 +343,13 @@ def test_tracers_are_refused_in_words(dense: Door, how: str):
 
 def test_a_call_with_names_that_no_signature_has_is_no_crash():
     model = Calls(lambda x, **more: x * 2)
-    door = Door([call_of(model, (torch.ones(3),))], takes=Takes(parameters=parameters_of(model.forward)))
+    dispatcher = CallDispatcher(
+        [call_of(model, (torch.ones(3),))], takes=InputCapabilities(parameters=parameters_of(model.forward))
+    )
     with pytest.raises(WorkloadError):
-        door(torch.ones(3), y=3)
+        dispatcher(torch.ones(3), y=3)
     with pytest.raises(WorkloadError):
-        door()
+        dispatcher()
 
 
 # ------------------------------------------------------------------------------------------- numbers of rows
@@ -365,18 +369,20 @@ def test_the_call_that_was_quickest_for_so_many_rows_goes_before_the_others():
     for name, call in (("fixed", fixed), ("free", free), ("one", one), ("general", general)):
         call.spec = replace(call.spec, name=name)
     by_rows = ((1, "one"), (2, "general"), (3, "fixed"), (5, "free"), (7, "gone"), (9, "general"))
-    door = Door(
+    dispatcher = CallDispatcher(
         [fixed, free, one],
         general=general,
-        takes=Takes(parameters=parameters_of(numbered[0].forward), batched=(0,), pieces=True),
+        takes=InputCapabilities(parameters=parameters_of(numbered[0].forward), batched=(0,), pieces=True),
         by_rows=by_rows,
     )
     with warnings.catch_warnings(action="ignore"):
         for rows, answered in ((1, 2), (2, 3), (3, 0), (4, 0), (5, 1), (6, 1), (7, 1), (9, 3), (20, 3)):
             given = torch.ones(rows, 3)
-            assert (door(given) == answered).all(), rows
-            call, _ = door.result_of((given,), {}) or (None, [])
+            assert (dispatcher(given) == answered).all(), rows
+            call, _ = dispatcher.result_of((given,), {}) or (None, [])
             assert call is (fixed, free, one, general)[answered]
-    strict = Door([fixed, free, one], general=general, takes=door.takes, by_rows=by_rows, strict=True)
+    strict = CallDispatcher(
+        [fixed, free, one], general=general, takes=dispatcher.takes, by_rows=by_rows, strict=True
+    )
     assert (strict(torch.ones(3, 3)) == 1).all()
     assert (strict(torch.ones(9, 3)) == 1).all()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchwright.core.records import Step
-from torchwright.optimization.artifact.ways import Ways
+from torchwright.optimization.artifact.strategies import ArtifactLoader
 
 
 def test_an_allocator_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,8 +16,8 @@ def test_an_allocator_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch)
     notices: list[str] = []
     steps = (Step(name="allocator", options={"kind": "mimalloc"}),)
     opened: Any = SimpleNamespace(recipe=SimpleNamespace(steps=steps), _process=True, say=notices.append)
-    Ways._settle_process(opened)
+    ArtifactLoader._settle_process(opened)
     assert "timed in a process with mimalloc, and this one was started without it" in notices.pop()
-    monkeypatch.setattr("torchwright.optimization.artifact.ways.is_there", lambda kind: True)
-    Ways._settle_process(opened)
+    monkeypatch.setattr("torchwright.optimization.artifact.strategies.is_there", lambda kind: True)
+    ArtifactLoader._settle_process(opened)
     assert notices == []

@@ -8,25 +8,25 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.rope import RotaryTable
 
-Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RotaryAngles = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
 
 
-class Turns:
+class RotaryCache:
     """The rotary embeddings of a stack's layers, each of which is computed once for a batch."""
 
     def __init__(self, config: DecoderConfig) -> None:
         distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
         self._rotary = [RotaryTable(rope, config.context) for rope in distinct]
         self.of_layer = [distinct.index(rope) if rope else len(distinct) for rope in config.ropes]
-        """Each layer's place among the turns; the last is for layers without positions."""
+        """Each layer's index among the rotary embeddings; the last is for layers without positions."""
 
-    def __call__(self, batch: Batch) -> list[Turn]:
+    def __call__(self, batch: Batch) -> list[RotaryAngles]:
         """Return the angles of each rotary embedding, and last those of layers without positions."""
         still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
         return [*(rotary(batch) for rotary in self._rotary), (still, still, batch.positions_T)]
 
-    def by_layer(self, batch: Batch) -> list[Turn]:
-        """Each layer's."""
-        turns = self(batch)
-        return [turns[place] for place in self.of_layer]
+    def by_layer(self, batch: Batch) -> list[RotaryAngles]:
+        """Return the angles of each layer."""
+        angles = self(batch)
+        return [angles[place] for place in self.of_layer]
