@@ -43,7 +43,7 @@ SHARED_PARAGRAPH = 80
 
 
 class Role(StrEnum):
-    """What a file's text is used for."""
+    """Use of a file's text."""
 
     TRAIN = "train"
     VALIDATION = "validation"

@@ -178,7 +178,7 @@ def _without_effect(requests: list[Operation]) -> list[tuple[str, str, str]]:
 
 
 def _refused(requests: list[Operation]) -> list[tuple[str, str]]:
-    """What single requests refuse by name, beside what all do."""
+    """Return the fields that single requests refuse by name, with the reason."""
     return [
         (f"`{name}`, of `{operation.path}`", reason)
         for operation in requests

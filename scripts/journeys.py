@@ -3,7 +3,7 @@
     python scripts/journeys.py optimize|train|serve|chat [--source src]
 
 A room is a folder of `src/torchwright`, or a file that stands in none. An arrow is a call from a function of one room
-to a function of another, seen by `sys.setprofile` in every process that the journey starts. Generated code and
+to a function of another. `sys.setprofile` records it in every process that the journey starts. Generated code and
 imports are left out. With `--source` another checkout is followed.
 """
 

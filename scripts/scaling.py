@@ -195,7 +195,7 @@ def _weak() -> str:
 
 
 def _breaks(best: RankedLayout) -> str:
-    """How far each thing may worsen until the best layout loses a twentieth, and what would be best with much less."""
+    """Return how much each figure may worsen until the best layout loses 5%, and the best layout with much less."""
     shape, tokens = Shape(read_model(MODEL)), best.tokens_per_second
 
     def loss(cluster: Cluster) -> float:

@@ -15,7 +15,7 @@ SIDE = 96
 """Pixels of a scene, as wide as high."""
 OBJECTS = (3, 6)
 FEWEST_PIXELS = 60
-"""That are seen of an object; it is none of the scene's with fewer."""
+"""The least visible pixels of an object; with fewer it does not count as one of the scene."""
 LETTERS = "ABCDEFGHJKLMNPRSTUVXYZ2345679&"
 FONTS = ("DejaVuSans-Bold.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono-Bold.ttf")
 UNSEEN = 1_000_000

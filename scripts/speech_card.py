@@ -79,7 +79,7 @@ training never heard:
 
 
 def card(folder: Path, *, words: int, windows: int, parameters: int, trained: str, sentences: int) -> str:
-    """Of a folder with weights, measured on so many sentences of each kind of voices."""
+    """Return the card of a folder with weights, measured on so many sentences of each kind of voices."""
     config = read_config(folder)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix != ".md") / 1e6
     return CARD.format(

@@ -17,10 +17,10 @@ import soxr
 
 RATE = 16_000
 SECONDS = 5
-"""Of a window."""
+"""Length of a window."""
 TICKS_PER_SECOND = 50
 SILENCE = 250
-"""Samples below it, of 32,767, are none of the voice: what an engine leaves before and behind."""
+"""Samples below this, of 32,767, are silence, which an engine leaves before and after the voice."""
 MOST_SPOKEN = 4.4
 """Seconds of a sentence; a longer one is drawn anew."""
 
@@ -104,9 +104,9 @@ def sentence(draw: Random) -> str:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a window holds: samples in float32 from −1 to 1, and (text, begin, end) in ticks of 20 ms.
+    """A window: samples in float32 from −1 to 1, and (text, begin, end) in ticks of 20 ms.
 
-    The last one's text is None where the window ends before it does.
+    The last text is None if it goes on beyond the window.
     """
 
     samples: np.ndarray

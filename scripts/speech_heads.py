@@ -1,11 +1,11 @@
-"""Which heads of a small Whisper's decoder follow the sound, so that its words are placed in time.
+"""Find the heads of a small Whisper's decoder that follow the sound, so that its words are placed in time.
 
     python scripts/speech_heads.py [FOLDER] [--sentences 24] [--write]
 
 FOLDER is the bundled speech model, or another of scripts/train_speech.py. Each head alone places the words of sentences
-that speech_corpus.py makes, by voices that training heard; then the best ones together, of which those are taken whose
-last word ends nearest to where the sentence does. Others' voices say what they are worth beside the upper half of the
-layers, which is the default. --write puts them into generation_config.json. Needs espeak-ng and flite.
+that speech_corpus.py makes, by voices that training heard. Then the best ones place them together, and those are taken
+whose last word ends nearest to the end of the sentence. Unheard voices compare them with the upper half of the layers,
+which is the default. --write puts them into generation_config.json. Needs espeak-ng and flite.
 """
 
 from __future__ import annotations

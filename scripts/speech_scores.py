@@ -47,12 +47,12 @@ class Sentences:
 
 
 def original(folder: Path) -> Recognizer:
-    """Of transformers' own modules in float32."""
+    """Return a recognizer of transformers' own modules in float32."""
     return family(folder)(folder, TransformersSpeech(load_model(folder, "AutoModelForSpeechSeq2Seq")))
 
 
 def rungs(folder: Path) -> dict[str, Callable[[], Recognizer]]:
-    """How to open each way of running a folder's model, the original first."""
+    """Return a function for each way of running a folder's model, the original first."""
     ways: dict[str, Callable[[], Recognizer]] = {
         ORIGINAL: lambda: original(folder),
         "float32": lambda: load_speech(folder),
@@ -62,7 +62,7 @@ def rungs(folder: Path) -> dict[str, Callable[[], Recognizer]]:
 
 
 def growth(words_U: np.ndarray, errors_U: np.ndarray, before_U: np.ndarray) -> Interval:
-    """How much a word error rate has grown, over the same sentences."""
+    """Return the growth of a word error rate, over the same sentences."""
     return rate(words_U, errors_U - before_U)
 
 

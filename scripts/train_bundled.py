@@ -1,8 +1,10 @@
 """Make the language model that Torchwright bundles: the text it learns from, and the package's files around it.
 
-python scripts/train_bundled.py prepare      corpus, split and tokenizer into the build folder
-torchwright train scripts/bundled.toml       the training
-python scripts/train_bundled.py export       the trained model, the texts and the model card into the package
+The steps:
+
+    python scripts/train_bundled.py prepare      corpus, split and tokenizer into the build folder
+    torchwright train scripts/bundled.toml       the training
+    python scripts/train_bundled.py export       the trained model, the texts and the model card into the package
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def cpu_name() -> str:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How well the exported weights predict a text."""
+    """The exported weights' predictions of a text."""
 
     bytes: int
     tokens: int

@@ -27,10 +27,10 @@ DECODER = 64
 BATCH, PROMPTS = 8, 6
 """Scenes of a step, and prompts on each."""
 BOXES = 0.35
-"""Share of the steps whose prompts are boxes; the others' are points."""
+"""Share of the steps whose prompts are boxes; other steps have points."""
 RATE, WARM_UP = 1.5e-3, 60
 FOCUS, FOCAL_WEIGHT = 2.0, 20.0
-"""As published: 20 parts of the focal loss beside one of the dice loss (Kirillov et al., 2023)."""
+"""Published weights: 20 parts of the focal loss and one of the dice loss (Kirillov et al., 2023)."""
 TELL_SECONDS = 60.0
 
 
@@ -106,7 +106,7 @@ def train(folder: Path, minutes: float) -> None:
 
 
 def loss_of(model: SamModel, scenes: list[Scene], random: np.random.Generator) -> torch.Tensor:
-    """Of the best mask of each prompt, and of the model's guess how good each is."""
+    """Return the loss of each prompt's best mask, and of the model's estimate of each mask's quality."""
     boxes = random.random() < BOXES
     asked, wanted = list[Any](), list[np.ndarray]()
     for each in scenes:

@@ -1,8 +1,10 @@
 """Train the small Whisper that Torchwright bundles, on speech that `speech_corpus.py` makes.
 
-python scripts/train_speech.py prepare FOLDER [--count N]         windows, as log-mel features
-python scripts/train_speech.py train FOLDER [--minutes M]         FOLDER/model, as transformers saves a Whisper
-python scripts/train_speech.py export FOLDER [--trained TEXT]     the weights in bfloat16 and a card, into the package
+The steps:
+
+    python scripts/train_speech.py prepare FOLDER [--count N]       windows, as log-mel features
+    python scripts/train_speech.py train FOLDER [--minutes M]     FOLDER/model, as transformers saves a Whisper
+    python scripts/train_speech.py export FOLDER [--trained TEXT]  the weights in bfloat16 and a card, into the package
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SPECIAL = (
 )
 WIDTH, LAYERS, DECODER_LAYERS, HEADS = 160, 4, 2, 5
 CHARACTERS = " abcdefghijklmnopqrstuvwxyz"
-"""What the encoder alone is trained to spell beside the decoder's words: number 0 is CTC's blank."""
+"""The characters that the encoder alone is trained to spell; number 0 is CTC's blank."""
 BATCH = 32
 RATE, WARM_UP, DECAY = 2e-3, 60, 0.4
 """The learning rate, its first steps, and the share of the time in which it falls to nothing."""
@@ -125,7 +127,7 @@ def begin(folder: Path) -> tuple[Any, WhisperForConditionalGeneration]:
 
 
 def save(folder: Path, tokenizer: Any, model: WhisperForConditionalGeneration) -> None:
-    """Everything beside the folder first; then it takes its place."""
+    """Write to a temporary folder first, then rename that."""
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)
     model.save_pretrained(beside)
@@ -235,7 +237,7 @@ class Windows:
 
 
 class Trained(nn.Module):
-    """The model, and beside it a layer that spells from the encoder's states, which is thrown away at the end."""
+    """The model, and a layer that spells from the encoder's states, which is dropped at the end."""
 
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
         super().__init__()
@@ -319,7 +321,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def validate(folder: Path, count: int = 40) -> dict[str, float]:
-    """Word error rate on fresh sentences of voices that were heard, and of others."""
+    """Return the word error rate on fresh sentences of voices that were heard, and of unheard ones."""
     from torchwright.models.speech.load import load_speech
     from torchwright.models.speech.score import edits
 
