@@ -182,3 +182,18 @@ def test_reasoning_before_a_grammar_ends_with_its_budget(model: LoadedDecoder, s
         assert (found, result.finish) == (end, "stop")
         assert answer in ("yes", "no")
         assert len(result.tokens) <= 9 + len(end_ids) + len("yes") + 1
+
+
+@pytest.mark.parametrize("speculate", ["none", "ngram"])
+def test_reasoning_without_a_grammar_ends_with_its_budget(model: LoadedDecoder, speculate: str) -> None:
+    end = "</think>"
+    end_ids = model.text.encode(end)[1:]
+    budget = ThinkingBudget(begin="", end=end, end_ids=end_ids, tokens=9)
+    repeated = model.text.encode("ab ab ab ab ab ab ab ab")
+    free = request("free", repeated, 60, seed=3, temperature=0.0)
+    bound = request("bound", repeated, 60, seed=3, temperature=0.0, thinking=budget)
+    found = answers(model, [free, bound], speculate=speculate)
+    assert end not in model.text.decode(found["free", 0].tokens)
+    thought = found["free", 0].tokens[:9]
+    assert found["bound", 0].tokens[: 9 + len(end_ids)] == [*thought, *end_ids]
+    assert len(found["bound", 0].tokens) > 9 + len(end_ids), "the answer goes on behind the reasoning"

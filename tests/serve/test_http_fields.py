@@ -153,6 +153,12 @@ def test_a_message_of_an_sdk_comes_back(http: httpx.Client, turns: list[dict[str
     [
         ("/v1/messages?beta=true", {"thinking": {"type": "adaptive"}}, "thinking"),
         ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        (
+            "/v1/messages",
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            "thinking.budget_tokens",
+        ),
+        ("/v1/chat/completions", {"thinking_token_budget": 8}, "thinking_token_budget"),
         ("/v1/messages", {"context_management": {"edits": []}}, "context_management"),
         ("/v1/messages", {"output_config": {"effort": "medium"}}, "output_config.effort"),
         (
@@ -163,6 +169,7 @@ def test_a_message_of_an_sdk_comes_back(http: httpx.Client, turns: list[dict[str
         ("/v1/responses", {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning"),
         ("/v1/responses", {"include": ["reasoning.encrypted_content"]}, "include"),
         ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
+        ("/v1/responses", {"client_metadata": {"session_id": "1"}}, "client_metadata"),
         ("/v1/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
         ("/v1/chat/completions", {"reasoning_effort": "high"}, "reasoning_effort"),
     ],

@@ -13,6 +13,9 @@ import httpx
 import pytest
 from http_support import events, serving
 
+from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.messages import Submit
+
 # `open` in the message ends the prompt within reasoning, as DeepSeek's templates do.
 ECHO = (
     "{{ bos_token }}{{ messages[-1].content }}<|end|>{% if tools %}{% endif %}"
@@ -21,6 +24,7 @@ ECHO = (
 THOUGHT, SAID = "First this, then\n\nthat.", "It is stop 3."
 WHOLE = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "stop é"}}\n</tool_call>'
+FLAT = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
@@ -95,6 +99,43 @@ def test_one_call_ends_an_answer(http: httpx.Client) -> None:
     assert len(chat(http, twice, tools=[TOOL])["choices"][0]["message"]["tool_calls"]) == 2
 
 
+@pytest.mark.parametrize("length", [10, 70_000])
+@pytest.mark.parametrize(
+    ("path", "field", "name"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 7}}, "thinking.budget_tokens"),
+        ("/v1/chat/completions", {"thinking_token_budget": 7}, "thinking_token_budget"),
+    ],
+)
+def test_a_bound_of_reasoning_reaches_the_engine(
+    http: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
+    path: str,
+    field: dict[str, Any],
+    name: str,
+) -> None:
+    """Long requests are read in another process."""
+    sent = list[Submit]()
+    submit = EngineClient.submit
+
+    def seen(client: EngineClient, wanted: Submit, mailbox: Any) -> None:
+        sent.append(wanted)
+        submit(client, wanted, mailbox)
+
+    monkeypatch.setattr(EngineClient, "submit", seen)
+    body = {"messages": [{"role": "user", "content": WHOLE}], "max_tokens": 20}
+    body |= {"chat_template_kwargs": {"padding": "x" * length}}
+    response = http.post(path, json=body | field)
+    assert response.status_code == 200, response.text
+    assert name not in response.headers.get("x-torchwright-ignored", "")
+    assert http.post(path, json=body).status_code == 200
+    bound, free = sent
+    assert bound.thinking is not None
+    assert (bound.thinking.begin, bound.thinking.end, bound.thinking.tokens) == ("<think>", "</think>", 7)
+    assert (bound.grammar, free.thinking) == (None, None)
+
+
 def test_messages_have_thinking_blocks(http: httpx.Client) -> None:
     tool = {"name": "add", "input_schema": {"type": "object"}}
     body = {
@@ -150,3 +191,23 @@ def test_the_format_of_calls_can_be_chosen() -> None:
         found = chat(http, '[TOOL_CALLS]add[ARGS]{"a": 1}', tools=[TOOL])["choices"][0]
         assert found["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
         assert chat(http, CALL, tools=[TOOL])["choices"][0]["message"]["content"] == CALL
+
+
+def test_a_namespace_of_functions_is_called_and_comes_back(http: httpx.Client) -> None:
+    """As Codex sends them: the model knows the functions by joined names, and the client gets both parts."""
+    tools = [{"type": "namespace", "name": "agents", "description": "Others.", "tools": [FLAT]}, FLAT]
+    call = '<tool_call>\n{"name": "NAME", "arguments": {"a": 1}}\n</tool_call>'
+    both = call.replace("NAME", "agents__add") + "\n" + call.replace("NAME", "add")
+    found = http.post("/v1/responses", json={"input": both, "tools": tools}).json()
+    calls = [item for item in found["output"] if item["type"] == "function_call"]
+    assert [(item.get("namespace"), item["name"]) for item in calls] == [("agents", "add"), (None, "add")]
+    streamed = events(http.post("/v1/responses", json={"input": both, "tools": tools, "stream": True}).text)
+    added = [event["item"] for event in streamed if event["type"] == "response.output_item.added"]
+    assert [item.get("namespace") for item in added if item["type"] == "function_call"] == ["agents", None]
+    results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "2"} for item in calls]
+    turns = [{"role": "user", "content": both}, *calls, *results, {"role": "user", "content": SAID}]
+    again = http.post("/v1/responses", json={"input": turns, "tools": tools})
+    assert again.status_code == 200, again.text
+    twice = http.post("/v1/responses", json={"input": SAID, "tools": [FLAT, FLAT]})
+    assert twice.status_code == 400
+    assert "same name" in twice.json()["error"]["message"]

@@ -47,6 +47,11 @@ def test_an_answer_without_reasoning_has_no_bound() -> None:
     assert follow(made, *[5] * 9).forced is None
 
 
+def test_space_before_the_mark_is_no_answer() -> None:
+    made = Thinking(ThinkingBudget(begin="<think>", end="</think>", end_ids=ENDS, tokens=3), [*PIECES, b"\n"])
+    assert follow(made, len(PIECES), 0, 5).forced == ENDS[0]
+
+
 def test_a_mark_in_two_tokens_is_finished_before_the_end_is_forced() -> None:
     made = follow(thinking(1), 7)
     assert made.forced is None

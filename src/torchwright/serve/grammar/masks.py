@@ -54,6 +54,7 @@ class Constraint:
     def __init__(
         self, grammar: Future[Any], stop_ids: list[int], thinking: Callable[[], Thinking] | None = None
     ) -> None:
+        """`grammar` gives None for an answer of any text."""
         self._grammar, self._stop_ids, self._make_thinking = grammar, stop_ids, thinking
         self.seconds = 0.0
         """Time spent on its masks, most of it while the model ran."""
@@ -123,13 +124,32 @@ class Constraint:
 
     @cached_property
     def _matcher(self) -> Any:
+        grammar = self._grammar.result()
+        if grammar is None:
+            return AnyText()
         import xgrammar
 
         return xgrammar.GrammarMatcher(
-            self._grammar.result(),
+            grammar,
             override_stop_tokens=self._stop_ids or None,
             terminate_without_stop_token=not self._stop_ids,
         )
+
+
+class AnyText:
+    """The matcher of an answer that has a bound of reasoning and no grammar: it takes every token."""
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def accept_token(self, token: int) -> bool:
+        return True
+
+    def fill_next_token_bitmask(self, masks: torch.Tensor, row: int) -> None:
+        """Leave the row as it is: everything is allowed."""
+
+    def rollback(self, count: int) -> None:
+        """Forget nothing: nothing is kept."""
 
 
 class Masks:
@@ -172,11 +192,12 @@ class Grammars:
 
     def constraint(self, submit: Submit) -> Constraint | None:
         """Return the constraint of one sequence, by a grammar that is kept; None where the request has none."""
-        if submit.grammar is None:
-            return None
         budget = submit.thinking
+        if submit.grammar is None and budget is None:
+            return None
         thinking = None if budget is None else lambda: Thinking(budget, self._pieces)
-        return Constraint(self._kept[submit.grammar], submit.stop_ids, thinking)
+        grammar = self._any_text if submit.grammar is None else self._kept[submit.grammar]
+        return Constraint(grammar, submit.stop_ids, thinking)
 
     def fill(self, rows: int, wanted: list[tuple[Constraint, int, list[int]]]) -> Masks:
         """Begin to fill masks for `rows` rows: of each constraint from its first row on, one for each proposal more."""
@@ -186,6 +207,15 @@ class Grammars:
     def close(self) -> None:
         for threads in (self._reader, self._filler):
             threads.shutdown(cancel_futures=True)
+
+    @cached_property
+    def _any_text(self) -> Future[None]:
+        """Done once the tokens' bytes are known, by which reasoning is followed."""
+
+        def read() -> None:
+            _ = self._pieces
+
+        return self._reader.submit(read)
 
     @cached_property
     def _info(self) -> Any:

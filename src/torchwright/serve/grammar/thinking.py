@@ -1,4 +1,4 @@
-"""The bound of reasoning before a constrained answer: a grammar of any text has no end of its own."""
+"""The bound of reasoning: of a client's, or before a constrained answer, whose grammar of any text has no end."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Thinking:
         self._count += 1
         self._text += self._pieces[token]
         if not self._begun:
+            self._text = self._text.lstrip()
             self._begun = self._text.startswith(self._begin)
             self._open = self._begun or self._begin.startswith(self._text)
             self._text = self._text[len(self._begin) :] if self._begun else self._text

@@ -48,6 +48,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         max_tokens_param=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         form=_form(body, asked, model),
+        thinking_tokens=body.thinking_tokens,
         stops=model.template.stops,
         answer=_answer_form(asked, model),
     )
@@ -110,6 +111,7 @@ async def messages(service: Service, request: Request) -> Response:
     wanted = Wanted(
         max_tokens=body.max_tokens,
         form=_form(body, asked, model),
+        thinking_tokens=body.thinking_tokens,
         stops=model.template.stops,
         answer=_answer_form(asked, model),
     )
@@ -182,6 +184,8 @@ def _facts(
     *,
     stream: StreamOptions | None,
 ) -> Facts:
+    if prepared.unbounded is not None:
+        _note_ignored(request, service, [*body.noted, prepared.unbounded])
     stream = stream or StreamOptions()
     wanted = request.headers.get(TIMING_HEADER, "0").lower() in ("1", "true")
     return Facts(

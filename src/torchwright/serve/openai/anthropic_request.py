@@ -170,11 +170,10 @@ class Metadata(Body):
 
 
 class Thinking(Body):
-    without_effect: ClassVar[dict[str, str]] = {
-        "budget_tokens": "max_tokens bounds thinking and answer together",
-        "display": "thinking is shown as the model writes it",
-    }
+    without_effect: ClassVar[dict[str, str]] = {"display": "thinking is shown as the model writes it"}
     type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1)
+    """Tokens of thinking at most."""
 
 
 class OutputFormat(Body):
@@ -213,7 +212,7 @@ class CountTokensRequest(Body):
     tool_choice: ToolChoice | None = None
     """auto (the default with tools), any, none, or a tool by name; any and a name are enforced by a grammar."""
     thinking: Thinking | None = None
-    """enabled, adaptive or disabled: the chat template's own switch, where the template has one."""
+    """enabled, adaptive or disabled: the chat template's own switch, if it has one; `budget_tokens` bounds it."""
     output_config: OutputConfig | None = None
     """`format`: json_schema with a schema, which is always enforced; `effort`, where the chat template has a switch."""
     chat_template_kwargs: dict[str, Any] = Field({})
@@ -289,7 +288,6 @@ class MessagesRequest(CountTokensRequest, Shared):
         "messages": [{"role": "user", "content": ""}],
         "system": None,
         "chat_template_kwargs": {},
-        "thinking": None,
     }
     without_effect: ClassVar[dict[str, str]] = HARMLESS | CountTokensRequest.without_effect
     defaults: ClassVar[dict[str, Sequence[Any]]] = SPELLED_OUT | CountTokensRequest.defaults
@@ -300,6 +298,12 @@ class MessagesRequest(CountTokensRequest, Shared):
     """Texts that end the answer, not included in it. Same as `stop`."""
     metadata: Metadata | None = None
     """`user_id` is named in the request's line of the log."""
+
+    @property
+    def thinking_tokens(self) -> tuple[int, str] | None:
+        """Return the most tokens of reasoning and the name of the field that bounds them, or None."""
+        budget = self.thinking.budget_tokens if self.thinking else None
+        return None if budget is None else (budget, "thinking.budget_tokens")
 
     @property
     def stops(self) -> list[str]:

@@ -55,6 +55,8 @@ class Wanted:
     prompt_logprobs: int | None = None
     form: tuple[GrammarJob, str] | None = None
     """A grammar, and the name of the field that asks for it."""
+    thinking_tokens: tuple[int, str] | None = None
+    """The most tokens of reasoning, and the name of the field that bounds them."""
     stops: tuple[str, ...] = ()
     answer: AnswerForm | None = None
     """Format of the answer; None for plain text."""
@@ -82,6 +84,8 @@ class PreparedRequest:
     """Makes the parser of one answer."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are part of an answer's text."""
+    unbounded: str | None = None
+    """The field that bounds reasoning, where this model's reasoning cannot be bounded."""
     tokenize_s: float
     """From the request's arrival."""
     grammar_s: float
@@ -115,7 +119,8 @@ async def prepare(
         parser, marks = partial(form.parser, end), model.tokenizer.marks(form.marks)
         if wanted.form is not None:
             wanted = replace(wanted, form=(form.constrained(wanted.form[0], end), wanted.form[1]))
-            thinking = form.reasoning and form.reasoning.thinking(end)
+        if form.reasoning and (wanted.form is not None or (wanted.thinking_tokens and ready.stop_ids)):
+            thinking = form.reasoning.thinking(end)
     grammar = await _grammar(wanted, model, ready, _left(body.timeout, begun))
     compiled = time.perf_counter()
     submits = [
@@ -128,7 +133,7 @@ async def prepare(
             stop_ids=stop_ids,
             min_tokens=body.min_tokens,
             grammar=grammar and grammar.key,
-            thinking=_budget(thinking, most, model),
+            thinking=_budget(thinking, most, wanted, model),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
             priority=body.priority,
@@ -148,17 +153,22 @@ async def prepare(
         prompt_tokens=sum(map(len, rows)),
         parser=parser,
         marks=marks,
+        unbounded=wanted.thinking_tokens[1] if wanted.thinking_tokens and thinking is None else None,
         tokenize_s=tokenized - begun,
         grammar_s=compiled - tokenized,
     )
 
 
-def _budget(thinking: tuple[str, str] | None, most: int, model: ServedModel) -> ThinkingBudget | None:
-    """Return the bound of reasoning before a constrained answer of so many tokens; None where none may come."""
+def _budget(
+    thinking: tuple[str, str] | None, most: int, wanted: Wanted, model: ServedModel
+) -> ThinkingBudget | None:
+    """Return the bound of reasoning in an answer of so many tokens; None where none may come."""
     if thinking is None:
         return None
     begin, end = thinking
-    tokens = int(most * THINKING_SHARE)
+    tokens = int(most * THINKING_SHARE) if wanted.form is not None else most
+    if wanted.thinking_tokens is not None:
+        tokens = min(tokens, wanted.thinking_tokens[0])
     return ThinkingBudget(
         begin=begin, end=end, end_ids=model.tokenizer.encode(end, special=False), tokens=tokens
     )

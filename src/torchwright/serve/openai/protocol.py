@@ -46,11 +46,11 @@ def _few(value: Any) -> Any:
     return value
 
 
-_NO_STORE = "nothing is stored here"
+NO_STORE = "nothing is stored here"
 _CACHED = "every prompt is looked up in the prefix cache"
 HARMLESS = {
-    "metadata": _NO_STORE,
-    "store": _NO_STORE,
+    "metadata": NO_STORE,
+    "store": NO_STORE,
     "prompt_cache_key": _CACHED,
     "prompt_cache_retention": "the prefix cache keeps what fits",
     "prediction": "speculation is chosen when the server is started",
@@ -234,6 +234,14 @@ class ChatRequest(Choices):
     """True if the prompt ends with the beginning of the assistant's message."""
     reasoning_effort: Text | None = None
     """Given to the chat template where the template has such a switch; "none" turns thinking off where it can."""
+    thinking_token_budget: int | None = Field(None, ge=0)
+    """After so many tokens the reasoning is ended, where the model reasons by known marks (vLLM's name)."""
+
+    @property
+    def thinking_tokens(self) -> tuple[int, str] | None:
+        """Return the most tokens of reasoning and the name of the field that bounds them, or None."""
+        budget = self.thinking_token_budget
+        return None if budget is None else (budget, "thinking_token_budget")
 
     @model_validator(mode="after")
     def _chat_consistent(self) -> Self:

@@ -31,7 +31,7 @@ class ResponseAnswer:
     """Answers POST /v1/responses."""
 
     def __init__(self, facts: Facts, request: ResponsesRequest) -> None:
-        self._facts, self._request = facts, request
+        self._facts, self._request, self._namespaces = facts, request, request.namespaces
         self._items: list[_Open] = []
         self._finish: str | None = None
         self._sequence = 0
@@ -61,8 +61,10 @@ class ResponseAnswer:
     def _grow(self, item: Event) -> bytes:
         last = self._items[-1] if self._items else None
         if isinstance(item, CallBegin):
-            call = {"type": "function_call", "call_id": item.id, "name": item.name, "arguments": ""}
-            return self._close_last() + self._open({**call, "id": _new_id("fc")})
+            call: dict[str, Any] = {"type": "function_call", "call_id": item.id, "name": item.name}
+            if item.name in self._namespaces:
+                call["namespace"], call["name"] = self._namespaces[item.name]
+            return self._close_last() + self._open({**call, "arguments": "", "id": _new_id("fc")})
         if isinstance(item, CallArguments):
             assert last is not None, "arguments without a call"
             last.grown.append(item.text)

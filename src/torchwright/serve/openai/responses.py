@@ -6,9 +6,10 @@ It becomes a conversation like a chat completion's; its answer is a list of item
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from torchwright.serve.limits import MESSAGES, PARTS, TOOLS
 from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
@@ -29,7 +30,7 @@ from torchwright.serve.openai.parts import (
     ToolCall,
     only_text,
 )
-from torchwright.serve.openai.protocol import HARMLESS, Shared
+from torchwright.serve.openai.protocol import HARMLESS, NO_STORE, Shared
 
 BUILT_IN = ("web_search",)
 """Types of tools that OpenAI's server runs; the model answers without them."""
@@ -43,6 +44,7 @@ WITHOUT_DATA = (
     "message.input_image.image_url",
 )
 """Values of `include` that are accepted: no answer here has any of these."""
+LONGEST_NAME = 64
 _OF_AN_ANSWER = "part of an answer that is sent back"
 
 
@@ -73,6 +75,7 @@ class InputCall(Body):
     call_id: str
     name: Name
     arguments: str
+    namespace: Name | None = None
     id: str | None = None
     status: str | None = None
 
@@ -117,6 +120,18 @@ class FlatFunction(Function):
     type: Literal["function"]
 
 
+class Namespace(Body):
+    """Functions under one name, as Codex groups them; the model knows each as `NAMESPACE__NAME`."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[list[FlatFunction], Field(max_length=TOOLS, fail_fast=True)]
+
+
+FlatTool = Annotated[FlatFunction | Namespace, Field(discriminator="type")]
+
+
 class NamedFunction(Body):
     type: Literal["function"]
     name: Name
@@ -146,7 +161,10 @@ class Reasoning(Body):
 class ResponsesRequest(Shared):
     """POST /v1/responses"""
 
-    without_effect: ClassVar[dict[str, str]] = HARMLESS | {"stream_options": "events are not padded"}
+    without_effect: ClassVar[dict[str, str]] = HARMLESS | {
+        "stream_options": "events are not padded",
+        "client_metadata": NO_STORE,
+    }
     dropped_tools: ClassVar[tuple[str, ...]] = BUILT_IN
 
     input: (
@@ -158,8 +176,8 @@ class ResponsesRequest(Shared):
     """A system message before the input."""
     max_output_tokens: int | None = Field(None, ge=1)
     """New tokens at most; as many as fit where it is left out."""
-    tools: list[FlatFunction] = Field([], max_length=TOOLS, fail_fast=True)
-    """Functions that the model may call."""
+    tools: list[FlatTool] = Field([], max_length=TOOLS, fail_fast=True)
+    """Functions that the model may call, and namespaces of such functions."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
     """auto, none, required, or one by name; the last two are enforced by a grammar."""
     parallel_tool_calls: bool = True
@@ -170,6 +188,13 @@ class ResponsesRequest(Shared):
     """`effort` is given to the chat template where the template has such a switch."""
     include: list[Literal[WITHOUT_DATA]] = Field([], max_length=len(WITHOUT_DATA), fail_fast=True)  # type: ignore[valid-type]
     """Further contents of an answer; no answer here has any of them."""
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        names = [function.name for function, _, _ in self._functions]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "two tools have the same name")
+        return self
 
     EMPTY = {"input": " ", "reasoning": None, "include": []}  # noqa: RUF012
 
@@ -192,11 +217,33 @@ class ResponsesRequest(Shared):
     def asked_tools(self) -> Tools:
         named = isinstance(self.tool_choice, NamedFunction)
         return Tools(
-            functions=self.tools,
+            functions=[function for function, _, _ in self._functions],
             choice=self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else self.tool_choice,
             named=named,
             parallel=self.parallel_tool_calls,
         )
+
+    @property
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """Return the namespace and the name of each function that has a namespace, by the model's name for it."""
+        return {
+            function.name: (namespace, name)
+            for function, namespace, name in self._functions
+            if namespace is not None
+        }
+
+    @property
+    def _functions(self) -> list[tuple[FlatFunction, str | None, str]]:
+        """Every function under the model's name for it, its namespace, and its own name."""
+        found: list[tuple[FlatFunction, str | None, str]] = []
+        for tool in self.tools:
+            if isinstance(tool, FlatFunction):
+                found.append((tool, None, tool.name))
+                continue
+            for inner in tool.tools:
+                joined = inner.model_copy(update={"name": _joined(tool.name, inner.name)})
+                found.append((joined, tool.name, inner.name))
+        return found
 
     def messages(self) -> list[Message]:
         """The conversation; calls that follow each other are one assistant's message."""
@@ -208,7 +255,7 @@ class ResponsesRequest(Shared):
                 thinking = "\n".join(part.text for part in item.content or ()) or None
                 continue
             if isinstance(item, InputCall):
-                function = CalledFunction(name=item.name, arguments=item.arguments)
+                function = CalledFunction(name=_joined(item.namespace, item.name), arguments=item.arguments)
                 calls.append(ToolCall(id=item.call_id, function=function))
                 continue
             if calls:
@@ -221,6 +268,11 @@ class ResponsesRequest(Shared):
         if calls:
             found.append(Message(role="assistant", tool_calls=calls, reasoning_content=thinking))
         return found
+
+
+def _joined(namespace: str | None, name: str) -> str:
+    """Return the model's name for a function, which has 64 characters at most."""
+    return name if namespace is None else f"{namespace}__{name}"[-LONGEST_NAME:]
 
 
 def _message(item: str | InputMessage | InputCallOutput) -> Message:

@@ -54,7 +54,7 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound of the reasoning that a grammar lets come before the answer."""
+    """A bound of the reasoning that comes before the answer."""
 
     begin: str
     """The text by which reasoning begins; empty where the prompt has begun it."""
@@ -80,7 +80,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     grammar: str | None = None
     """The key of a `Grammar` that was sent before and is not forgotten."""
     thinking: ThinkingBudget | None = None
-    """The bound of reasoning before a constrained answer."""
+    """The bound of reasoning, with a grammar or without."""
     logprobs: int | None = None
     """How many of the most likely tokens to report beside each new one (0: only its own); None: nothing."""
     prompt_logprobs: int | None = None
