@@ -73,6 +73,8 @@ MODEL = "torchwright-bundled"
 CONTEXT = 1024
 STOP = 1
 LOADING = "loading for ever"
+STARTS_WITHIN = 120.0
+"""Seconds; the server's processes import much, on a machine that others use."""
 NEVER = "a text that is not embedded, a prompt for which only the first window is heard"
 DIES = "a prompt that ends the engine"
 READERS = ("encoder", "classifier", "recognizer", "painter")
@@ -403,7 +405,7 @@ def _serving(
     thread.start()
     server, loop, url = started.get(timeout=30)
     try:
-        wait_until(lambda: client.state in ("ready", "failed") or client.detail == LOADING)
+        wait_until(lambda: client.state in ("ready", "failed") or client.detail == LOADING, STARTS_WITHIN)
         yield Running(url, service, loop)
     finally:
         loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)

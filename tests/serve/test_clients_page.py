@@ -220,7 +220,7 @@ def test_an_answer_that_breaks_off_keeps_its_text(page: Browser) -> None:
     slow(page)
     say(page, "a long one")
     kept = "import('/page/store.js').then(s => s.load(location.hash.slice(1))).then(c => c.messages.at(-1).content)"
-    wait_until(lambda: page.text(".assistant .body") != "" and page.run(kept) != "")
+    wait_until(lambda: page.run(kept).startswith("User: a long"))
     page.reload()  # in the midst of it
     wait_until(lambda: page.text(".assistant .end") == "The page was closed before this was complete.")
     assert page.text(".assistant .body").startswith("User: a long")
