@@ -35,11 +35,11 @@ from transformers import (
 
 from bundled_corpus import BEGIN, BEGIN_ID, DEBIAN_DOCS, END, END_ID, SHARED_PARAGRAPH, prepare
 from torchwright.train.ledger import read_account
-from torchwright.train.run import checkpoint
-from torchwright.train.run.checkpoint import Described
-from torchwright.train.run.config import DECAY_FRACTION, Run
-from torchwright.train.run.read import read_run
-from torchwright.train.run.trainer import MODEL
+from torchwright.train.run.config.read import read_run
+from torchwright.train.run.config.run import DECAY_FRACTION, Run
+from torchwright.train.run.loop.trainer import MODEL
+from torchwright.train.run.runtime import checkpoint
+from torchwright.train.run.runtime.checkpoint import Described
 
 RUN_FILE = Path(__file__).with_name("bundled.toml")
 PACKAGE_DATA = Path(__file__).parents[1] / "src" / "torchwright" / "workloads" / "bundled"

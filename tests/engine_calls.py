@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.optimization.engines.call import parameters_of, spec_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
-from torchwright.optimization.engines.graphs import GraphCall
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.program import FreeSizes, compile_program, export_one
-from torchwright.optimization.engines.spec import InputCapabilities
+from torchwright.optimization.engines.compiled.graphs import GraphCall
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.program import FreeSizes, compile_program, export_one
+from torchwright.optimization.engines.dispatch.call import parameters_of, spec_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 from torchwright.workloads.base import Case
 
 

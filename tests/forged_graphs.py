@@ -15,7 +15,7 @@ from small_artifacts import edit
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.artifact.tree import write_tree
-from torchwright.optimization.engines.program import write_programs
+from torchwright.optimization.engines.compiled.program import write_programs
 from torchwright.workloads.module import ModuleWorkload
 
 

@@ -9,7 +9,7 @@ from torchwright.train.prove import processes
 
 PRELOADED = [
     *processes.PRELOADED,
-    "torchwright.train.run.loop",
+    "torchwright.train.run.loop.train",
     "torchwright.train.hang.watch",
     "torchao.float8",
     "transformers",

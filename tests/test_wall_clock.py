@@ -17,7 +17,7 @@ ALLOWED = {
     "serve/openai/answers.py": "`created` of an answer",
     "hub/template_sandbox.py": "`strftime_now`, which templates call",
     "optimization/search/save.py": "`created` of a recipe",
-    "train/run/page.py": "the time of day at which a page was written",
+    "train/run/observe/page.py": "the time of day at which a page was written",
     "train/ledger/launcher.py": "when a process began, from its age by the boot clock",
     "train/ledger/write.py": "the beginning of an account, put after the last one's end",
     "train/hang/record.py": "stamps that ranks compare; the beginning follows a clock that is set back",

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from benchmarks.harness import run
 from benchmarks.harness.run import BUNDLED
 from torchwright.core.errors import TorchwrightError
-from torchwright.exporter.executorch import MODEL as PTE
 from torchwright.exporter.export import PACKAGE, export
-from torchwright.exporter.gguf import MODEL as GGUF
+from torchwright.exporter.targets.executorch.target import MODEL as PTE
+from torchwright.exporter.targets.gguf import MODEL as GGUF
 from torchwright.workloads.huggingface import load_model
 
 TOKENS = 200

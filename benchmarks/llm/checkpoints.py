@@ -28,8 +28,8 @@ from benchmarks.harness.run import Row
 from benchmarks.harness.turns import seconds
 from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.models.decoder import load_decoder
-from torchwright.models.decoder.generate import PREFILL_CHUNK, LoadedDecoder
-from torchwright.models.decoder.sampling import Sampling
+from torchwright.models.decoder.generation.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.models.decoder.generation.sampling import Sampling
 
 sys.path.insert(0, str(run.ROOT / "tests" / "hub"))
 made: Any = importlib.import_module("quantized")

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from benchmarks.harness import peers, run
 from benchmarks.harness.peers import Peer
 from benchmarks.harness.turns import both_clocks, ratio, since
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
 
 Sources = Sequence[Sequence[int]]
 Answer = Callable[[Sources, int], Any]

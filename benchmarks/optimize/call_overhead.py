@@ -22,14 +22,14 @@ from torch import nn
 from benchmarks.harness import run
 from benchmarks.harness.run import Row
 from benchmarks.harness.turns import seconds
-from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.input_capabilities import tensors_of
-from torchwright.optimization.engines.module import OptimizedModule
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.packaging import described
-from torchwright.optimization.engines.program import compile_program, export_one
-from torchwright.optimization.engines.spec import InputCapabilities
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.packaging import described
+from torchwright.optimization.engines.compiled.program import compile_program, export_one
+from torchwright.optimization.engines.dispatch.call import parameters_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
+from torchwright.optimization.engines.dispatch.module import OptimizedModule
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 from torchwright.workloads.base import Case
 
 ROUNDS, CALLS = 41, 2000

@@ -41,7 +41,7 @@ from benchmarks.harness.run import BUNDLED, Row
 from benchmarks.llm import native, shapes
 from benchmarks.serve.server import event, server
 from torchwright.models.decoder.cache import PAGE
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import load_decoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions

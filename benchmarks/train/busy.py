@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.harness import run
 from benchmarks.harness.neighbours import multiplying
 from benchmarks.harness.run import BUNDLED, Row
-from torchwright.train.run.history import read_history
+from torchwright.train.run.observe.history import read_history
 
 LEAST = 0.8
 """Accepted share of the speed on one thread."""

@@ -16,7 +16,7 @@ from benchmarks.harness import run
 from benchmarks.harness.turns import ratios
 from benchmarks.train import speed
 from torchwright.core.paths import file_digest
-from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.observe.metrics import read_figures
 
 NAMES = ("torchwright", "torchwright, deterministic")
 

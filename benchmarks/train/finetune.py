@@ -73,9 +73,9 @@ def write_data(folder: Path) -> None:
 def ours(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Module]:
     """Return a step of `torchwright train`, and the model."""
     from torchwright.train.ledger import Ledger
-    from torchwright.train.run.processes import processes as run_processes
-    from torchwright.train.run.read import parse_run
-    from torchwright.train.run.trainer import Trainer
+    from torchwright.train.run.config.read import parse_run
+    from torchwright.train.run.loop.trainer import Trainer
+    from torchwright.train.run.runtime.processes import processes as run_processes
 
     out = folder / name.replace(" ", "-")
     out.mkdir()
@@ -131,8 +131,8 @@ def continuations(
     model: torch.nn.Module, prompts: Sequence[str], *, longest: int, stop: Sequence[int] = ()
 ) -> list[str]:
     """Return the most likely text after each prompt, of at most `longest` tokens."""
-    from torchwright.models.decoder.text import FolderTokenizer
-    from torchwright.train.run.evaluate import continued
+    from torchwright.models.decoder.generation.text import FolderTokenizer
+    from torchwright.train.run.loop.evaluate import continued
 
     text = FolderTokenizer(BUNDLED, None)
     ids = [text.encode(prompt) for prompt in prompts]

@@ -26,8 +26,8 @@ from torchwright.core.intervals import share_bounds
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer, load_weights
-from torchwright.train.run.loop import train_run
-from torchwright.train.run.read import parse_run
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.loop.train import train_run
 
 HELD_OUT, CONTEXT, BATCH_TOKENS, LONGEST = 200, 64, 1024, 4
 METHODS: dict[str, tuple[float, dict[str, Any] | None]] = {

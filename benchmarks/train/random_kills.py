@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from benchmarks.harness import run
 from benchmarks.harness.run import Row
 from torchwright.train.ledger import read_account
-from torchwright.train.run.checkpoint import FOLDER, whole
-from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.checkpoint import FOLDER, whole
 
 WORLD, RESTARTS = 4, 20
 VOCABULARY, ROWS, CONTEXT = 128, 8, 32

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.harness import run
 from benchmarks.harness.run import Row
-from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.observe.metrics import read_figures
 
 sys.path.append(str(run.ROOT / "examples" / "clicks"))
 from clicks import generate

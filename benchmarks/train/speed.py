@@ -73,10 +73,10 @@ def torchwright(folder: Path, name: str) -> Callable[[], float]:
     from torch._dynamo import compiled_autograd
 
     from torchwright.train.ledger import Ledger
-    from torchwright.train.run.deterministic import deterministic
-    from torchwright.train.run.processes import processes as run_processes
-    from torchwright.train.run.read import read_run
-    from torchwright.train.run.trainer import Trainer
+    from torchwright.train.run.config.read import read_run
+    from torchwright.train.run.loop.trainer import Trainer
+    from torchwright.train.run.runtime.deterministic import deterministic
+    from torchwright.train.run.runtime.processes import processes as run_processes
 
     out = folder / name.replace(", ", "-").replace(" ", "-")
     out.mkdir()
@@ -231,7 +231,10 @@ def rates_since(begun: tuple[float, float], steps: int) -> tuple[float, float]:
 
 def rates(names: Sequence[str], options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
     """Return every contender's tokens per second, in turns; `options` has threads, seconds and turns."""
-    preload = ("transformers", "torchwright.train.run.trainer")  # imported once, before anybody has threads
+    preload = (
+        "transformers",
+        "torchwright.train.run.loop.trainer",
+    )  # imported once, before anybody has threads
     with tempfile.TemporaryDirectory() as folder:
         windows(Path(folder))  # tokenized once, before anybody reads
         arguments = (folder, options.threads, options.seconds)

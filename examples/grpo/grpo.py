@@ -32,8 +32,8 @@ from torchwright.models.decoder import load_decoder, read_decoder_config
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.train.model import Transformer, load_weights, save_folder
-from torchwright.train.run.loop import train_run
-from torchwright.train.run.read import parse_run
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.loop.train import train_run
 
 CLIP = 0.2
 """How far the ratio of a token's probabilities may move its own gradient."""

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.exporter.base import GraphTarget, Run, Written
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 GRAPH, WEIGHTS = "graph.json", "weights.safetensors"
 OPERATORS: dict[str, Callable[..., Any]] = {

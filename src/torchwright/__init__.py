@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchwright.core.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.models.decoder.load import load_decoder
-    from torchwright.models.decoder.load_seq2seq import load_seq2seq
+    from torchwright.models.decoder.seq2seq.load import load_seq2seq
     from torchwright.models.diffusion.load import load_diffuser
     from torchwright.models.segment.load import load_class_segmenter, load_segmenter
     from torchwright.models.speech.load import load_speech
@@ -60,7 +60,7 @@ _HOMES = {
     "load": "torchwright.optimization.artifact.load",
     "load_decoder": "torchwright.models.decoder.load",
     "load_diffuser": "torchwright.models.diffusion.load",
-    "load_seq2seq": "torchwright.models.decoder.load_seq2seq",
+    "load_seq2seq": "torchwright.models.decoder.seq2seq.load",
     "load_class_segmenter": "torchwright.models.segment.load",
     "load_segmenter": "torchwright.models.segment.load",
     "load_speech": "torchwright.models.speech.load",

@@ -21,13 +21,13 @@ SOURCE = Path(torchwright.__file__).parent
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 ALLOWED = {
     "optimization.decode_bench": "counts bytes that a call reads",
-    "models.decoder.generate": "asks whether anything is left to pack",
+    "models.decoder.generation.generate": "asks whether anything is left to pack",
     "models.decoder.recorded": "asks whether anything is left to pack",
-    "models.decoder.seq2seq": "asks whether anything is left to pack",
+    "models.decoder.seq2seq.translator": "asks whether anything is left to pack",
     "models.diffusion.precision": "chooses what stays in float32, which is right for any class",
     "optimization.engines.apply": "properties that say what is worth a look",
     "optimization.engines.describe": "figures for the order of trials",
-    "exporter.executorch_language": "lists the layers of which the report says why they stay",
+    "exporter.targets.executorch.language": "lists the layers of which the report says why they stay",
     "core.layer_types": "answers the question",
     "hardware.measure.microbench": "counts products",
     "serve.engine.invariance": "asks whether anything is left to pack",
@@ -48,8 +48,8 @@ ALLOWED = {
     "train.model.lora": "tells which way round a weight lies, which a subclass does not change",
     "train.model.lora_files": "tells which way round a weight lies",
     "train.prove.trace": "watches calls",
-    "train.run.learner": "asks whether dropout is there",
-    "train.run.precision": "asserts what was chosen by its exact class",
+    "train.run.objectives.learner": "asks whether dropout is there",
+    "train.run.objectives.precision": "asserts what was chosen by its exact class",
 }
 """Module of Torchwright → why its `isinstance` of a layer of torch is right for subclasses."""
 

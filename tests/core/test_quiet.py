@@ -14,7 +14,8 @@ from torchwright.core.quiet import TALKATIVE, quiet_import, unreported
 pytest.importorskip("torchao")
 WAYS = {
     "transformers": "from torchwright.workloads.huggingface import model_class; model_class('BertModel')",
-    "torchao": "from torchwright.train.run.precision import mx_round; mx_round(torch.zeros(1, 32).bfloat16(), 'mxfp8')",
+    "torchao": "from torchwright.train.run.objectives.precision import mx_round; "
+    "mx_round(torch.zeros(1, 32).bfloat16(), 'mxfp8')",
 }
 
 

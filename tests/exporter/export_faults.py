@@ -12,14 +12,14 @@ import pytest
 import torch
 from export_models import small
 
-from torchwright.exporter import verify as verifier
 from torchwright.exporter.base import exports
 from torchwright.exporter.export import _write
-from torchwright.exporter.locate import locate
 from torchwright.exporter.package import PACKAGE, Export, empty_export
-from torchwright.exporter.process import RunFailed
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.exporter.worker import VerifierSession
+from torchwright.exporter.verification import verify as verifier
+from torchwright.exporter.verification.locate import locate
+from torchwright.exporter.verification.process import RunFailed
+from torchwright.exporter.verification.worker import VerifierSession
 from torchwright.workloads.module import ModuleWorkload
 
 Fault = Callable[[Path, Subject], None]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.exporter.aoti import CHECKS, MODEL, Aoti
 from torchwright.exporter.export import export
-from torchwright.optimization.engines import program
-from torchwright.optimization.engines.call import spec_of
+from torchwright.exporter.targets.aoti import CHECKS, MODEL, Aoti
+from torchwright.optimization.engines.compiled import program
+from torchwright.optimization.engines.dispatch.call import spec_of
 from torchwright.workloads.base import Case
 
 

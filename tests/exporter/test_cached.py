@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.exporter.cached import Cached, narrowed
-from torchwright.exporter.executorch import TOGETHER
-from torchwright.exporter.executorch_language import through_cache
+from torchwright.exporter.targets.executorch.cached import Cached, narrowed
+from torchwright.exporter.targets.executorch.language import through_cache
+from torchwright.exporter.targets.executorch.target import TOGETHER
 from torchwright.workloads.accuracy import relative_error
 
 OLDEST = min(Version(torch).release for torch in TOGETHER.values())

@@ -13,13 +13,13 @@ from export_models import Drowned, small
 
 from torchwright.cli.export import command
 from torchwright.core.errors import RefusedTechnique, UnknownName, WorkloadError
-from torchwright.exporter.aoti import Aoti
 from torchwright.exporter.base import Delegate
-from torchwright.exporter.executorch import MODEL, ExecuTorch
-from torchwright.exporter.executorch_delegates import DELEGATES
 from torchwright.exporter.export import check, export
 from torchwright.exporter.package import EXPORT, PACKAGE
-from torchwright.exporter.pt2 import Pt2
+from torchwright.exporter.targets.aoti import Aoti
+from torchwright.exporter.targets.executorch.delegates import DELEGATES
+from torchwright.exporter.targets.executorch.target import MODEL, ExecuTorch
+from torchwright.exporter.targets.pt2 import Pt2
 
 
 class There(Delegate):

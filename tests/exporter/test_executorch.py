@@ -11,12 +11,12 @@ from export_models import Drowned, small
 from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.exporter.executorch import MODEL, ExecuTorch
 from torchwright.exporter.export import export
-from torchwright.exporter.process import COMPLAINT
-from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.subject import make_subject
-from torchwright.optimization.engines.input_capabilities import tensors_of
+from torchwright.exporter.targets.executorch.target import MODEL, ExecuTorch
+from torchwright.exporter.verification.process import COMPLAINT
+from torchwright.exporter.verification.reference import EXAMPLE, calls_of
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.detect import from_target
 from torchwright.workloads.module import ModuleWorkload
@@ -161,7 +161,7 @@ def test_versions_that_do_not_go_together_are_refused(
     torch_version: str, executorch: str, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.__version__", torch_version)
-    monkeypatch.setattr("torchwright.exporter.executorch.version", lambda name: executorch)
+    monkeypatch.setattr("torchwright.exporter.targets.executorch.target.version", lambda name: executorch)
     reason = ExecuTorch.unavailable()
     assert reason is None if said is None else re.match(said, reason or "")
 

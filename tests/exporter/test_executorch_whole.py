@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from torchwright.exporter.executorch_int8 import _keep_whole
+from torchwright.exporter.targets.executorch.int8 import _keep_whole
 
 
 def graph_of(constant: torch.Tensor, x: torch.Tensor) -> fx.GraphModule:

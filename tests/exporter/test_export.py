@@ -42,13 +42,13 @@ from torchwright.core.errors import (
 )
 from torchwright.exporter.base import ExportTarget, GraphTarget, exports
 from torchwright.exporter.export import check
-from torchwright.exporter.locate import first_parting, smallest
 from torchwright.exporter.package import PACKAGE
-from torchwright.exporter.pt2 import MODEL, Pt2, save
-from torchwright.exporter.reference import PAST, calls_of, graph_values, layers_of
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.exporter.verify import REFUSED, RIGHT, Tried, _sizes
-from torchwright.optimization.engines.input_capabilities import tensors_of
+from torchwright.exporter.targets.pt2 import MODEL, Pt2, save
+from torchwright.exporter.verification.locate import first_parting, smallest
+from torchwright.exporter.verification.reference import PAST, calls_of, graph_values, layers_of
+from torchwright.exporter.verification.verify import REFUSED, RIGHT, Tried, _sizes
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
@@ -335,7 +335,7 @@ def test_a_full_disk_as_safetensors_tells_it_is_one(tmp_path: Path, monkeypatch:
     def full(*arguments: Any, **more: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("torchwright.optimization.engines.program.save_file", full)
+    monkeypatch.setattr("torchwright.optimization.engines.compiled.program.save_file", full)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as raised:
         tw.export(*small(), to="pt2", out=tmp_path / "out")
     assert raised.value.errno == errno.ENOSPC

@@ -12,10 +12,10 @@ import torch
 from export_models import small
 
 from torchwright.core.errors import ModelError, RefusedTechnique
-from torchwright.exporter.gguf import MODEL, Gguf, _by_reader, _geometry, _turned
-from torchwright.exporter.gguf_file import stored
-from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.targets.gguf import MODEL, Gguf, _by_reader, _geometry, _turned
+from torchwright.exporter.targets.gguf_file import stored
+from torchwright.exporter.verification.reference import EXAMPLE, calls_of
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.gguf.folder import opened

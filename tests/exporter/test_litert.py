@@ -15,14 +15,14 @@ import torch
 from export_models import small
 
 from torchwright.core.errors import ArtifactError, RefusedTechnique, WorkloadError
-from torchwright.exporter import litert
 from torchwright.exporter.export import export
-from torchwright.exporter.litert import MODEL, OUTPUTS, LiteRt
-from torchwright.exporter.litert_convert import _message
-from torchwright.exporter.locate import first_parting
-from torchwright.exporter.reference import calls_of, graph_values, layers_of, operator_keys
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.optimization.engines.input_capabilities import tensors_of
+from torchwright.exporter.targets import litert
+from torchwright.exporter.targets.litert import MODEL, OUTPUTS, LiteRt
+from torchwright.exporter.targets.litert_convert import _message
+from torchwright.exporter.verification.locate import first_parting
+from torchwright.exporter.verification.reference import calls_of, graph_values, layers_of, operator_keys
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

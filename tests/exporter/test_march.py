@@ -16,10 +16,10 @@ from export_models import small
 
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
-from torchwright.exporter.aoti import MODEL, Aoti
 from torchwright.exporter.export import export
 from torchwright.exporter.subject import make_subject
-from torchwright.optimization.engines.input_capabilities import tensors_of
+from torchwright.exporter.targets.aoti import MODEL, Aoti
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 

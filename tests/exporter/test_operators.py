@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchwright.exporter.operators import refused_graph
+from torchwright.exporter.verification.operators import refused_graph
 
 
 class Shift(nn.Module):

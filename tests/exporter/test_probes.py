@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchwright as tw
-from torchwright.exporter import probes
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.export import check
-from torchwright.exporter.probes import (
+from torchwright.exporter.subject import make_subject
+from torchwright.exporter.verification import probes
+from torchwright.exporter.verification.probes import (
     ALL,
     LARGEST,
     SUBNORMAL,
@@ -31,7 +32,6 @@ from torchwright.exporter.probes import (
     parting,
     probes_of,
 )
-from torchwright.exporter.subject import make_subject
 from torchwright.testing.models import Numbers
 from torchwright.workloads.module import ModuleWorkload
 

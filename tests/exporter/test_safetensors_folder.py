@@ -13,12 +13,12 @@ from export_models import small
 import torchwright as tw
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
-from torchwright.exporter.compressed import LinearFormat, packed
-from torchwright.exporter.onnx_file import Onnx
-from torchwright.exporter.pt2 import Pt2
-from torchwright.exporter.reference import EXAMPLE, calls_of
-from torchwright.exporter.safetensors_folder import AUTO, SafetensorsFolder
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.targets.compressed import LinearFormat, packed
+from torchwright.exporter.targets.onnx_file import Onnx
+from torchwright.exporter.targets.pt2 import Pt2
+from torchwright.exporter.targets.safetensors_folder import AUTO, SafetensorsFolder
+from torchwright.exporter.verification.reference import EXAMPLE, calls_of
 from torchwright.hardware.devices import get_device
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.optimization.engines.apply import apply_steps, make_target

@@ -22,10 +22,10 @@ from export_faults import (
     weight,
 )
 
-from torchwright.exporter import onnx_file
-from torchwright.exporter.locate import ERRORS
-from torchwright.exporter.openvino_ir import MODEL
 from torchwright.exporter.subject import Subject
+from torchwright.exporter.targets import onnx_file
+from torchwright.exporter.targets.openvino_ir import MODEL
+from torchwright.exporter.verification.locate import ERRORS
 
 # --------------------------------------------------------------------------------------------------------- ONNX
 

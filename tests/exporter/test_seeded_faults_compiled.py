@@ -9,10 +9,10 @@ import pytest
 import torch
 from export_faults import FROZEN, Fault, Made, exchange_in_archive, made_or_skipped, named, negated, weight
 
-from torchwright.exporter.aoti import MODEL
 from torchwright.exporter.export import _write
 from torchwright.exporter.package import PACKAGE, empty_export
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.targets.aoti import MODEL
 from torchwright.workloads.module import ModuleWorkload
 
 pytestmark = pytest.mark.slow

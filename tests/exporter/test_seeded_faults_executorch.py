@@ -22,13 +22,13 @@ from export_faults import (
 )
 
 from torchwright.core.json_file import read_json
-from torchwright.exporter.executorch import MODEL, ExecuTorch
-from torchwright.exporter.executorch_read import (  # pyright: ignore[reportPrivateUsage]
+from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.targets.executorch.read import (  # pyright: ignore[reportPrivateUsage]
     LAYERS,
     _digest,
     contents,
 )
-from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.targets.executorch.target import MODEL, ExecuTorch
 from torchwright.workloads.module import ModuleWorkload
 
 pytestmark = pytest.mark.slow

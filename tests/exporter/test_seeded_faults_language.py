@@ -14,11 +14,11 @@ import torch
 from export_faults import Fault, Made, every, made_or_skipped, named
 from safetensors.torch import load_file, save_file
 
-from torchwright.exporter.gguf import MODEL
-from torchwright.exporter.gguf_file import stored
-from torchwright.exporter.safetensors_folder import WEIGHTS
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.exporter.worker import furthest_row
+from torchwright.exporter.targets.gguf import MODEL
+from torchwright.exporter.targets.gguf_file import stored
+from torchwright.exporter.targets.safetensors_folder import WEIGHTS
+from torchwright.exporter.verification.worker import furthest_row
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config
 from torchwright.workloads.detect import from_target

@@ -15,10 +15,10 @@ from torch import nn
 
 from small_artifacts import INPUT, mlp
 from small_artifacts import made as made_artifact
-from torchwright.exporter import verify as verifier
 from torchwright.exporter.base import Written, exports
 from torchwright.exporter.export import export
-from torchwright.exporter.onnx_file import _by_kind  # pyright: ignore[reportPrivateUsage]
+from torchwright.exporter.targets.onnx_file import _by_kind  # pyright: ignore[reportPrivateUsage]
+from torchwright.exporter.verification import verify as verifier
 
 LARGEST = {
     "aoti": ("its own code",),
@@ -126,7 +126,7 @@ def test_openvinos_means_are_taken_apart() -> None:
     """They hold the first call's preparation: a linear layer of 90 us seemed to take 94% of a call."""
     if reason := exports.get("openvino").unavailable():
         pytest.skip(reason)
-    from torchwright.exporter.openvino_ir import _totals  # pyright: ignore[reportPrivateUsage]
+    from torchwright.exporter.targets.openvino_ir import _totals  # pyright: ignore[reportPrivateUsage]
 
     def info(seconds: float, kind: str) -> Any:
         return SimpleNamespace(node_type=kind, real_time=timedelta(seconds=seconds))

@@ -32,11 +32,11 @@ from torchwright.train.kinds import kind_of_model
 from torchwright.train.model import Transformer
 from torchwright.train.model.weights import check_shapes, load_weights
 from torchwright.train.planning.models import read_model
-from torchwright.train.run import checkpoint
-from torchwright.train.run.processes import processes
-from torchwright.train.run.read import parse_run
-from torchwright.train.run.sample import sample
-from torchwright.train.run.survey import survey
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.observe.sample import sample
+from torchwright.train.run.observe.survey import survey
+from torchwright.train.run.runtime import checkpoint
+from torchwright.train.run.runtime.processes import processes
 from torchwright.workloads.detect import from_target
 
 

@@ -18,7 +18,7 @@ from torchwright.hardware.devices import base, check_name, default_name, devices
 from torchwright.hardware.devices.cpu import CPU
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.measure.toolchain import compiler_fault
-from torchwright.optimization.engines import graph_check
+from torchwright.optimization.engines.safety import graph_check
 from torchwright.optimization.trial.fork_server import can_fork
 from torchwright.testing.test_devices import TestDevice as DeviceContract
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Library
 from torchwright.core.errors import ModelError
 from torchwright.hub.folder import download, find_object, resolve
 from torchwright.hub.tokenizer import TokenizerFault, find_tokenizer, open_tokenizer, tokenizer_settings
-from torchwright.models.decoder.text import FolderTokenizer
+from torchwright.models.decoder.generation.text import FolderTokenizer
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.folder import find
 from torchwright.serve.text.codec import Tokenizer

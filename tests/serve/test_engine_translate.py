@@ -18,9 +18,9 @@ from http_support import command
 from seq2seqs import tiny, tokenizer
 
 from torchwright.core.errors import WorkloadError
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
 from torchwright.models.decoder.scores import Logits
-from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
+from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions

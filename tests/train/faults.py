@@ -27,11 +27,11 @@ from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.stages import Stage
 from torchwright.train.parallel.zigzag import places
-from torchwright.train.run import learner, setup, step
-from torchwright.train.run.balancing import Balancing
-from torchwright.train.run.objective import NextToken, Objective
-from torchwright.train.run.optimizer import Optimizers
-from torchwright.train.run.setup import Batches
+from torchwright.train.run.objectives import learner, setup, step
+from torchwright.train.run.objectives.balancing import Balancing
+from torchwright.train.run.objectives.objective import NextToken, Objective
+from torchwright.train.run.objectives.optimizer import Optimizers
+from torchwright.train.run.objectives.setup import Batches
 
 TRAIN = "torchwright.train"
 

@@ -28,13 +28,9 @@ import torch.distributed as dist  # noqa: E402
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.train.data.shards import DataError  # noqa: E402
 from torchwright.train.kinds import kind_of, verb  # noqa: E402
-from torchwright.train.run import (  # noqa: E402
-    checkpoint,
-    corpus,
-    learner,
-    setup,
-    trainer,
-)
+from torchwright.train.run.loop import trainer  # noqa: E402
+from torchwright.train.run.objectives import learner, setup  # noqa: E402
+from torchwright.train.run.runtime import checkpoint, corpus  # noqa: E402
 
 FROM, SLOW = 4, 6.0
 gradients = learner.gradients

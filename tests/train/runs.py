@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from torchwright.train.run.checkpoint import FOLDER, whole
-from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.checkpoint import FOLDER, whole
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "workloads" / "bundled"
 VOCABULARY = 128

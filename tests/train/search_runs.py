@@ -32,8 +32,9 @@ from safetensors.torch import load_file  # noqa: E402
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.models.decoder import read_decoder_config  # noqa: E402
 from torchwright.train.model import Transformer, save_folder  # noqa: E402
-from torchwright.train.run import loop, trainer  # noqa: E402, F401
-from torchwright.train.run.metrics import read_figures  # noqa: E402
+from torchwright.train.run.loop import train as loop  # noqa: E402
+from torchwright.train.run.loop import trainer  # noqa: E402, F401
+from torchwright.train.run.observe.metrics import read_figures  # noqa: E402
 
 LIMIT = 240
 """Seconds for one run; compiling in four processes takes one of them."""

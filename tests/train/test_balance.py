@@ -23,11 +23,11 @@ from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.balance import BalancingLoss, Load
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.parallel import make_mesh
-from torchwright.train.run.balancing import Balancing, balanced
-from torchwright.train.run.config import Experts
+from torchwright.train.run.config.run import Experts
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import read_figures
-from torchwright.train.run.processes import processes
+from torchwright.train.run.objectives.balancing import Balancing, balanced
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.processes import processes
 
 CONFIG_OF_EXPERTS = CONFIG | MIXTURE
 BIAS = {"balance": "bias", "bias_rate": 0.02}

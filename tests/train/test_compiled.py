@@ -13,9 +13,9 @@ from runs import assert_same, checkpoints, make_run, state
 
 from torchwright.core.errors import WorkloadError
 from torchwright.train.ledger import read_account
-from torchwright.train.run import compiled
-from torchwright.train.run.compiled import CompiledCode
-from torchwright.train.run.processes import ProcessRank
+from torchwright.train.run.runtime import compiled
+from torchwright.train.run.runtime.compiled import CompiledCode
+from torchwright.train.run.runtime.processes import ProcessRank
 
 
 def place(rank: int = 0) -> ProcessRank:

@@ -13,12 +13,12 @@ from runs import CONFIG, to_toml
 
 from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.train.layout import LayoutError
-from torchwright.train.run.check import check_run
-from torchwright.train.run.config import Run
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.read import parse_run, read_run
-from torchwright.train.run.run_file import changed_fields
-from torchwright.train.run.schedule import plan_step, rate, steps
+from torchwright.train.run.config.check import check_run
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import parse_run, read_run
+from torchwright.train.run.config.run import Run
+from torchwright.train.run.config.run_file import changed_fields
+from torchwright.train.run.config.schedule import plan_step, rate, steps
 
 BASE: dict[str, Any] = {
     "out": "out",
@@ -180,5 +180,6 @@ def test_compiled_autograd_is_refused_with_its_figures() -> None:
 
 
 def test_a_run_file_is_checked_without_torch() -> None:
-    code = "import sys, torchwright.train.run.config, torchwright.train.run.schedule; sys.exit('torch' in sys.modules)"
+    code = "import sys, torchwright.train.run.config.run, torchwright.train.run.config.schedule; "
+    code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

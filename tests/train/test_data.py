@@ -24,14 +24,14 @@ from torchwright.train.data.streams import HeldOut, Windows, permuted
 from torchwright.train.data.text import expand, token_shards, tokenize, write_checksums, write_shard
 from torchwright.train.layout import Layout
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.config import Data, Run
-from torchwright.train.run.corpus import ONE, Corpus, windows_of
-from torchwright.train.run.evaluate import Evaluator
-from torchwright.train.run.objective import NextToken
-from torchwright.train.run.processes import processes
-from torchwright.train.run.read import parse_run
-from torchwright.train.run.schedule import plan_step, steps
-from torchwright.train.run.setup import Batches
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.config.run import Data, Run
+from torchwright.train.run.config.schedule import plan_step, steps
+from torchwright.train.run.loop.evaluate import Evaluator
+from torchwright.train.run.objectives.objective import NextToken
+from torchwright.train.run.objectives.setup import Batches
+from torchwright.train.run.runtime.corpus import ONE, Corpus, windows_of
+from torchwright.train.run.runtime.processes import processes
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "workloads" / "bundled"
 VOCABULARY = 1000

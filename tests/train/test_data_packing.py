@@ -28,8 +28,8 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.prove.reference import fill_weights
-from torchwright.train.run.read import parse_run
-from torchwright.train.run.setup import Batches
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.objectives.setup import Batches
 
 VOCABULARY, CONTEXT = 128, 48
 UINT16 = np.dtype(np.uint16)

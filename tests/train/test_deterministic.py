@@ -11,10 +11,10 @@ import torch
 from runs import CONFIG, MIXTURE, assert_same, checkpoints, losses, make_run, run_processes, state
 from torch import nn
 
-from torchwright.train.run import learner
-from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop import train
+from torchwright.train.run.objectives import learner
+from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 TWO = {"deterministic": True, "threads": 2}
 

@@ -20,8 +20,8 @@ from torchwright.train.model.blocks import Experts, Here
 from torchwright.train.parallel.dispatch import AllToAll, DeepEP, Dispatch, make_transport
 from torchwright.train.parallel.experts import apply_expert_parallel
 from torchwright.train.prove.processes import on_processes
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.read import read_run
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import read_run
 
 EXPERTS, TOKENS = 8, 9
 CHOSEN = (1, 3)

@@ -24,10 +24,10 @@ from torchwright.train.planning.models import read_model
 from torchwright.train.planning.time import Clock
 from torchwright.train.planning.traffic import traffic
 from torchwright.train.prove.processes import on_processes
-from torchwright.train.run.config import Run
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.read import parse_run, read_run
-from torchwright.train.run.setup import build_model
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import parse_run, read_run
+from torchwright.train.run.config.run import Run
+from torchwright.train.run.objectives.setup import build_model
 from torchwright.train.shape import Shape
 
 FLOAT8 = {"precision": "float8_tensorwise", "layout": {"dp_shard": 2}}

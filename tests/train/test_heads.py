@@ -19,15 +19,15 @@ from torchwright.models.decoder.families import decoder_config
 from torchwright.train.data.shards import DataError
 from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.heads import Vectors, class_of_transformers
-from torchwright.train.run.history import read_history
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.objective_section import Head
+from torchwright.train.run.config.read import read_run
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import read_figures
-from torchwright.train.run.objective import MicroBatch
-from torchwright.train.run.objective_section import Head
-from torchwright.train.run.processes import processes
-from torchwright.train.run.read import read_run
+from torchwright.train.run.objectives.heads import Vectors, class_of_transformers
+from torchwright.train.run.objectives.objective import MicroBatch
+from torchwright.train.run.observe.history import read_history
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.processes import processes
 
 HEADS: dict[str, dict[str, Any]] = {
     "classification": {"kind": "classification", "labels": ["sky", "land"]},

@@ -14,7 +14,7 @@ from torchwright.train.data.documents import RowsAs
 from torchwright.train.data.hold_out import MOST, divide, drawn_last
 from torchwright.train.data.shards import Shards
 from torchwright.train.data.text import token_shards
-from torchwright.train.run.best import Best
+from torchwright.train.run.loop.best import Best
 from torchwright.workloads.texts import BUNDLED
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))

@@ -26,10 +26,10 @@ from torchwright.train.model.lora import (
 )
 from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.proof import prove_file
-from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 DATA = {"train": ["a.npy", "b.npy"], "validation": ["held.npy"]}
 LORA: dict[str, Any] = {"r": 4, "alpha": 12.0}

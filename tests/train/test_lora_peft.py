@@ -18,10 +18,10 @@ from torchwright.train.data.shards import Shards
 from torchwright.train.model import Transformer, save_folder
 from torchwright.train.model.lora import adapters, add_adapters, freeze, reset_adapters
 from torchwright.train.model.lora_files import decoder_targets, save_adapters
-from torchwright.train.run.corpus import windows_of
+from torchwright.train.run.config.read import read_run
+from torchwright.train.run.config.schedule import plan_step
 from torchwright.train.run.loop import train
-from torchwright.train.run.read import read_run
-from torchwright.train.run.schedule import plan_step
+from torchwright.train.run.runtime.corpus import windows_of
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 from transformers import AutoModelForCausalLM  # noqa: E402

@@ -25,10 +25,10 @@ from torchwright.train.media.config import ImageData, read_images, read_speech
 from torchwright.train.media.images import augmented
 from torchwright.train.media.listing import list_images
 from torchwright.train.media.survey import survey
-from torchwright.train.run.checkpoint import DigestWriter
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.metrics import FILE
-from torchwright.train.run.session import TrainingStopped
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.loop.session import TrainingStopped
+from torchwright.train.run.observe.metrics import FILE
+from torchwright.train.run.runtime.checkpoint import DigestWriter
 
 
 def train(run: Path, **how: Any) -> Any:

@@ -19,8 +19,8 @@ from torchwright.train.media.config import read_images, read_speech
 from torchwright.train.media.images import ImageTask, list_pictures
 from torchwright.train.media.samples import Samples
 from torchwright.train.media.sounds import SpeechTask, list_spoken
-from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 
 def train(run: Path, **how: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from torchwright.train.run.history import History
-from torchwright.train.run.next_commands import next_commands
+from torchwright.train.run.observe.history import History
+from torchwright.train.run.observe.next_commands import next_commands
 
 
 def told(end: str | None, **run: Any) -> History:

@@ -11,8 +11,8 @@ import torch
 from runs import checkpoints, make_run, run_processes
 from torch import nn
 
-from torchwright.train.run import learner
-from torchwright.train.run.loop import TrainingStopped, train
+from torchwright.train.run.loop.train import TrainingStopped, train
+from torchwright.train.run.objectives import learner
 
 
 @pytest.fixture

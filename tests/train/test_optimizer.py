@@ -17,11 +17,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
-from torchwright.train.run.config import OptimizerSection
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import read_run
+from torchwright.train.run.config.run import OptimizerSection
 from torchwright.train.run.loop import train
-from torchwright.train.run.optimizer import Optimizers
-from torchwright.train.run.read import read_run
+from torchwright.train.run.objectives.optimizer import Optimizers
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from runs import make_run
 
 from torchwright.cli.group import cli
-from torchwright.train.run import page
-from torchwright.train.run.history import read_history
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import FILE, is_run
-from torchwright.train.run.page import LivePage
-from torchwright.train.run.page_charts import epoch_marks
+from torchwright.train.run.observe import page
+from torchwright.train.run.observe.history import read_history
+from torchwright.train.run.observe.metrics import FILE, is_run
+from torchwright.train.run.observe.page import LivePage
+from torchwright.train.run.observe.page_charts import epoch_marks
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J"
 

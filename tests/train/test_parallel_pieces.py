@@ -43,10 +43,10 @@ from torchwright.train.parallel.ring import ring_attention
 from torchwright.train.parallel.tensor import apply_tensor_parallel
 from torchwright.train.parallel.zigzag import pieces, places
 from torchwright.train.prove.processes import ProveError, on_processes
-from torchwright.train.run.precision import autocast
-from torchwright.train.run.read import parse_run
-from torchwright.train.run.setup import Batches, build_model
-from torchwright.train.run.step import compile_blocks, recompute
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.objectives.precision import autocast
+from torchwright.train.run.objectives.setup import Batches, build_model
+from torchwright.train.run.objectives.step import compile_blocks, recompute
 
 WORLD = 4
 FULL = Scores(scale=0.3, window=0, soft_cap=0.0)

@@ -20,16 +20,16 @@ from torchwright.train.data.packing import Packed
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.corpus import open_data
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.objective_section import Preference
+from torchwright.train.run.config.read import read_run
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import read_figures
-from torchwright.train.run.objective import MicroBatch
-from torchwright.train.run.objective_section import Preference
-from torchwright.train.run.preference import LOSSES, Answers, Preferences
-from torchwright.train.run.processes import processes
-from torchwright.train.run.read import read_run
-from torchwright.train.run.source import write_source
+from torchwright.train.run.objectives.objective import MicroBatch
+from torchwright.train.run.objectives.preference import LOSSES, Answers, Preferences
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.corpus import open_data
+from torchwright.train.run.runtime.processes import processes
+from torchwright.train.run.runtime.source import write_source
 
 
 @pytest.fixture(scope="module")

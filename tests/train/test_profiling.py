@@ -13,10 +13,10 @@ import torch.distributed as dist
 from runs import assert_same, checkpoints, make_run, state
 from torch.profiler import ProfilerActivity, profile
 
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop import train
-from torchwright.train.run.profiling import parse_steps
-from torchwright.train.run.waits import waits
+from torchwright.train.run.observe.profiling import parse_steps
+from torchwright.train.run.observe.waits import waits
 
 
 def waiting(x: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from runs import CONFIG, MIXTURE, make_run
 
 from torchwright.train.prove import Proof, prove
 from torchwright.train.prove.proof import read_model
-from torchwright.train.run.read import read_run
+from torchwright.train.run.config.read import read_run
 
 UNTIED = {"model": {"config": CONFIG | {"tie_word_embeddings": False}}}
 BIASES = {"model": {"config": CONFIG | {"attention_bias": True}}}

@@ -21,9 +21,9 @@ from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.prove import Divergence, LayoutProof, Proof, proof, prove, prove_layout, render
 from torchwright.train.prove.proof import choose, read_model, used
 from torchwright.train.prove.shrink import shrink
-from torchwright.train.run.check import check_run
-from torchwright.train.run.config import Run
-from torchwright.train.run.read import parse_run, read_run
+from torchwright.train.run.config.check import check_run
+from torchwright.train.run.config.read import parse_run, read_run
+from torchwright.train.run.config.run import Run
 
 ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)

@@ -16,9 +16,9 @@ from torchwright.core.scheme import scheme_of
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
-from torchwright.train.run.config import Qat
+from torchwright.train.run.config.run import Qat
 from torchwright.train.run.loop import train
-from torchwright.train.run.qat import (
+from torchwright.train.run.objectives.qat import (
     RECEIPT,
     FakeQuantizedLinear,
     difference,

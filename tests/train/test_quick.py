@@ -17,16 +17,16 @@ from runs import BUNDLED, make_run
 from torchwright.cli import main
 from torchwright.train.data.shards import DataError
 from torchwright.train.model.foreign import read_model_config
-from torchwright.train.run import corpus as corpus_file
 from torchwright.train.run import quick
 from torchwright.train.run import words as from_words_room
-from torchwright.train.run.config import Lora
-from torchwright.train.run.corpus import epochs, make_shards, open_shards, wait_until_visible, walk_of
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import check_run, parse_run, read_run
+from torchwright.train.run.config.run import Lora
 from torchwright.train.run.loop import train
-from torchwright.train.run.processes import ProcessRank
 from torchwright.train.run.quick import QuickRun, quick_run, read_fields
-from torchwright.train.run.read import check_run, parse_run, read_run
+from torchwright.train.run.runtime import corpus as corpus_file
+from torchwright.train.run.runtime.corpus import epochs, make_shards, open_shards, wait_until_visible, walk_of
+from torchwright.train.run.runtime.processes import ProcessRank
 
 WORDS = ["--lora", "r=2,targets=q_proj+v_proj", "--quiet", "--json"]
 

@@ -14,7 +14,7 @@ from torchwright.train.recommender import learner
 from torchwright.train.recommender.config import RecommenderRun
 from torchwright.train.recommender.embeddings import ShardedEmbeddings
 from torchwright.train.recommender.prove import Around, prove
-from torchwright.train.run.run_file import parse_file
+from torchwright.train.run.config.run_file import parse_file
 
 
 def run(**changes: Any) -> RecommenderRun:

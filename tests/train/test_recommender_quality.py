@@ -18,8 +18,8 @@ from torchwright.train.recommender.config import read_recommender
 from torchwright.train.recommender.losses import InBatchLoss, log_frequency
 from torchwright.train.recommender.quality import auc, click_figures
 from torchwright.train.recommender.store import ClickBatch, RowStream
-from torchwright.train.run.metrics import read_figures
-from torchwright.train.run.processes import processes
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.processes import processes
 
 
 @pytest.mark.parametrize("values", [5, 10**9], ids=["many equal", "all different"])

@@ -13,7 +13,7 @@ from runs import assert_same, checkpoints, losses, run_processes, state
 from safetensors.torch import load_file
 
 from torchwright.train.recommender.trainer import train_recommender
-from torchwright.train.run.checkpoint import CheckpointError
+from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 
 @pytest.mark.parametrize("towers", [False, True], ids=["dlrm", "two towers"])

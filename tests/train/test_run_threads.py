@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from torchwright.core.cpu_load import Load
-from torchwright.train.run.config import Run
-from torchwright.train.run.processes import ProcessRank
-from torchwright.train.run.threads import LOOK_SECONDS, RunThreads, user_chose
+from torchwright.train.run.config.run import Run
+from torchwright.train.run.runtime.processes import ProcessRank
+from torchwright.train.run.runtime.threads import LOOK_SECONDS, RunThreads, user_chose
 
 QUIET, BUSY = Load(running=0, cores=2), Load(running=24, cores=2)
 

@@ -19,7 +19,7 @@ from torchwright.hub.adapter import WEIGHTS
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import FILE, trained_scheme
 from torchwright.models.decoder import read_decoder_config
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import load_decoder
 from torchwright.optimization.open_model import open_model
 from torchwright.serve.engine.process import Channel, ServedDecoder, open_served
@@ -28,9 +28,9 @@ from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.train.model import Transformer, load_weights
-from torchwright.train.run.config import Qat
+from torchwright.train.run.config.run import Qat
 from torchwright.train.run.loop import train
-from torchwright.train.run.qat import RECEIPT, fake_quantize
+from torchwright.train.run.objectives.qat import RECEIPT, fake_quantize
 
 NEW = 24
 DATA = {"train": ["a.npy", "b.npy"], "validation": ["held.npy"]}

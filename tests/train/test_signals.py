@@ -13,10 +13,9 @@ import torch
 from runs import checkpoints, losses, make_run
 from torch import nn
 
-from torchwright.train.run import evaluate
-from torchwright.train.run.loop import train
-from torchwright.train.run.signals import Leaving, Signals
-from torchwright.train.run.step import let_signals_in
+from torchwright.train.run.loop import evaluate, train
+from torchwright.train.run.objectives.step import let_signals_in
+from torchwright.train.run.runtime.signals import Leaving, Signals
 
 
 def test_a_signal_breaks_off_a_block_that_may_be_dropped() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from torchwright.hub.chat_template import ChatTemplate, template_files
 from torchwright.hub.folder import copy_files, model_files
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.source import CONFIG, write_files
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.runtime.source import CONFIG, write_files
 
 SOURCES = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
 

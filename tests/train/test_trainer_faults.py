@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from torchwright.train.data.shards import DataError
 from torchwright.train.layout import LayoutError
 from torchwright.train.model import weights
-from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.loop import TrainingStopped, train
-from torchwright.train.run.processes import processes
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.loop.train import TrainingStopped, train
+from torchwright.train.run.runtime.checkpoint import CheckpointError
+from torchwright.train.run.runtime.processes import processes
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchwright.hardware.devices.base import Ceilings
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer, explicit_attention
-from torchwright.train.run import trainer as loop_trainer
-from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.folder import hold
-from torchwright.train.run.metrics import FILE, RunMetrics, perplexity, read_figures
+from torchwright.train.run.loop import trainer as loop_trainer
+from torchwright.train.run.observe.metrics import FILE, RunMetrics, perplexity, read_figures
+from torchwright.train.run.runtime.checkpoint import CheckpointError
+from torchwright.train.run.runtime.folder import hold
 from torchwright.train.shape import Shape
 
 

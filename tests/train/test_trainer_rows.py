@@ -14,10 +14,10 @@ from runs import CONFIG, assert_same, checkpoints, losses, make_run, state
 from torchwright.cli import main
 from torchwright.core.errors import UnknownName
 from torchwright.train.data.shards import DataError
-from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import read_run
 from torchwright.train.run.loop import train
-from torchwright.train.run.read import read_run
+from torchwright.train.run.runtime.checkpoint import CheckpointError
 from torchwright.workloads.texts import BUNDLED
 
 WORDS = ["sun", "moon", "tree", "river", "stone", "bird", "cloud", "fire"]

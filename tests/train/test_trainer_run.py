@@ -16,13 +16,13 @@ from runs import BUNDLED, CONFIG, assert_same, checkpoints, losses, make_run, st
 import torchwright as tw
 from torchwright.core.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
-from torchwright.train.run.checkpoint import FOLDER, CheckpointError, whole
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.folder import hold
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.read import read_run
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import read_figures
-from torchwright.train.run.read import read_run
-from torchwright.train.run.source import write_source
+from torchwright.train.run.observe.metrics import read_figures
+from torchwright.train.run.runtime.checkpoint import FOLDER, CheckpointError, whole
+from torchwright.train.run.runtime.folder import hold
+from torchwright.train.run.runtime.source import write_source
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
 

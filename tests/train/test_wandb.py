@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from runs import losses, make_run
 
-from torchwright.train.run import wandb_run
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop import train
+from torchwright.train.run.observe import wandb_run
 
 
 class Recorded:

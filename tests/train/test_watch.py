@@ -14,11 +14,11 @@ from runs import make_run
 
 from torchwright.cli.failures import exit_code
 from torchwright.cli.group import run as command
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.history import History, Tail, read_history
-from torchwright.train.run.loop import TrainingStopped, train
-from torchwright.train.run.metrics import FILE, RunMetrics
-from torchwright.train.run.watch import CURVE, DOTS, curve, screen, watch
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.loop.train import TrainingStopped, train
+from torchwright.train.run.observe.history import History, Tail, read_history
+from torchwright.train.run.observe.metrics import FILE, RunMetrics
+from torchwright.train.run.observe.watch import CURVE, DOTS, curve, screen, watch
 
 
 def shown(folder: Path, history: History, quiet: float = 0.0) -> str:

@@ -24,7 +24,7 @@ from folders import (
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget, DeviceFacts
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.optimization.search.optimize import Request, optimize
 from torchwright.optimization.techniques.base import Target
 from torchwright.optimization.techniques.shape_buckets import ShapeBuckets

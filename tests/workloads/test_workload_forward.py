@@ -14,9 +14,9 @@ from folders import VOCABULARY, change_json, eval_text, save
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget
-from torchwright.models.decoder.seq2seq_workload import Seq2SeqWorkload
+from torchwright.models.decoder.seq2seq.workload import Seq2SeqWorkload
 from torchwright.models.speech.workload import SpeechWorkload
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.optimization.search.optimize import Request, optimize
 from torchwright.workloads import sounds
 from torchwright.workloads.detect import kind_of

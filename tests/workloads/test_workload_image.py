@@ -11,7 +11,7 @@ import transformers
 
 from folders import change_json, image, save, write_json
 from torchwright.core.errors import ModelError, WorkloadError
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.workloads.image import ImageWorkload
 from torchwright.workloads.pictures import picture
 

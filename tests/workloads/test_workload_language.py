@@ -12,7 +12,7 @@ import torch
 from folders import VOCABULARY, causal, change_json, eval_text, save
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hub.tokenizer import open_tokenizer
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.workloads.language import DECODE_STEPS, LanguageWorkload
 from torchwright.workloads.texts import BUNDLED
 

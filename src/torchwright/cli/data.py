@@ -16,8 +16,8 @@ from torchwright.core.errors import WorkloadError
 from torchwright.core.process.interrupts import importing
 
 if TYPE_CHECKING:
-    from torchwright.train.run.config import Run
-    from torchwright.train.run.survey import FileSurvey
+    from torchwright.train.run.config.run import Run
+    from torchwright.train.run.observe.survey import FileSurvey
 
 BROKEN_SHOWN = 5
 
@@ -108,7 +108,7 @@ def show(run: Any, folder: Path, sample: Any, window: int, as_json: bool) -> Non
 
     Tokens are kept where the run keeps them; those of FILES go again.
     """
-    from torchwright.train.run.sample import Sample
+    from torchwright.train.run.observe.sample import Sample
 
     with tempfile.TemporaryDirectory() as temporary:
         if not run.out:
@@ -161,7 +161,7 @@ def _run(
     """The run, of any kind, and the folder that its paths start from. That of files has no `out`."""
     with importing():
         from torchwright.train.kinds import DEFAULT, kind_of, kind_of_model, verb
-        from torchwright.train.run.read import parse_run
+        from torchwright.train.run.config.read import parse_run
         from torchwright.workloads.texts import BUNDLED
 
     # The fields of [data] go by their short names as well.

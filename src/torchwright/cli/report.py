@@ -21,14 +21,14 @@ def command(directory: str, every: bool) -> None:
     DIR is an artifact, or the folder of a training run, whose page is written now. With --all an artifact's waterfall
     is printed instead.
     """
-    from torchwright.train.run.metrics import is_run
+    from torchwright.train.run.observe.metrics import is_run
 
     folder = Path(directory)
     if is_run(folder):
         if every:
             raise click.UsageError("--all is for artifacts, and DIR is the folder of a training run")
-        from torchwright.train.run import page
-        from torchwright.train.run.folder import at_work
+        from torchwright.train.run.observe import page
+        from torchwright.train.run.runtime.folder import at_work
 
         _show(page.write(folder, live=at_work(folder)))
         return

@@ -103,7 +103,7 @@ def command(
     if watch is not None:
         if run is not None or model is not None:
             raise click.UsageError("--watch follows a run that was started elsewhere: give its folder alone")
-        from torchwright.train.run.watch import watch as follow
+        from torchwright.train.run.observe.watch import watch as follow
 
         follow(watch, console())
         return 0
@@ -113,7 +113,7 @@ def command(
     how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet, "trust": trust}
     if profile is not None:
         with importing():
-            from torchwright.train.run.profiling import parse_steps
+            from torchwright.train.run.observe.profiling import parse_steps
         how["profile"] = parse_steps(profile)
     if run is not None:
         if data or lora is not None or dpo is not None or chat or out or epochs or no_validation:
@@ -141,9 +141,9 @@ def command(
 
 def _print_next(out: Path) -> None:
     """Print the page of a run and the command that uses what it has left."""
-    from torchwright.train.run.history import read_history
-    from torchwright.train.run.next_commands import next_commands
-    from torchwright.train.run.page import PAGE
+    from torchwright.train.run.observe.history import read_history
+    from torchwright.train.run.observe.next_commands import next_commands
+    from torchwright.train.run.observe.page import PAGE
 
     screen = console()
     screen.print(f"page: {out / PAGE}", markup=False, soft_wrap=True)
@@ -168,7 +168,7 @@ def _from_words(
     with importing():
         from torchwright.hub.folder import Wanted, resolve
         from torchwright.train.kinds import kind_of_model, verb
-        from torchwright.train.run import torchrun
+        from torchwright.train.run.runtime import torchrun
 
         wanted = Wanted("the Hugging Face folder or hub id of a model that is to be trained")
         words = verb(kind_of_model(resolve(model, wanted)), "words")

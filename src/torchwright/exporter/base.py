@@ -14,7 +14,7 @@ from torchwright.core.errors import RefusedTechnique, WorkloadError, unknown
 from torchwright.core.records import Step
 from torchwright.core.registry import Registry
 from torchwright.exporter.formats import Format
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +35,14 @@ exports: Registry[type[ExportTarget]] = Registry(
     "export target",
     group="torchwright.exports",
     builtins={
-        "aoti": "torchwright.exporter.aoti:Aoti",
-        "executorch": "torchwright.exporter.executorch:ExecuTorch",
-        "gguf": "torchwright.exporter.gguf:Gguf",
-        "litert": "torchwright.exporter.litert:LiteRt",
-        "onnx": "torchwright.exporter.onnx_file:Onnx",
-        "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
-        "pt2": "torchwright.exporter.pt2:Pt2",
-        "safetensors": "torchwright.exporter.safetensors_folder:SafetensorsFolder",
+        "aoti": "torchwright.exporter.targets.aoti:Aoti",
+        "executorch": "torchwright.exporter.targets.executorch.target:ExecuTorch",
+        "gguf": "torchwright.exporter.targets.gguf:Gguf",
+        "litert": "torchwright.exporter.targets.litert:LiteRt",
+        "onnx": "torchwright.exporter.targets.onnx_file:Onnx",
+        "openvino": "torchwright.exporter.targets.openvino_ir:OpenVinoIr",
+        "pt2": "torchwright.exporter.targets.pt2:Pt2",
+        "safetensors": "torchwright.exporter.targets.safetensors_folder:SafetensorsFolder",
     },
     next="`torchwright export --help` says what each is",
 )

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.optimization.engines.input_capabilities import tensors_of
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 
 if TYPE_CHECKING:
-    from torchwright.optimization.engines.spec import CallSpec
+    from torchwright.optimization.engines.dispatch.spec import CallSpec
     from torchwright.optimization.techniques.base import Target
     from torchwright.workloads.base import Case
 

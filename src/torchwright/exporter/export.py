@@ -31,9 +31,14 @@ from torchwright.exporter.package import (
     size_of,
     writing_export,
 )
-from torchwright.exporter.reference import calls_of, without_rows, write_reference, write_settings
 from torchwright.exporter.subject import Subject, check_repeats, make_plain, make_subject
-from torchwright.exporter.verify import elsewhere, verify
+from torchwright.exporter.verification.reference import (
+    calls_of,
+    without_rows,
+    write_reference,
+    write_settings,
+)
+from torchwright.exporter.verification.verify import elsewhere, verify
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.open_model import is_artifact
 from torchwright.optimization.rebuild import workload_of

@@ -25,7 +25,7 @@ from torchwright.core.json_file import read_json, typed
 from torchwright.core.process.replacing_folders import steady, writing
 from torchwright.exporter.base import exports
 from torchwright.optimization.artifact.sealed import digests, is_own, not_as_written, seal
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 EXPORT, PACKAGE, REFERENCE = "export.json", "package", "reference"
 FORMAT = 1

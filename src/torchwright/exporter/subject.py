@@ -22,12 +22,16 @@ from torchwright.exporter.formats import Format
 from torchwright.exporter.obstacles import ChangesState, changing, explained
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.call import written
+from torchwright.optimization.engines.compiled.packaging import changed
+from torchwright.optimization.engines.compiled.program import FreeSizes, drop_text_results, export_one
 from torchwright.optimization.engines.converted import handed_over
-from torchwright.optimization.engines.input_capabilities import perhaps_batched, tensors_of, with_rows
-from torchwright.optimization.engines.packaging import changed
-from torchwright.optimization.engines.program import FreeSizes, drop_text_results, export_one
-from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec
+from torchwright.optimization.engines.dispatch.call import written
+from torchwright.optimization.engines.dispatch.input_capabilities import (
+    perhaps_batched,
+    tensors_of,
+    with_rows,
+)
+from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec
 from torchwright.optimization.techniques.base import Phase, Target, from_step, in_order
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case, Workload

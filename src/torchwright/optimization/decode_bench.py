@@ -26,9 +26,9 @@ from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.measure.roofline import Work, point
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.models.decoder.generation.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.models.decoder.generation.sampling import Sampling
 from torchwright.models.decoder.load import KV_DTYPES
-from torchwright.models.decoder.sampling import Sampling
 from torchwright.optimization.open_model import DTYPES, is_artifact, open_model, promise
 from torchwright.workloads.language import LanguageWorkload
 

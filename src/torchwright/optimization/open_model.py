@@ -30,12 +30,12 @@ from torchwright.hub.architectures import (
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
+from torchwright.models.decoder.generation.sampling import Sampling
+from torchwright.models.decoder.generation.transformers_writer import load_transformers_writer
 from torchwright.models.decoder.load import load_decoder
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
-from torchwright.models.decoder.sampling import Sampling
-from torchwright.models.decoder.stacks import stack_family
-from torchwright.models.decoder.transformers_writer import load_transformers_writer
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
+from torchwright.models.decoder.seq2seq.stacks import stack_family
 from torchwright.models.diffusion.diffuser import Diffuser
 from torchwright.models.diffusion.load import load_diffuser
 from torchwright.models.speech.base import Recognizer

@@ -16,7 +16,7 @@ from torchwright.core.process import folders, interrupts
 from torchwright.core.records import Recipe
 from torchwright.hub.folder import WEIGHTS
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.engines.program import GRAPHS, read_programs
+from torchwright.optimization.engines.compiled.program import GRAPHS, read_programs
 from torchwright.optimization.trial.client import Context, TrialFailed
 from torchwright.optimization.trial.travel import pack
 from torchwright.workloads.base import Workload, class_of

@@ -18,10 +18,10 @@ from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.artifact.tree import write_tree
 from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.optimization.engines.base import Engine, ShippingForm, engines
-from torchwright.optimization.engines.input_capabilities import probe
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.program import GRAPHS, TENSORS, read_programs
-from torchwright.optimization.engines.spec import InputCapabilities, package_file
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.program import GRAPHS, TENSORS, read_programs
+from torchwright.optimization.engines.dispatch.input_capabilities import probe
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities, package_file
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.trial.batch_variants import build_batch_variants, check_graphs
 from torchwright.workloads.accuracy import flatten

@@ -19,7 +19,7 @@ from torchwright.core.errors import ArtifactError, RefusedTechnique, Torchwright
 from torchwright.core.records import Step
 from torchwright.optimization.artifact.load import Loaded, load
 from torchwright.optimization.engines.base import Engine, ShippingForm, engines
-from torchwright.optimization.engines.input_capabilities import tensors_of, with_tensors
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of, with_tensors
 from torchwright.optimization.techniques.base import techniques
 from torchwright.testing.examples import example
 from torchwright.testing.forks import check_in_child

@@ -13,8 +13,8 @@ import torchwright as tw
 from torchwright.core.errors import ArtifactError, RefusedTechnique, TorchwrightError, UnknownName
 from torchwright.exporter.base import ExportTarget, GraphTarget, exports
 from torchwright.exporter.export import check
-from torchwright.exporter.reference import PAST, calls_of
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.verification.reference import PAST, calls_of
 from torchwright.testing.examples import example
 from torchwright.testing.models import Perceptron
 from torchwright.workloads.accuracy import relative_error

@@ -18,7 +18,7 @@ from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.input_capabilities import with_tensors
+from torchwright.optimization.engines.dispatch.input_capabilities import with_tensors
 from torchwright.optimization.techniques.base import (
     Phase,
     Target,

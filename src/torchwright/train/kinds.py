@@ -8,19 +8,19 @@ from typing import Any
 
 from torchwright.core.errors import TorchwrightError, unknown
 from torchwright.train.media.config import media_kind
-from torchwright.train.run.run_file import read_toml
+from torchwright.train.run.config.run_file import read_toml
 
 DEFAULT = "language-model"
 KINDS: dict[str, dict[str, str]] = {
     DEFAULT: {
-        "train": "torchwright.train.run.loop:train",
+        "train": "torchwright.train.run.loop.train:train",
         "prove": "torchwright.train.prove.proof:prove_file",
         "prove_render": "torchwright.train.prove.render",
-        "read": "torchwright.train.run.read:read_run",
+        "read": "torchwright.train.run.config.read:read_run",
         "words": "torchwright.train.run.words:from_words",
-        "data check": "torchwright.train.run.survey:survey",
-        "data show": "torchwright.train.run.sample:sample",
-        "data pack": "torchwright.train.run.survey:pack",
+        "data check": "torchwright.train.run.observe.survey:survey",
+        "data show": "torchwright.train.run.observe.sample:sample",
+        "data pack": "torchwright.train.run.observe.survey:pack",
     },
     "recommender": {
         "train": "torchwright.train.recommender.trainer:train_recommender",

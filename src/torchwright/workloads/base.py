@@ -49,7 +49,7 @@ workloads: Registry[type[Workload]] = Registry(
         "image": "torchwright.workloads.image:ImageWorkload",
         "diffusion": "torchwright.models.diffusion.workload:DiffusionWorkload",
         "speech": "torchwright.models.speech.workload:SpeechWorkload",
-        "seq2seq": "torchwright.models.decoder.seq2seq_workload:Seq2SeqWorkload",
+        "seq2seq": "torchwright.models.decoder.seq2seq.workload:Seq2SeqWorkload",
         "segment": "torchwright.models.segment.workload:SegmentWorkload",
         "semantic": "torchwright.models.segment.semantic_workload:SemanticWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",

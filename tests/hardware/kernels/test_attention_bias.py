@@ -15,7 +15,7 @@ from torchwright.hub.fields import Fields
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.pages import LayerPages
-from torchwright.models.decoder.stacks import STACKS
+from torchwright.models.decoder.seq2seq.stacks import STACKS
 
 HEADS, D, REACH = 4, 32, 320
 T5 = {"d_model": 64, "d_kv": D, "d_ff": 64, "num_heads": HEADS, "num_layers": 1, "vocab_size": 9}

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.models.decoder import LoadedDecoder, load_decoder
-from torchwright.models.decoder.text import FolderTokenizer, TextStream
+from torchwright.models.decoder.generation.text import FolderTokenizer, TextStream
 from torchwright.workloads.language import BUNDLED
 
 

@@ -18,7 +18,7 @@ from transformers import (
 from torchwright.core.errors import TorchwrightError
 from torchwright.hardware.kernels.pack import PANEL
 from torchwright.models.decoder import Sampler, Sampling
-from torchwright.models.decoder.sampling import _kept
+from torchwright.models.decoder.generation.sampling import _kept
 from torchwright.models.decoder.scores import Logits, Scores
 
 V = 50

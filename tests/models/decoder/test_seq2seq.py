@@ -17,10 +17,10 @@ from folders import change_json
 from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.cpu import build
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
 from torchwright.models.decoder.plan import plans
-from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
-from torchwright.models.decoder.stack_weights import buckets_of
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
+from torchwright.models.decoder.seq2seq.stack_weights import buckets_of
+from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 
 PRECISIONS = [(torch.float32, None, 1e-5), (torch.bfloat16, None, 0.03), (torch.bfloat16, "w8a8", 0.15)]
 """Type, quantization, largest norm of the logits' error over their norm."""

@@ -10,8 +10,8 @@ import torch
 from seq2seqs import tiny, tokenizer
 
 from torchwright.core.errors import WorkloadError
-from torchwright.models.decoder.seq2seq_pairs import read_pairs
-from torchwright.models.decoder.seq2seq_workload import Seq2SeqWorkload
+from torchwright.models.decoder.seq2seq.pairs import read_pairs
+from torchwright.models.decoder.seq2seq.workload import Seq2SeqWorkload
 from torchwright.workloads.accuracy import reference_loss
 
 NEW = 24

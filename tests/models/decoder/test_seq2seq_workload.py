@@ -12,9 +12,9 @@ from seq2seqs import MODELS, VOCABULARY, tiny, tokenizer
 from folders import change_json
 from torchwright.core.errors import ArtifactError, UnknownName, WorkloadError
 from torchwright.hardware.kernels.cpu import build
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
-from torchwright.models.decoder.seq2seq_calls import NativeAnswers
-from torchwright.models.decoder.seq2seq_workload import Seq2SeqWorkload
+from torchwright.models.decoder.seq2seq.calls import NativeAnswers
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
+from torchwright.models.decoder.seq2seq.workload import Seq2SeqWorkload
 
 NEW = 6
 SOURCES = ["a text", "another one, which is longer than that"]

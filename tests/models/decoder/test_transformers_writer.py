@@ -13,7 +13,10 @@ import transformers
 from folders import VOCABULARY, build, causal, save
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hub.architectures import recognize, runs_on_transformers
-from torchwright.models.decoder.transformers_writer import TransformersWriter, load_transformers_writer
+from torchwright.models.decoder.generation.transformers_writer import (
+    TransformersWriter,
+    load_transformers_writer,
+)
 from torchwright.optimization.artifact.folder import RECIPE
 from torchwright.optimization.open_model import ask, open_model
 from torchwright.serve.folder import find

@@ -161,8 +161,8 @@ def test_a_search_proposes_each_component_by_itself(pixart: Path) -> None:
 
 
 def test_only_the_named_components_are_compiled(pixart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchwright.optimization.engines.compiled.packaging import build_packages
     from torchwright.optimization.engines.jit import Jit
-    from torchwright.optimization.engines.packaging import build_packages
 
     compiled: list[str] = []
 

@@ -29,8 +29,8 @@ from torchwright.models.segment.masks import iou
 from torchwright.optimization.engines import converted
 from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.optimization.engines.base import engines
-from torchwright.optimization.engines.input_capabilities import tensors_of
-from torchwright.optimization.engines.program import export, read_programs, write_programs
+from torchwright.optimization.engines.compiled.program import export, read_programs, write_programs
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.optimization.techniques.grid_attention import GridAttention
 from torchwright.optimization.techniques.shared.wrapping import worst_error
 from torchwright.report.pictures import MOST_ROWS

@@ -154,7 +154,7 @@ def test_graphs_that_do_not_compile_here_run_uncompiled(
 
     path = made(tmp_path, mlp(), ["compile"])
     monkeypatch.setattr(artifact, "same_machine", lambda then, here: "it was compiled for another torch")
-    monkeypatch.setattr("torchwright.optimization.engines.program.compile_program", broken)
+    monkeypatch.setattr("torchwright.optimization.engines.compiled.program.compile_program", broken)
     shutil.rmtree(tmp_path / "cache" / "compiled", ignore_errors=True)
     loaded = tw.load(path)
     assert loaded.how == "graphs, uncompiled"

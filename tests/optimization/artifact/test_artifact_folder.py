@@ -25,7 +25,7 @@ from small_artifacts import INPUT, copied, edit, made, mlp, seal
 from torchwright.core.errors import ArtifactError, WorkloadError
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.tree import read_tree, write_tree
-from torchwright.optimization.engines.program import read_programs
+from torchwright.optimization.engines.compiled.program import read_programs
 from torchwright.optimization.trial.client import Context, TrialProcess
 from torchwright.optimization.trial.travel import pack
 from torchwright.workloads.module import ModuleWorkload

@@ -15,7 +15,7 @@ from small_artifacts import INPUT, edit, made, mlp
 from torchwright.core.errors import OldArtifact
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.outdated import outdated
-from torchwright.optimization.engines.spec import CallSpec, Guard, NumberDomain
+from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard, NumberDomain
 
 NARROW = NumberDomain(values="finite")
 CALL = CallSpec(name="forward", structure={"tuple": []}, tensors=())

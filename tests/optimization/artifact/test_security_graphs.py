@@ -17,9 +17,9 @@ from forged_graphs import call_signature, graphs, nodes
 from small_artifacts import copied, edit
 from torchwright.core.errors import ArtifactError
 from torchwright.optimization.artifact.load import load
-from torchwright.optimization.engines.expressions import check_shape, guard
-from torchwright.optimization.engines.operators import is_allowed
-from torchwright.optimization.engines.program import read_programs, write_programs
+from torchwright.optimization.engines.compiled.program import read_programs, write_programs
+from torchwright.optimization.engines.safety.expressions import check_shape, guard
+from torchwright.optimization.engines.safety.operators import is_allowed
 
 OWNED = "__import__('pathlib').Path('owned').touch()"
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 
 from engine_calls import Calls, Picture, call_of, dispatcher_of, mlp
 from torchwright.core.errors import SlowerCall, TorchwrightError, WorkloadError
-from torchwright.optimization.engines import call_dispatcher as dispatcher_module
-from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.program import FreeSizes
-from torchwright.optimization.engines.spec import InputCapabilities
+from torchwright.optimization.engines.compiled.program import FreeSizes
+from torchwright.optimization.engines.dispatch import call_dispatcher as dispatcher_module
+from torchwright.optimization.engines.dispatch.call import parameters_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 
 Pair = namedtuple("Pair", "first second")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -138,7 +138,7 @@ def test_outputs_lie_in_memory_as_the_originals(picture: CallDispatcher):
 
 
 def test_a_layout_that_compiled_code_gives_otherwise_is_mended():
-    from torchwright.optimization.engines.results import laid_out, result_builder, with_constants
+    from torchwright.optimization.engines.dispatch.results import laid_out, result_builder, with_constants
 
     spec = pytree.tree_flatten((1, None, 2, 3))[1]
     build = with_constants(
@@ -324,7 +324,7 @@ def test_many_kinds_of_calls_take_no_more_memory(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("how", ["jit.trace", "jit.script", "vmap", "jacrev", "symbolic_trace"])
 def test_tracers_are_refused_in_words(dense: CallDispatcher, how: str):
-    from torchwright.optimization.engines.module import OptimizedModule
+    from torchwright.optimization.engines.dispatch.module import OptimizedModule
 
     x = torch.randn(4, 16)
     model = nn.Sequential(OptimizedModule(dense))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torchwright.core.paths import UnsafeFolder
-from torchwright.optimization.engines.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
 
 PROGRAM = """
 import os, sys
@@ -19,7 +19,7 @@ import torch
 if sys.argv[1] == "imported":  # the user compiled something before: torch has chosen its own folder
     import torch._dynamo, torch._inductor.codecache
     assert "torchinductor_" in os.environ["TORCHINDUCTOR_CACHE_DIR"]
-from torchwright.optimization.engines.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
 folder = use_private_caches()
 import torch._inductor.codecache as codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -51,7 +51,7 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 8), nn.Tanh()).eval()
 if sys.argv[1] == "ours":
-    from torchwright.optimization.engines.compiler_caches import use_private_caches
+    from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
     use_private_caches()
 with torch.no_grad():
     torch.compile(model)(torch.ones(32, 16))

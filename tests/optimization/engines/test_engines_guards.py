@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from engine_calls import Calls, call_of
 from torchwright.core.errors import RefusedTechnique, SlowerCall
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.guards import (
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.guards import (
     Check,
     Fallback,
     check_seconds,
@@ -27,8 +28,13 @@ from torchwright.optimization.engines.guards import (
     holds_not_finite,
     in_words,
 )
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.spec import CallSpec, Guard, NumberDomain, OutsideDomain, TensorSpec
+from torchwright.optimization.engines.dispatch.spec import (
+    CallSpec,
+    Guard,
+    NumberDomain,
+    OutsideDomain,
+    TensorSpec,
+)
 from torchwright.optimization.techniques.shared.int8 import Int8Layer
 from torchwright.workloads.base import Case
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from engine_calls import Calls, dispatcher_of, mlp
 from torchwright.core.errors import SlowerCall, WorkloadError
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.input_capabilities import probe, with_rows
-from torchwright.optimization.engines.spec import InputCapabilities
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.input_capabilities import probe, with_rows
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 from torchwright.workloads.base import Case
 
 torch.manual_seed(0)

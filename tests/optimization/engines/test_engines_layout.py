@@ -11,9 +11,9 @@ from torch import nn
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.layout import lay_out_rows
-from torchwright.optimization.engines.packaging import rewritten
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.packaging import rewritten
+from torchwright.optimization.engines.compiled.program import export
+from torchwright.optimization.engines.rewrites.layout import lay_out_rows
 from torchwright.workloads.module import ModuleWorkload
 
 aten = torch.ops.aten

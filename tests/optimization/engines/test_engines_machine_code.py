@@ -12,8 +12,8 @@ from torch._inductor import config
 from torch._inductor.utils import clear_caches
 
 from torchwright.core.errors import ArtifactError
-from torchwright.optimization.engines.machine_code import keep_machine_code, restore_machine_code
-from torchwright.optimization.engines.program import ignore_library_warnings
+from torchwright.optimization.engines.compiled.machine_code import keep_machine_code, restore_machine_code
+from torchwright.optimization.engines.compiled.program import ignore_library_warnings
 
 INPUT = torch.linspace(-1, 1, 32 * 16).reshape(32, 16)
 

@@ -7,8 +7,8 @@ import warnings
 import torch
 
 from torchwright.core.errors import SlowerCall
-from torchwright.optimization.engines.messages import say_slower, signature, text_of
-from torchwright.optimization.engines.spec import CallSpec, TensorSpec
+from torchwright.optimization.engines.dispatch.messages import say_slower, signature, text_of
+from torchwright.optimization.engines.dispatch.spec import CallSpec, TensorSpec
 
 
 def test_a_call_and_what_is_compiled_are_written_alike() -> None:

@@ -15,12 +15,12 @@ from torch import nn
 
 from engine_calls import Calls, call_of, dispatcher_of, mlp
 from torchwright.core.errors import TorchwrightError
-from torchwright.optimization.engines import opaque
-from torchwright.optimization.engines.call import parameters_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.module import OptimizedModule
-from torchwright.optimization.engines.program import FreeSizes
-from torchwright.optimization.engines.spec import InputCapabilities
+from torchwright.optimization.engines.compiled.program import FreeSizes
+from torchwright.optimization.engines.dispatch import opaque
+from torchwright.optimization.engines.dispatch.call import parameters_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.module import OptimizedModule
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 from torchwright.testing.instances import Batch, Pair, build, call
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -260,7 +260,7 @@ def test_dictionaries_constants_and_what_is_passed_through_compile():
 def test_other_types_compile():
     inner = Calls(lambda x: (x.float() * 2, x))
     substitutes = ({"types": {0: "int64"}, "outputs": ("float32", "int64")},)
-    from torchwright.optimization.engines.spec import Substitute
+    from torchwright.optimization.engines.dispatch.spec import Substitute
 
     takes = {"substitutes": tuple(Substitute(**s) for s in substitutes)}
     model = OptimizedModule(dispatcher_of(inner, torch.randn(3), takes=takes))

@@ -24,9 +24,9 @@ from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.apply import make_target
 from torchwright.optimization.engines.converted import Infer
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.engines.openvino import OPTIONS, PRECISION, OpenVino, read_settings
-from torchwright.optimization.engines.openvino_graph import check_ir
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.rewrites.openvino_graph import check_ir
 from torchwright.optimization.techniques.base import from_step, parse_step
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from torchwright.optimization.engines.openvino_graph import check_ir, keep_float32
+from torchwright.optimization.engines.rewrites.openvino_graph import check_ir, keep_float32
 
 
 def net(*layers: str, inside: str = "") -> bytes:

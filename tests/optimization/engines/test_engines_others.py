@@ -22,10 +22,10 @@ from torchwright.hardware.devices import get_device
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines import converted
 from torchwright.optimization.engines.apply import make_target
-from torchwright.optimization.engines.attention_graph import attention_as_in_pytorch
 from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.describe import describe_target
-from torchwright.optimization.engines.input_capabilities import tensors_of
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
+from torchwright.optimization.engines.rewrites.attention_graph import attention_as_in_pytorch
 from torchwright.optimization.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case

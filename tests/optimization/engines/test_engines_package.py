@@ -15,11 +15,12 @@ import torch
 from engine_calls import call_of
 from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.hardware.devices import get_device
-from torchwright.optimization.engines import conversion, packaging
+from torchwright.optimization.engines import conversion
 from torchwright.optimization.engines.aot import Aot
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.package import Package, _register_operators  # pyright: ignore[reportPrivateUsage]
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.compiled import packaging
+from torchwright.optimization.engines.compiled.package import Package, _register_operators  # pyright: ignore[reportPrivateUsage]
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.techniques.base import conversion_of, parse_step
 from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import ConvNet

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.optimization.engines.graphs import graph_in
-from torchwright.optimization.engines.program import ALIGNMENT, export, read_programs, write_programs
+from torchwright.optimization.engines.compiled.graphs import graph_in
+from torchwright.optimization.engines.compiled.program import ALIGNMENT, export, read_programs, write_programs
 from torchwright.workloads.base import Case
 
 

@@ -19,8 +19,8 @@ from torchwright.core.errors import ArtifactError, UnknownName
 from torchwright.core.records import Coverage
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.base import NATIVE, Engine, Kept, Ready, ShippingForm, engines
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.engines.jit import Jit
-from torchwright.optimization.engines.spec import CallSpec
 from torchwright.optimization.techniques.base import Phase, Settings, Target, Technique, techniques
 from torchwright.workloads.base import Case
 

@@ -13,16 +13,16 @@ import torch
 from torchwright.core.errors import ArtifactError
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.optimization.engines.converted import handed_over
-from torchwright.optimization.engines.graph_check import structure
-from torchwright.optimization.engines.program import export
-from torchwright.optimization.engines.results import result_builder
+from torchwright.optimization.engines.dispatch.results import result_builder
+from torchwright.optimization.engines.safety.graph_check import structure
 from torchwright.workloads.module import ModuleWorkload
 
 BUILD = """
 import sys
 import torch
-from torchwright.optimization.engines.results import result_builder
+from torchwright.optimization.engines.dispatch.results import result_builder
 
 assert not {"transformers", "diffusers"} & {*sys.modules}
 print(type(result_builder(sys.argv[1])([torch.zeros(2)])).__name__)

@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.optimization.engines import tables
-from torchwright.optimization.engines.program import export, functional, read_programs, write_programs
-from torchwright.optimization.engines.tables import KEPT
+from torchwright.optimization.engines.compiled.program import (
+    export,
+    functional,
+    read_programs,
+    write_programs,
+)
+from torchwright.optimization.engines.rewrites import tables
+from torchwright.optimization.engines.rewrites.tables import KEPT
 from torchwright.workloads.base import Case
 
 Forward = Callable[["Model", torch.Tensor], object]

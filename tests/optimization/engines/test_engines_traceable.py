@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from torchwright.hardware.kernels.cpu import build
-from torchwright.optimization.engines import program
-from torchwright.optimization.engines.program import (
+from torchwright.optimization.engines.compiled import program
+from torchwright.optimization.engines.compiled.program import (
     FreeSizes,
     export,
     export_one,
     read_programs,
     write_programs,
 )
-from torchwright.optimization.engines.traceable import sizes_by_len
+from torchwright.optimization.engines.rewrites.traceable import sizes_by_len
 from torchwright.optimization.techniques.dtype import Autocast
 from torchwright.workloads.base import Case
 
@@ -132,7 +132,8 @@ def test_operators_of_inductor_are_known_to_who_reads_a_graph(tmp_path: Path) ->
     importlib.import_module("torch._inductor.inductor_prims")
     write_programs(tmp_path, export(RowByRow().eval(), [Case(name="forward", args=(torch.randn(2, 5, 4),))]))
     read = (
-        "import sys; from pathlib import Path; from torchwright.optimization.engines.program import read_programs; "
+        "import sys; from pathlib import Path; "
+        "from torchwright.optimization.engines.compiled.program import read_programs; "
         "read_programs(Path(sys.argv[1])); assert 'torch._inductor.inductor_prims' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", read, str(tmp_path)], check=True, timeout=120)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from torchwright.optimization.engines.whole_slices import SLICE, remove_whole_slices
+from torchwright.optimization.engines.rewrites.whole_slices import SLICE, remove_whole_slices
 
 
 class Sliced(nn.Module):

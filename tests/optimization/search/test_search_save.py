@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchwright.core.records import CaseTime, Rate
-from torchwright.optimization.engines.spec import CallSpec, Guard
+from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard
 from torchwright.optimization.search.save import Contents, _rates, domain_notes
 from torchwright.workloads.language import LanguageWorkload
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import DeviceFacts
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.optimization.techniques import Target
 from torchwright.optimization.techniques.attention import SwitchAttention, switchable
 from torchwright.optimization.techniques.matmul_attention import AttentionCalls, MatmulAttention, attend

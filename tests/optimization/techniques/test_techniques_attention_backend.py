@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import DeviceFacts
-from torchwright.optimization.engines.packaging import rewritten
-from torchwright.optimization.engines.program import compile_program, export, functional
+from torchwright.optimization.engines.compiled.packaging import rewritten
+from torchwright.optimization.engines.compiled.program import compile_program, export, functional
 from torchwright.optimization.techniques import Target
 from torchwright.optimization.techniques.attention_backend import (
     ATTENTION,

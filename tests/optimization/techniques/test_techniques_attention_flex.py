@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import DeviceFacts
-from torchwright.optimization.engines.call import spec_of
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.program import compile_program, export
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.program import compile_program, export
+from torchwright.optimization.engines.dispatch.call import spec_of
 from torchwright.optimization.techniques import Target
 from torchwright.optimization.techniques.attention import SwitchAttention
 from torchwright.testing.models import SelfAttention

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import DeviceFacts
-from torchwright.optimization.engines.program import export, read_programs, write_programs
+from torchwright.optimization.engines.compiled.program import export, read_programs, write_programs
 from torchwright.optimization.techniques import Target
 from torchwright.optimization.techniques.dtype import Dtype
 from torchwright.optimization.techniques.int4_weight_only import (

@@ -20,11 +20,11 @@ from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.call import spec_of
-from torchwright.optimization.engines.layout import ROW_BY_ROW
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.packaging import rewritten
-from torchwright.optimization.engines.program import compile_program, export, functional
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.packaging import rewritten
+from torchwright.optimization.engines.compiled.program import compile_program, export, functional
+from torchwright.optimization.engines.dispatch.call import spec_of
+from torchwright.optimization.engines.rewrites.layout import ROW_BY_ROW
 from torchwright.optimization.engines.sensitivity import rank_modules
 from torchwright.optimization.techniques.int8_static import Int8Static
 from torchwright.optimization.techniques.shared.int8 import (

@@ -15,16 +15,16 @@ from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LONGEST
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.call import spec_of
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.packaging import changed
-from torchwright.optimization.engines.program import (
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.packaging import changed
+from torchwright.optimization.engines.compiled.program import (
     compile_program,
     export,
     functional,
     read_programs,
     write_programs,
 )
+from torchwright.optimization.engines.dispatch.call import spec_of
 from torchwright.optimization.techniques.int8_dynamic import Int8Dynamic, RowLinear
 from torchwright.optimization.techniques.shared.encoder_graph import drop_masks, fuse_layers
 from torchwright.workloads.module import ModuleWorkload

@@ -14,10 +14,10 @@ from torch._dynamo.utils import counters
 
 from torchwright.core.records import DeviceFacts, Step
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.call import spec_of
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.program import compile_program, export
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.program import compile_program, export
+from torchwright.optimization.engines.dispatch.call import spec_of
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.techniques import Target
 from torchwright.optimization.techniques.int8_weight_only import Int8WeightLinear, Int8WeightOnly
 from torchwright.workloads.module import ModuleWorkload

@@ -14,8 +14,8 @@ from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.packaging import rewritten
-from torchwright.optimization.engines.program import export
+from torchwright.optimization.engines.compiled.packaging import rewritten
+from torchwright.optimization.engines.compiled.program import export
 from torchwright.optimization.techniques.shared.multihead import SeparateHeads, separate_heads
 from torchwright.workloads.module import ModuleWorkload
 

@@ -15,12 +15,9 @@ from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.engines.call import parameters_of, spec_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.module import OptimizedModule
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.packaging import rewritten
-from torchwright.optimization.engines.program import (
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.packaging import rewritten
+from torchwright.optimization.engines.compiled.program import (
     FreeSizes,
     compile_program,
     export,
@@ -29,7 +26,10 @@ from torchwright.optimization.engines.program import (
     read_programs,
     write_programs,
 )
-from torchwright.optimization.engines.spec import InputCapabilities
+from torchwright.optimization.engines.dispatch.call import parameters_of, spec_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.module import OptimizedModule
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 from torchwright.optimization.techniques.packed_convolution import PackedConv2d, PackedConvolution
 from torchwright.optimization.techniques.shared.convolution_graph import fuse_convolutions
 from torchwright.workloads.module import ModuleWorkload

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchwright.hardware.kernels.cpu import build
-from torchwright.optimization.engines.program import export_one, functional
+from torchwright.optimization.engines.compiled.program import export_one, functional
 from torchwright.optimization.techniques.int8_dynamic import RowLinear
 from torchwright.optimization.techniques.shared.encoder_graph import fuse_layers
 from torchwright.optimization.techniques.shared.int8 import Int8Layer, activation_range

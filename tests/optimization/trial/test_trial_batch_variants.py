@@ -23,18 +23,18 @@ from torchwright.core.errors import ArtifactError, SlowerCall, TorchwrightError
 from torchwright.core.json_file import typed
 from torchwright.core.process.limits import TimeIsUp
 from torchwright.optimization.artifact.folder import GENERAL, ONE, ROWS
-from torchwright.optimization.engines.call import Binder, numbered, parameters_of, spec_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.program import (
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.program import (
     FreeSizes,
     compile_program,
     export_one,
     read_programs,
     write_programs,
 )
-from torchwright.optimization.engines.results import laid_out, layout_of
-from torchwright.optimization.engines.spec import InputCapabilities, TensorSpec
+from torchwright.optimization.engines.dispatch.call import Binder, numbered, parameters_of, spec_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.results import laid_out, layout_of
+from torchwright.optimization.engines.dispatch.spec import InputCapabilities, TensorSpec
 from torchwright.optimization.trial import batch_variants
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces

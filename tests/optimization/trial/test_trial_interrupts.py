@@ -154,7 +154,7 @@ import sys, time
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from test_trial import Trap, context, hang
-from torchwright.optimization.engines import compile_package
+from torchwright.optimization.engines.compiled import compile_package
 from torchwright.optimization.trial.fork_server import can_fork
 from torchwright.optimization.trial.client import TrialProcess
 if __name__ == "__main__":

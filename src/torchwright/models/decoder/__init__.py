@@ -7,12 +7,12 @@ model.logits(ids_BT); model.generate("Once upon a time"); model.stream("Once")
 from torchwright.models.decoder.cache import PAGE, CacheFull, PagedCache
 from torchwright.models.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.models.decoder.families import read_decoder_config
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
+from torchwright.models.decoder.generation.sampling import Sampler, Sampling
 from torchwright.models.decoder.load import load_decoder
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
 from torchwright.models.decoder.model import Decoder
-from torchwright.models.decoder.sampling import Sampler, Sampling
-from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
+from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 
 __all__ = [
     "PAGE",

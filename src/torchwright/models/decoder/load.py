@@ -17,7 +17,7 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config, resolve
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import read_decoder_config
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.repack import repack, repack_as_stored
 from torchwright.models.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchwright.models.decoder.cache import CacheSequence, PagedCache
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.packed import read_packed, write_packed
 
 

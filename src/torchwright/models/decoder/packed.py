@@ -24,7 +24,7 @@ from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.tensor_header import read_header
 from torchwright.models.decoder.families import read_decoder_config
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import KV_DTYPES, stop_ids
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.weights import DecoderParts

@@ -15,9 +15,9 @@ from torch import nn
 
 from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
-from torchwright.models.decoder.encoder import Encoder
 from torchwright.models.decoder.memory import Memory
 from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.seq2seq.encoder import Encoder
 from torchwright.models.speech.steps import Encoded, Head, SpeechModel, Steps, keep
 from torchwright.models.speech.transcript import MOST_WINDOWS
 

@@ -16,11 +16,11 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.encoder import Encoder
 from torchwright.models.decoder.load import linear_maker
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.precision import Precision
-from torchwright.models.decoder.stacks import SIDES, Side, StackFamily
+from torchwright.models.decoder.seq2seq.encoder import Encoder
+from torchwright.models.decoder.seq2seq.stacks import SIDES, Side, StackFamily
 from torchwright.models.speech.native import NativeSpeech
 from torchwright.models.speech.stem_parts import SpeechStack, StemParts
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.stack_weights import StackParts
+from torchwright.models.decoder.seq2seq.stack_weights import StackParts
 
 
 class StemParts(Protocol):

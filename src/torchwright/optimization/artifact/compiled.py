@@ -21,11 +21,11 @@ from torchwright.core.records import Fingerprint, Recipe
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import GENERAL, ONE, ROWS, Manifest
 from torchwright.optimization.engines.base import OTHER_MACHINE_ERROR, SAME_MACHINE_ERROR, Ready
-from torchwright.optimization.engines.call import spec_of
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
-from torchwright.optimization.engines.graphs import GraphCall, Later, graph_in
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.compiled.graphs import GraphCall, Later, graph_in
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.dispatch.call import spec_of
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class CompiledCalls:
 
     def _programs(self, *names: str) -> dict[str, Any]:
         """The graphs of these names, without any all of them."""
-        from torchwright.optimization.engines.program import read_programs
+        from torchwright.optimization.engines.compiled.program import read_programs
 
         return read_programs(self.path, trust=self.trusted, names=names or None)
 
@@ -181,7 +181,7 @@ class CompiledCalls:
             temporary.remove()
 
     def _compile(self, programs: dict[str, Any], folder: Path) -> None:
-        from torchwright.optimization.engines.program import compile_program
+        from torchwright.optimization.engines.compiled.program import compile_program
 
         settings = inductor_settings(self.recipe)
         for name, file in self._files(programs):

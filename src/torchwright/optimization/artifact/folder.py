@@ -42,7 +42,7 @@ from torchwright.core.records import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.optimization.engines.base import MODEL as MODEL
 from torchwright.optimization.engines.base import NATIVE as NATIVE
 from torchwright.optimization.engines.base import ShippingForm, engines
-from torchwright.optimization.engines.spec import CallSpec, InputCapabilities, package_file
+from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabilities, package_file
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"

@@ -21,10 +21,10 @@ from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import Manifest
 from torchwright.optimization.artifact.outdated import outdated
 from torchwright.optimization.artifact.strategies import ArtifactLoader
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.module import OptimizedModule
+from torchwright.optimization.engines.dispatch.spec import is_structure
 from torchwright.optimization.engines.eager import Eager
-from torchwright.optimization.engines.module import OptimizedModule
-from torchwright.optimization.engines.spec import is_structure
 from torchwright.workloads.base import Case, Optimized, Run, class_of, from_anywhere
 
 NewShape = Literal["run", "error"]

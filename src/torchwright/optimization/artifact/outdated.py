@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchwright.core.records import Recipe
 from torchwright.optimization.artifact.folder import Manifest
-from torchwright.optimization.engines.spec import NumberDomain
+from torchwright.optimization.engines.dispatch.spec import NumberDomain
 
 ONE_SCALE = b"quantized_decomposed.choose_qparams"
 """The operator of the older `int8_dynamic`: one activation scale for all rows of a call."""

@@ -21,7 +21,7 @@ from torchwright.optimization.artifact.compiled import CompiledCalls
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.artifact.folder import Manifest
 from torchwright.optimization.engines.base import Ready, engines
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.eager import Eager
 from torchwright.workloads.base import class_of, fresh
 

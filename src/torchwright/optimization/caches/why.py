@@ -15,8 +15,8 @@ from torchwright.hardware.devices import default_name, get_device
 from torchwright.optimization.caches.bundle import Bundle, read, unpack
 from torchwright.optimization.caches.place import differences, place_here
 from torchwright.optimization.engines.apply import make_target
-from torchwright.optimization.engines.compiler_caches import use_private_caches
-from torchwright.optimization.engines.program import ignore_library_warnings
+from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiled.program import ignore_library_warnings
 from torchwright.workloads.base import Case, Workload
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torchwright.optimization.engines.base import Engine, Kept, Ready, ShippingForm, engines
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.compiled.graphs import graph_in
+from torchwright.optimization.engines.compiled.package import Package
 from torchwright.optimization.engines.conversion import shared
-from torchwright.optimization.engines.graphs import graph_in
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.spec import CallSpec, package_file
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
+from torchwright.optimization.engines.dispatch.spec import CallSpec, package_file
 
 if TYPE_CHECKING:
     from torchwright.optimization.techniques.base import Target
@@ -35,7 +35,7 @@ class Aot(Engine):
 
     @classmethod
     def prepare(cls, target: Target, folder: Path | None = None) -> Self:
-        from torchwright.optimization.engines.packaging import build_packages
+        from torchwright.optimization.engines.compiled.packaging import build_packages
 
         assert folder is not None
         return cls(shared(target, folder, lambda: tuple(build_packages(target, folder))))

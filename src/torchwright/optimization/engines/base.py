@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.registry import Registry
-from torchwright.optimization.engines.spec import CallSpec, NumberDomain
+from torchwright.optimization.engines.dispatch.spec import CallSpec, NumberDomain
 
 if TYPE_CHECKING:
-    from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
+    from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
     from torchwright.optimization.techniques.base import Target
     from torchwright.workloads.base import Case, Run
 

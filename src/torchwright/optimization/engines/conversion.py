@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchwright.core.json_file import read_json, typed
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 if TYPE_CHECKING:
     from torchwright.optimization.techniques.base import Target

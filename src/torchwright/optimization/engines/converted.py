@@ -26,32 +26,32 @@ from torch.utils import _pytree as pytree
 
 from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.core.process.forks import never_freed, reopen_in_child
-from torchwright.optimization.engines.attention_graph import attention_as_in_pytorch
 from torchwright.optimization.engines.base import Engine, Kept, Ready, ShippingForm
-from torchwright.optimization.engines.call import parameters_of, written
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
-from torchwright.optimization.engines.conversion import shared
-from torchwright.optimization.engines.graph_check import structure
-from torchwright.optimization.engines.graphs import GraphCall, Later, graph_in
-from torchwright.optimization.engines.guards import Check, Fallback, guards_of
-from torchwright.optimization.engines.input_capabilities import (
-    perhaps_batched,
-    tensors_of,
-    with_rows,
-    with_tensors,
-)
-from torchwright.optimization.engines.packaging import changed, described
-from torchwright.optimization.engines.program import (
+from torchwright.optimization.engines.compiled.graphs import GraphCall, Later, graph_in
+from torchwright.optimization.engines.compiled.packaging import changed, described
+from torchwright.optimization.engines.compiled.program import (
     FreeSizes,
     drop_constant_results,
     dynamic_shapes,
     export_one,
     write_programs,
 )
-from torchwright.optimization.engines.real_constants import real_constants
-from torchwright.optimization.engines.results import arranged, call_result
-from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec, InputCapabilities
-from torchwright.optimization.engines.whole_slices import remove_whole_slices
+from torchwright.optimization.engines.conversion import shared
+from torchwright.optimization.engines.dispatch.call import parameters_of, written
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
+from torchwright.optimization.engines.dispatch.guards import Check, Fallback, guards_of
+from torchwright.optimization.engines.dispatch.input_capabilities import (
+    perhaps_batched,
+    tensors_of,
+    with_rows,
+    with_tensors,
+)
+from torchwright.optimization.engines.dispatch.results import arranged, call_result
+from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, InputCapabilities
+from torchwright.optimization.engines.rewrites.attention_graph import attention_as_in_pytorch
+from torchwright.optimization.engines.rewrites.real_constants import real_constants
+from torchwright.optimization.engines.rewrites.whole_slices import remove_whole_slices
+from torchwright.optimization.engines.safety.graph_check import structure
 from torchwright.optimization.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case

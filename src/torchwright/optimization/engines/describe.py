@@ -15,9 +15,9 @@ from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import DeviceFacts, Features, Identity, Step
 from torchwright.hardware.measure.roofline import Counts, count_operations
 from torchwright.optimization.engines.apply import CONVOLUTIONS
-from torchwright.optimization.engines.call import written
+from torchwright.optimization.engines.compiled.program import export
+from torchwright.optimization.engines.dispatch.call import written
 from torchwright.optimization.engines.identity import identity
-from torchwright.optimization.engines.program import export
 from torchwright.optimization.techniques.base import Target, Technique, techniques
 from torchwright.optimization.techniques.matmul_attention import AttentionCalls
 from torchwright.optimization.techniques.shared.real_pairs import has_complex

@@ -14,10 +14,10 @@ from torch import nn
 from torchwright.core import nested
 from torchwright.core.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.optimization.engines.base import NATIVE, Engine, Kept, Ready, ShippingForm
-from torchwright.optimization.engines.compiler_caches import use_private_caches
-from torchwright.optimization.engines.guards import holds_nan, holds_not_finite
-from torchwright.optimization.engines.machine_code import keep_machine_code, restore_machine_code
-from torchwright.optimization.engines.program import ignore_library_warnings
+from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiled.machine_code import keep_machine_code, restore_machine_code
+from torchwright.optimization.engines.compiled.program import ignore_library_warnings
+from torchwright.optimization.engines.dispatch.guards import holds_nan, holds_not_finite
 from torchwright.optimization.techniques.base import Settings, Target
 from torchwright.optimization.techniques.shared.blocks import repeated_blocks
 from torchwright.workloads.base import Case

@@ -16,7 +16,7 @@ class NativeSeq2SeqEngine(NativeEngine):
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
-        from torchwright.models.decoder.seq2seq_calls import NativeAnswers
+        from torchwright.models.decoder.seq2seq.calls import NativeAnswers
 
         model = NativeAnswers.load(kept.path, kept.path / MODEL)
         return Ready(how=cls.how, run=cls(model), answers=model.loaded)

@@ -17,9 +17,9 @@ from torch.export import ExportedProgram
 
 from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.core.json_file import read_bytes
+from torchwright.optimization.engines.compiled.program import ignore_library_warnings
 from torchwright.optimization.engines.converted import Converted, Infer
-from torchwright.optimization.engines.program import ignore_library_warnings
-from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
+from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, NumberDomain
 from torchwright.optimization.techniques.onnxruntime import LIBRARIES
 
 if TYPE_CHECKING:

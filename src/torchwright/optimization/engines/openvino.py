@@ -26,10 +26,10 @@ from torchwright.core.json_file import read_bytes, read_json
 from torchwright.core.process.files import replacing
 from torchwright.core.quiet import import_openvino, openvino_core, quiet_libraries, unreported
 from torchwright.optimization.engines.converted import Converted, Infer
-from torchwright.optimization.engines.input_capabilities import tensors_of
-from torchwright.optimization.engines.messages import say_slower
-from torchwright.optimization.engines.openvino_graph import PRODUCTS, check_ir, keep_float32
-from torchwright.optimization.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
+from torchwright.optimization.engines.dispatch.messages import say_slower
+from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, NumberDomain
+from torchwright.optimization.engines.rewrites.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.optimization.techniques.openvino import LIBRARIES
 
 if TYPE_CHECKING:

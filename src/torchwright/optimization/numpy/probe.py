@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.optimization.engines.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
 from torchwright.optimization.numpy import domain
 from torchwright.optimization.numpy.compare import RTOL
 from torchwright.optimization.numpy.program import SAFE_INDUCTOR

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.optimization.engines.compiler_caches import use_private_caches
+from torchwright.optimization.engines.compiled.compiler_caches import use_private_caches
 from torchwright.optimization.numpy import semantics
 from torchwright.optimization.numpy.call import ArrayCall
 from torchwright.optimization.numpy.operations import Step, steps

@@ -25,9 +25,9 @@ from torchwright.hardware.measure.roofline import Work, point
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.apply import reshaped
 from torchwright.optimization.engines.base import ShippingForm, engines
-from torchwright.optimization.engines.guards import check_seconds, in_words
-from torchwright.optimization.engines.program import GRAPHS, TENSORS
-from torchwright.optimization.engines.spec import CallSpec, InputCapabilities
+from torchwright.optimization.engines.compiled.program import GRAPHS, TENSORS
+from torchwright.optimization.engines.dispatch.guards import check_seconds, in_words
+from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabilities
 from torchwright.optimization.search import estimate
 from torchwright.optimization.search.state import Outcome, Search
 from torchwright.optimization.techniques.base import from_step

@@ -12,8 +12,8 @@ from torch import nn
 from torchwright.core.records import Coverage, DeviceFacts
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
-from torchwright.models.decoder.load_seq2seq import load_seq2seq
-from torchwright.models.decoder.seq2seq_calls import NativeAnswers
+from torchwright.models.decoder.seq2seq.calls import NativeAnswers
+from torchwright.models.decoder.seq2seq.load import load_seq2seq
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 

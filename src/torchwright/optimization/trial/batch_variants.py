@@ -23,12 +23,10 @@ from torch.export import ExportedProgram
 from torchwright.core.errors import TorchwrightError, WorkloadError, first_line
 from torchwright.core.process.limits import TimeIsUp, time_limit
 from torchwright.optimization.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PACKAGE
-from torchwright.optimization.engines.call_dispatcher import CallDispatcher, CompiledCall
-from torchwright.optimization.engines.graphs import GraphCall
-from torchwright.optimization.engines.input_capabilities import tensors_of, with_rows, with_tensors
-from torchwright.optimization.engines.package import Package
-from torchwright.optimization.engines.packaging import described, guarded, rewritten
-from torchwright.optimization.engines.program import (
+from torchwright.optimization.engines.compiled.graphs import GraphCall
+from torchwright.optimization.engines.compiled.package import Package
+from torchwright.optimization.engines.compiled.packaging import described, guarded, rewritten
+from torchwright.optimization.engines.compiled.program import (
     FreeSizes,
     compile_program,
     export,
@@ -37,8 +35,10 @@ from torchwright.optimization.engines.program import (
     read_programs,
     write_programs,
 )
-from torchwright.optimization.engines.results import layout_of
-from torchwright.optimization.engines.spec import CallSpec, InputCapabilities, package_file
+from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
+from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of, with_rows, with_tensors
+from torchwright.optimization.engines.dispatch.results import layout_of
+from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabilities, package_file
 from torchwright.optimization.techniques.base import Target
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case

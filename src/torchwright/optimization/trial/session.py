@@ -233,7 +233,7 @@ class TrialSession:
     ) -> tuple[Any, Any]:
         """Return the inputs that the original takes in addition to its example, and the recipe's model in all forms."""
         from torchwright.optimization.engines.apply import apply_steps
-        from torchwright.optimization.engines.input_capabilities import probe
+        from torchwright.optimization.engines.dispatch.input_capabilities import probe
         from torchwright.optimization.trial.batch_variants import build_batch_variants
 
         self._build()
@@ -252,7 +252,7 @@ class TrialSession:
 
     def takes(self) -> Any:
         """Return the inputs that the original takes in addition to its example."""
-        from torchwright.optimization.engines.input_capabilities import probe
+        from torchwright.optimization.engines.dispatch.input_capabilities import probe
 
         self._build()
         return probe(self.target.model, self.workload.cases(self._dtype())[0])
@@ -270,7 +270,7 @@ class TrialSession:
     ) -> Any:
         """Choose how the artifact answers calls other than the example's."""
         from torchwright.hardware.devices.allocator import apply_allocator
-        from torchwright.optimization.engines.program import read_programs
+        from torchwright.optimization.engines.compiled.program import read_programs
         from torchwright.optimization.trial.batch_variants import check_graphs, choose_variants
 
         apply_allocator(allocator)
@@ -294,7 +294,7 @@ class TrialSession:
 
     def resize(self, *, batched: tuple[int, ...], rows: int | None) -> None:
         """Time another batch size than the example's from now on; None restores the example's."""
-        from torchwright.optimization.engines.input_capabilities import with_rows
+        from torchwright.optimization.engines.dispatch.input_capabilities import with_rows
 
         cases = self._cases()
         self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])
@@ -401,7 +401,7 @@ class TrialSession:
         self, *, path: str, trust: bool, trace: str | None = None
     ) -> tuple[OpenedArtifact, Recording]:
         """Load an artifact as its user would, and where the time of its calls goes."""
-        from torchwright.optimization.engines.package import Package
+        from torchwright.optimization.engines.compiled.package import Package
         from torchwright.optimization.profile.recording import labelled
 
         with labelled(Package, "run"):

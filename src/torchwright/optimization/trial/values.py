@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchwright.core.records import Coverage
-from torchwright.optimization.engines.spec import CallSpec
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 
 @dataclass(frozen=True, kw_only=True)

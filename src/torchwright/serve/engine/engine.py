@@ -20,7 +20,7 @@ import torch
 
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder.cache import PAGE, PagedCache
-from torchwright.models.decoder.generate import LoadedDecoder
+from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.rope import BY_LENGTH
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine

@@ -21,9 +21,9 @@ from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError,
 from torchwright.core.process.orphans import die_with_parent
 from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.models.decoder.cache import PAGE
-from torchwright.models.decoder.generate import LoadedDecoder
-from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
-from torchwright.models.decoder.transformers_writer import TransformersWriter
+from torchwright.models.decoder.generation.generate import LoadedDecoder
+from torchwright.models.decoder.generation.transformers_writer import TransformersWriter
+from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 from torchwright.optimization.artifact.load import load
 from torchwright.optimization.open_model import (
     is_artifact,

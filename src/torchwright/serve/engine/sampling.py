@@ -12,7 +12,7 @@ from dataclasses import fields
 
 import torch
 
-from torchwright.models.decoder.sampling import Sampler, Sampling
+from torchwright.models.decoder.generation.sampling import Sampler, Sampling
 from torchwright.serve.wire.messages import SamplingOptions, Submit, TokenLogprob
 
 

@@ -18,7 +18,7 @@ from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.models.decoder.memory import Memory
 from torchwright.models.decoder.scores import Logits
-from torchwright.models.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import AnsweringEngine, LiveAnswer, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint

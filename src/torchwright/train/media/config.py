@@ -9,9 +9,9 @@ from pydantic import Field
 
 from torchwright.hub.folder import read_config_file
 from torchwright.train.layout import Layout
-from torchwright.train.run.config import Positive, Rate, RunFile, Share
-from torchwright.train.run.data_section import RunError, Section
-from torchwright.train.run.run_file import parse_file, read_toml
+from torchwright.train.run.config.data_section import RunError, Section
+from torchwright.train.run.config.run import Positive, Rate, RunFile, Share
+from torchwright.train.run.config.run_file import parse_file, read_toml
 
 PAGE = "docs/train.md"
 IMAGES, SPEECH = "image-classification", "speech"

@@ -14,11 +14,11 @@ from torchwright.train.media.model import LabelLoss, Media, fill_gradients, shar
 from torchwright.train.media.samples import MediaBatch, Samples
 from torchwright.train.parallel import make_mesh
 from torchwright.train.parallel.batch import own_part_of_rows
-from torchwright.train.run import config
-from torchwright.train.run.optimizer import Optimizers
-from torchwright.train.run.precision import autocast
-from torchwright.train.run.schedule import factor
-from torchwright.train.run.step import StepFigures, gradients
+from torchwright.train.run.config import run as config
+from torchwright.train.run.config.schedule import factor
+from torchwright.train.run.objectives.optimizer import Optimizers
+from torchwright.train.run.objectives.precision import autocast
+from torchwright.train.run.objectives.step import StepFigures, gradients
 
 
 class MediaLearner:

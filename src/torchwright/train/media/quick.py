@@ -22,9 +22,9 @@ from torchwright.train.media.images import list_pictures
 from torchwright.train.media.listing import METADATA
 from torchwright.train.media.sounds import list_spoken
 from torchwright.train.media.trainer import train_media
-from torchwright.train.run.data_section import RunError
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.config.run_file import with_settings
 from torchwright.train.run.quick import power_of_two, read_fields, to_toml
-from torchwright.train.run.run_file import with_settings
 
 BATCH = 16
 """Samples of a step, where there are enough."""

@@ -16,7 +16,7 @@ from torchwright.train.media.images import ImageTask, Pictures, list_pictures
 from torchwright.train.media.listing import Item, refuse
 from torchwright.train.media.samples import Samples, Task
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
-from torchwright.train.run.survey import FileSurvey
+from torchwright.train.run.observe.survey import FileSurvey
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,17 +32,17 @@ from torchwright.train.media.samples import MediaBatch, Samples, Task
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
 from torchwright.train.media.words import word_error_rate
 from torchwright.train.model.foreign import save_foreign
-from torchwright.train.run.adapt import base_digests
-from torchwright.train.run.checkpoint import Described
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.loop import in_session
-from torchwright.train.run.metrics import HELD_OUT
-from torchwright.train.run.not_finite import first_not_finite, not_finite_message
-from torchwright.train.run.precision import autocast
-from torchwright.train.run.processes import ProcessRank, on_first
-from torchwright.train.run.session import RunSession
-from torchwright.train.run.source import write_files
-from torchwright.train.run.step import StepFigures, counted_everywhere
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.loop.session import RunSession
+from torchwright.train.run.loop.train import in_session
+from torchwright.train.run.objectives.adapt import base_digests
+from torchwright.train.run.objectives.not_finite import first_not_finite, not_finite_message
+from torchwright.train.run.objectives.precision import autocast
+from torchwright.train.run.objectives.step import StepFigures, counted_everywhere
+from torchwright.train.run.observe.metrics import HELD_OUT
+from torchwright.train.run.runtime.checkpoint import Described
+from torchwright.train.run.runtime.processes import ProcessRank, on_first
+from torchwright.train.run.runtime.source import write_files
 
 BROKEN_TOLD = 100
 """Files of one source that are told with their reasons; all are counted."""

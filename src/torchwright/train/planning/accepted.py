@@ -9,8 +9,8 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.parallel.apply import check_fits
 from torchwright.train.planning.job import Job, LayoutPlan
-from torchwright.train.run.check import check_run
-from torchwright.train.run.read import parse_run
+from torchwright.train.run.config.check import check_run
+from torchwright.train.run.config.read import parse_run
 
 
 def run_fields(job: Job, plan: LayoutPlan) -> dict[str, Any]:

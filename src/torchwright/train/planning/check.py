@@ -23,12 +23,12 @@ from torchwright.train.layout import Layout
 from torchwright.train.parallel.ring import INSIDE
 from torchwright.train.planning.accepted import run_fields
 from torchwright.train.planning.job import Job, LayoutPlan
-from torchwright.train.run.objective import NextToken
-from torchwright.train.run.optimizer import Optimizers
-from torchwright.train.run.precision import autocast
-from torchwright.train.run.read import parse_run
-from torchwright.train.run.setup import Batches, build_model
-from torchwright.train.run.step import gradients
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.objectives.objective import NextToken
+from torchwright.train.run.objectives.optimizer import Optimizers
+from torchwright.train.run.objectives.precision import autocast
+from torchwright.train.run.objectives.setup import Batches, build_model
+from torchwright.train.run.objectives.step import gradients
 
 
 class LiveBytes(TorchDispatchMode):

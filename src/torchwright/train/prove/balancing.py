@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import MixtureOfExperts
-from torchwright.train.run.config import Run
+from torchwright.train.run.config.run import Run
 
 
 class PlainBalancing:

@@ -10,7 +10,7 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.prove.compare import RankReport
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.prove.shrink import Small, exact, rounds, shrink
-from torchwright.train.run import config as runs
+from torchwright.train.run.config import run as runs
 
 EXACT = "float64"
 

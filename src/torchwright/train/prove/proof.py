@@ -21,8 +21,8 @@ from torchwright.train.prove.diagnose import Divergence, diagnose, worst
 from torchwright.train.prove.launch import EXACT, Around, columns, run_layout
 from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.shrink import shrink
-from torchwright.train.run import config as runs
-from torchwright.train.run.read import read_run
+from torchwright.train.run.config import run as runs
+from torchwright.train.run.config.read import read_run
 
 PROCESSES = 8
 """The most processes of one run, by default."""

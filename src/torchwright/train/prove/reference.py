@@ -21,11 +21,11 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.prove.balancing import PlainBalancing
 from torchwright.train.prove.shrink import STEPS
 from torchwright.train.prove.trace import Recorder, Trace
-from torchwright.train.run.balancing import balanced
-from torchwright.train.run.config import Run
-from torchwright.train.run.optimizer import Optimizers
-from torchwright.train.run.precision import autocast, convert
-from torchwright.train.run.schedule import plan_step
+from torchwright.train.run.config.run import Run
+from torchwright.train.run.config.schedule import plan_step
+from torchwright.train.run.objectives.balancing import balanced
+from torchwright.train.run.objectives.optimizer import Optimizers
+from torchwright.train.run.objectives.precision import autocast, convert
 
 LENGTHS = (16, 5, 13, 16, 3, 16, 9, 14)
 """Sixteenths of a row that are tokens, row by row: no two processes hold the same number of labels."""
@@ -86,7 +86,7 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
     model = Transformer(config if run.experts is None else balanced(config, run.experts)).to(dtype)
     convert(model, run.precision, "cpu")
     if run.qat is not None:
-        from torchwright.train.run.qat import fake_quantize
+        from torchwright.train.run.objectives.qat import fake_quantize
 
         fake_quantize(model, run.qat)
     model.use_attention(explicit_attention)

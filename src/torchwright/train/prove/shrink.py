@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.rope import Rope
 from torchwright.train.layout import Layout
-from torchwright.train.run import config as runs
+from torchwright.train.run.config import run as runs
 
 STEPS = 3
 ROWS, TOKENS = 8, 16

@@ -18,8 +18,8 @@ from torchwright.train.parallel.stages import Staged
 from torchwright.train.prove.reference import TokenRows, fill_weights, numbered
 from torchwright.train.prove.shrink import STEPS, Small
 from torchwright.train.prove.trace import Recorder, Trace
-from torchwright.train.run.learner import LanguageLearner
-from torchwright.train.run.schedule import plan_step
+from torchwright.train.run.config.schedule import plan_step
+from torchwright.train.run.objectives.learner import LanguageLearner
 
 
 def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:

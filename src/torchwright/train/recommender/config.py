@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from torchwright.train.run.config import Positive, Rate, RunFile, Share
-from torchwright.train.run.data_section import RunError, Section
-from torchwright.train.run.run_file import parse_file, read_toml
+from torchwright.train.run.config.data_section import RunError, Section
+from torchwright.train.run.config.run import Positive, Rate, RunFile, Share
+from torchwright.train.run.config.run_file import parse_file, read_toml
 
 PAGE = "docs/recommenders.md"
 LABEL = "label"

@@ -29,7 +29,7 @@ from torchwright.train.recommender.embeddings import (
 )
 from torchwright.train.recommender.models import tables_of
 from torchwright.train.recommender.store import ClickBatch
-from torchwright.train.run.processes import on_first
+from torchwright.train.run.runtime.processes import on_first
 
 
 def topology_of(chosen: Embeddings, world: int) -> Topology:

@@ -15,7 +15,7 @@ from torchwright.train.recommender.layout import look_ups, make_groups, replica_
 from torchwright.train.recommender.losses import Loss
 from torchwright.train.recommender.models import build_dense, tables_of
 from torchwright.train.recommender.store import ClickBatch
-from torchwright.train.run.step import StepFigures
+from torchwright.train.run.objectives.step import StepFigures
 
 
 class RecommenderLearner:

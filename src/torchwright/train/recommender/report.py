@@ -20,7 +20,7 @@ from torchwright.train.recommender.learner import RecommenderLearner
 from torchwright.train.recommender.losses import Loss
 from torchwright.train.recommender.planned import plan_here
 from torchwright.train.recommender.store import RowStream
-from torchwright.train.run.processes import on_first
+from torchwright.train.run.runtime.processes import on_first
 
 
 @dataclass

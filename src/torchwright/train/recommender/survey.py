@@ -9,7 +9,7 @@ from torchwright.train.data.text import expand
 from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.config import RecommenderRun
 from torchwright.train.recommender.reading import form_of, read_blocks
-from torchwright.train.run.survey import FileSurvey
+from torchwright.train.run.observe.survey import FileSurvey
 
 
 def survey(run: RecommenderRun, folder: Path) -> list[FileSurvey]:

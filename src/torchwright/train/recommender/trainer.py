@@ -21,12 +21,12 @@ from torchwright.train.recommender.quality import Figures, measure_quality
 from torchwright.train.recommender.report import make_report, report_lines
 from torchwright.train.recommender.saved import save_recommender
 from torchwright.train.recommender.store import ClickBatch, open_clicks
-from torchwright.train.run.checkpoint import Described
-from torchwright.train.run.data_section import RunError
-from torchwright.train.run.loop import in_session
-from torchwright.train.run.processes import ProcessRank
-from torchwright.train.run.session import RunSession
-from torchwright.train.run.step import StepFigures
+from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.loop.session import RunSession
+from torchwright.train.run.loop.train import in_session
+from torchwright.train.run.objectives.step import StepFigures
+from torchwright.train.run.runtime.checkpoint import Described
+from torchwright.train.run.runtime.processes import ProcessRank
 
 REPORT = "report.json"
 """The part of a run folder that says how the layout did."""

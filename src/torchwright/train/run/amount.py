@@ -11,8 +11,8 @@ import numpy as np
 from torchwright.train.data.packing import Packed, document_starts
 from torchwright.train.data.shards import Shards
 from torchwright.train.model.foreign import read_model_config
-from torchwright.train.run.corpus import PAIRED, Corpus, make_shards, open_shards
-from torchwright.train.run.read import parse_run
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.runtime.corpus import PAIRED, Corpus, make_shards, open_shards
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,12 @@ from typing import Any
 
 from torchwright.hub.folder import read_config, resolve
 from torchwright.train.data.rows import is_dataset
-from torchwright.train.run import torchrun
 from torchwright.train.run.amount import Amount, measure
-from torchwright.train.run.config import Lora
-from torchwright.train.run.data_section import RunError, Section
-from torchwright.train.run.objective_section import Preference
-from torchwright.train.run.run_file import with_settings
+from torchwright.train.run.config.data_section import RunError, Section
+from torchwright.train.run.config.objective_section import Preference
+from torchwright.train.run.config.run import Lora
+from torchwright.train.run.config.run_file import with_settings
+from torchwright.train.run.runtime import torchrun
 
 CONTEXT, LONGEST, ROWS = 1024, 2048, 16
 """The longest window of a stream and of documents, and windows of a step, where there are data enough."""

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchwright.train.run.check import check_run
-from torchwright.train.run.config import Run
-from torchwright.train.run.corpus import TOKENS
-from torchwright.train.run.loop import train_run
-from torchwright.train.run.patience import patient
-from torchwright.train.run.processes import on_first, processes
+from torchwright.train.run.config.check import check_run
+from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.config.run import Run
+from torchwright.train.run.loop.train import train_run
 from torchwright.train.run.quick import quick_run
-from torchwright.train.run.read import parse_run
+from torchwright.train.run.runtime.corpus import TOKENS
+from torchwright.train.run.runtime.patience import patient
+from torchwright.train.run.runtime.processes import on_first, processes
 
 WAIT_S: float = Run.model_fields["timeout_s"].default
 """Seconds that processes wait for each other before there is a run file to say how long."""

@@ -34,7 +34,7 @@ class Stem(nn.Module):
         x_TE = self.groupnorm(x_TE.T[None])[0].T.to(dtype)
         x_TC = ops.activate(self.conv2(frames(x_TE, *second)), "gelu")
         wide_SE = ops.activate(self.conv3(frames(x_TC, *third)), "gelu").float()
-        # The stream has no mean (`models/decoder/stack_weights.py`).
+        # The stream has no mean (`models/decoder/seq2seq/stack_weights.py`).
         return (wide_SE - wide_SE.mean(-1, keepdim=True)).to(dtype)
 
 

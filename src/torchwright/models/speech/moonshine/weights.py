@@ -8,7 +8,7 @@ from torchwright.hardware.kernels.limits import LANES
 from torchwright.hub.fields import Fields
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.rope import Rope, read_rope
-from torchwright.models.decoder.stacks import ACTIVATIONS, Side, StackFamily
+from torchwright.models.decoder.seq2seq.stacks import ACTIVATIONS, Side, StackFamily
 from torchwright.models.speech.moonshine.windows import LONGEST, states
 
 EPS = 1e-5

@@ -33,7 +33,7 @@ class Stem(nn.Module):
         x_FE = ops.activate(self.conv1(_padded_frames(x_FM, 1)), "gelu")
         x_SE = ops.activate(self.conv2(_padded_frames(x_FE, 2)), "gelu")
         wide_SE = x_SE.float()
-        # The stream has no mean (`models/decoder/stack_weights.py`); neither have the positions.
+        # The stream has no mean (`models/decoder/seq2seq/stack_weights.py`); neither have the positions.
         return (wide_SE - wide_SE.mean(-1, keepdim=True) + self.positions).to(x_SE.dtype)
 
 

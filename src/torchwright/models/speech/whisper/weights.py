@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchwright.hub.fields import Fields
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.stacks import ACTIVATIONS, BART_LINEAR, BART_NORM, StackFamily
+from torchwright.models.decoder.seq2seq.stacks import ACTIVATIONS, BART_LINEAR, BART_NORM, StackFamily
 
 EPS = 1e-5
 """Of all of its norms."""

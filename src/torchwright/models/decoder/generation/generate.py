@@ -1,0 +1,306 @@
+"""A loaded decoder: logits of token ids, and text or tokens that continue prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.core.errors import WorkloadError
+from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
+from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.generation.sampling import Sampler, Sampling
+from torchwright.models.decoder.generation.text import FolderTokenizer, TextStream
+from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.scores import Logits
+from torchwright.workloads.generation import as_list
+
+PREFILL_CHUNK = 512
+"""Tokens of one forward call at most, over all sequences: what bounds the memory of activations."""
+
+
+class LoadedDecoder:
+    """A decoder with its tokenizer.
+
+    model.logits(ids_BT)                                    float32 (B, T, V)
+    model.generate("Once upon a time", max_new_tokens=64)   the continuation, as text
+    model.generate([[1, 2], [3]], temperature=0.8, seed=7)  as lists of token ids
+    for piece in model.stream("Once"): …                    text as it appears
+    """
+
+    sampling = frozenset(field.name for field in fields(Sampling))
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        folder: Path,
+        *,
+        kv_dtype: torch.dtype,
+        stop: tuple[int, ...],
+        stored: str | None = None,
+    ) -> None:
+        self.decoder, self.folder, self.kv_dtype, self.stop = decoder, folder, kv_dtype, stop
+        self.stored = stored
+        """The format of a quantized checkpoint, and how its weights are kept, in words."""
+        self.threads: int | None = None
+        """Threads to compute on; None is as many as PyTorch's pool has."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self.decoder.config
+
+    @cached_property
+    def text(self) -> FolderTokenizer:
+        """The tokenizer, read when text is first used."""
+        return FolderTokenizer(self.folder, self.config.bos)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model; token ids are taken and returned on the CPU."""
+        return self.decoder.embedding.device
+
+    def new_cache(self, tokens: Sequence[int]) -> PagedCache:
+        """A cache with room for sequences of these lengths."""
+        pages = sum(-(-count // PAGE) for count in tokens)
+        return PagedCache(self.config, pages=pages, dtype=self.kv_dtype, device=self.device)
+
+    @torch.inference_mode()
+    def logits(self, ids_BT: torch.Tensor, *, prefill_chunk: int = PREFILL_CHUNK) -> torch.Tensor:
+        """Logits (B, T, V) in float32 of token ids (B, T), each row a sequence of its own.
+
+        Raises `WorkloadError` for ids out of range, an empty input, or more tokens than the model's context.
+        """
+        if ids_BT.ndim != 2 or not ids_BT.numel() or ids_BT.dtype.is_floating_point:
+            raise WorkloadError(
+                f"the input is {list(ids_BT.shape)} of {ids_BT.dtype}",
+                allowed="integer token ids (B, T), neither of them 0",
+            )
+        rows = [self._checked(ids, new=0) for ids in ids_BT.tolist()]
+        cache = self.new_cache([len(ids) for ids in rows])
+        sequences = [cache.sequence(len(ids)) for ids in rows]
+        logits_BTV = torch.empty(*ids_BT.shape, self.config.vocabulary, device=cache.device)
+        for chunk in _chunks(rows, prefill_chunk):
+            batch = cache.append([(sequences[row], rows[row][start:stop]) for row, start, stop in chunk])
+            with self.on_threads():
+                logits_TV = self.decoder.logits(self.decoder(batch, cache))
+            parts = logits_TV.split([stop - start for _, start, stop in chunk])
+            for (row, start, stop), part in zip(chunk, parts, strict=True):
+                logits_BTV[row, start:stop] = part
+        return logits_BTV
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 64,
+        seed: int | Sequence[int] = 0,
+        stop: Sequence[int] | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+        **sampling: Any,
+    ) -> Any:
+        """Continue each prompt, a text or token ids, until a stop token or `max_new_tokens`.
+
+        Returns texts for texts, lists of ids for ids, and one of them for one prompt; the stop token is left out.
+        `sampling` takes the fields of `Sampling` (temperature, top_k, …); the default is greedy. `seed` is one for each
+        prompt, or one number from which each gets its own. `stop` replaces the model's end-of-text ids; an empty list
+        never stops. A forward call takes at most `prefill_chunk` tokens.
+
+        Raises `WorkloadError` for an empty prompt, ids out of range, a prompt that does not fit the context together
+        with the new tokens, or an option out of range, and `UnknownName` for an option that does not exist.
+        """
+        items, single = as_list(prompts)
+        texts = isinstance(items[0], str)
+        rows = [self.text.encode(item) if texts else item for item in items]
+        outputs: list[list[int]] = [[] for _ in rows]
+        for row, token in self.tokens(rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling)):
+            outputs[row].append(token)
+        results = [self.text.decode(ids) for ids in outputs] if texts else outputs
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new_tokens: int = 64,
+        seed: int = 0,
+        stop: Sequence[int] | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """The continuation of one prompt in pieces of text as they appear; options and errors are `generate`'s.
+
+        A piece never ends within a character.
+        """
+        items, single = as_list(prompt)
+        if not single:
+            raise WorkloadError("stream takes one prompt", found=f"a list of {len(items)}")
+        ids = self.text.encode(items[0]) if isinstance(items[0], str) else items[0]
+        tokens = self.tokens([ids], max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling))
+        return self._pieces(tokens)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return self.text.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self.text.decode(ids)
+
+    def room(self, tokens: int) -> int:
+        """Return the number of new tokens that fit after a prompt of `tokens`."""
+        return self.config.context - tokens
+
+    def write(
+        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+    ) -> None:
+        """See `Writer.write` (`workloads/generation.py`); the errors are `generate`'s."""
+        for _, token in self.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
+            on_token(token)
+
+    def _pieces(self, tokens: Iterator[tuple[int, int]]) -> Iterator[str]:
+        stream = TextStream(self.text)
+        for _, token in tokens:
+            if piece := stream.put(token):
+                yield piece
+        if piece := stream.rest():
+            yield piece
+
+    def tokens(
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        seed: int | Sequence[int],
+        stop: Sequence[int] | None,
+        chunk: int,
+        sampling: Sampling,
+    ) -> Iterator[tuple[int, int]]:
+        """(row, token) as tokens appear: what `generate` and `stream` are made of, for token ids.
+
+        Arguments are checked before the first is asked for; the errors are `generate`'s.
+        """
+        for option, value, least in (("max_new_tokens", max_new_tokens, 0), ("prefill_chunk", chunk, 1)):
+            if value < least:
+                raise WorkloadError(f"{option} {value}", allowed=f"{least} or more")
+        rows = [self._checked(ids, new=max_new_tokens) for ids in prompts]
+        samplers = [
+            Sampler(sampling, ids, row_seed)
+            for ids, row_seed in zip(rows, seeds_of(seed, len(rows)), strict=True)
+        ]
+        ends = set(self.stop if stop is None else stop)
+        return self._steps(rows, samplers, max_new_tokens, ends, chunk)
+
+    def _steps(
+        self, rows: list[list[int]], samplers: list[Sampler], max_new_tokens: int, ends: set[int], chunk: int
+    ) -> Iterator[tuple[int, int]]:
+        if not max_new_tokens:
+            return
+        cache = self.new_cache([len(ids) + max_new_tokens for ids in rows])
+        sequences = [cache.sequence(len(ids)) for ids in rows]
+        texts = [list(ids) for ids in rows]
+        alive = list(range(len(rows)))
+        for step in range(max_new_tokens):
+            with self.on_threads():
+                logits = self._advance(cache, sequences, texts, alive, chunk)
+            for place, row in enumerate(list(alive)):
+                token = samplers[row](*logits.row(place))
+                if token in ends:
+                    alive.remove(row)
+                    cache.free(sequences[row])
+                    continue
+                texts[row].append(token)
+                yield row, token
+            if not alive or step + 1 == max_new_tokens:
+                return
+
+    @torch.inference_mode()
+    def _advance(
+        self,
+        cache: PagedCache,
+        sequences: list[CacheSequence],
+        texts: list[list[int]],
+        alive: list[int],
+        chunk: int,
+    ) -> Logits:
+        """Compute what the cache lacks of each text; logits of the last tokens, a row for each."""
+        for row in alive:
+            if self.config.restarts_at(sequences[row].prompt_tokens, len(texts[row])):
+                cache.free(sequences[row])
+                sequences[row] = cache.sequence(len(texts[row]))
+        missing = [texts[row][sequences[row].length :] for row in alive]
+        found: list[Logits] = []
+        for part in _chunks(missing, chunk):
+            pieces = [(sequences[alive[place]], missing[place][start:stop]) for place, start, stop in part]
+            batch = cache.append(pieces)
+            done = [stop == len(missing[place]) for place, _, stop in part]
+            rows_N = batch.last_rows_B
+            if not all(done):
+                rows_N = rows_N[torch.tensor(done, device=rows_N.device)]
+            found.append(self.decoder.answer(batch, cache, rows_N))
+        if len(found) == 1:
+            return found[0]
+        return Logits(torch.cat([logits.values_NV for logits in found]))
+
+    def on_threads(self) -> AbstractContextManager[Any]:
+        """Within the block the decoder computes on its threads: the kernels' own where they do all that takes long,
+        else PyTorch's. Outside nothing has changed."""
+        return own_threads(self.threads) if self._on_kernels else torch_threads(self.threads)
+
+    @cached_property
+    def _on_kernels(self) -> bool:
+        embedding = self.decoder.embedding
+        linear = any(isinstance(module, nn.Linear) for module in self.decoder.modules())
+        return not linear and ops.on(embedding.device, embedding.dtype) is ops.native
+
+    def _checked(self, ids: list[int], *, new: int) -> list[int]:
+        if not ids:
+            raise WorkloadError("the prompt is empty", allowed="at least one token")
+        config = self.config
+        wrong = next((token for token in ids if not 0 <= token < config.vocabulary), None)
+        if wrong is not None:
+            raise WorkloadError(f"token id {wrong} is out of range", allowed=f"0 to {config.vocabulary - 1}")
+        if len(ids) + new > config.context:
+            raise WorkloadError(
+                f"a prompt of {len(ids)} tokens and {new} new ones exceed the model's context",
+                found=f"{len(ids) + new} tokens",
+                allowed=f"{config.context} together",
+                next="shorten the prompt"
+                if len(ids) > config.context
+                else "shorten it or ask for fewer tokens",
+            )
+        return ids
+
+
+def _chunks(rows: list[list[int]], size: int) -> Iterator[list[tuple[int, int, int]]]:
+    """(row, start, stop) of forward calls of at most `size` tokens that together cover all rows in order."""
+    chunk, room = [], size
+    for row, ids in enumerate(rows):
+        start = 0
+        while start < len(ids):
+            stop = min(len(ids), start + room)
+            chunk.append((row, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield chunk
+                chunk, room = [], size
+    if chunk:
+        yield chunk
+
+
+def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:
+    """One seed for each row; from a single number, row r of a batch gets what no other row does."""
+    if isinstance(seed, int):
+        return [1_000_003 * seed + row for row in range(rows)]
+    if len(seed) != rows:
+        raise WorkloadError(
+            f"{len(seed)} seeds for {rows} prompts", allowed="one number, or one for each prompt"
+        )
+    return list(seed)

@@ -1,0 +1,212 @@
+"""Text generation on transformers' own code, for families that the native decoder does not know.
+
+One prompt at a time, in PyTorch's eager mode: several times slower than the native decoder.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.core.errors import WorkloadError
+from torchwright.hub.context import longest_context
+from torchwright.hub.fields import Fields
+from torchwright.hub.folder import read_config
+from torchwright.models.decoder.generation.sampling import Sampler, Sampling
+from torchwright.models.decoder.generation.text import FolderTokenizer
+from torchwright.workloads.generation import check_ids
+from torchwright.workloads.huggingface import load_model, quiet_transformers
+from torchwright.workloads.language import generation_eos
+
+CACHES = ("cache", "past_key_values", "cache_params", "state")
+"""Arguments in which models of transformers take their cache, the newest name first."""
+UNLIMITED_CONTEXT = 8192
+"""Context of models that name no limit, such as state-space models: a bound on the memory of one answer."""
+PROBE = (5, 3)
+"""Tokens of the prompt and of the answer in the check of a model's cache."""
+TOLERANCE = 1e-2
+"""Largest difference of logits with a cache, relative to the largest logit; bfloat16 rounds to 4e-3."""
+
+
+class TransformersWriter:
+    """A causal language model of transformers; see `Writer` (`workloads/generation.py`)."""
+
+    sampling = frozenset(field.name for field in fields(Sampling))
+    chunk = 1
+
+    def __init__(self, model: nn.Module, folder: Path, *, context: int, stop: Sequence[int]) -> None:
+        config: Any = model.config
+        self._text = FolderTokenizer(folder, bos=_first(config.bos_token_id))
+        self._model, self.longest, self.stop = model, context, tuple(stop)
+        self.vocabulary: int = config.get_text_config().vocab_size
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        takes = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._cache_name = next((name for name in CACHES if name in takes), None)
+        self.cached, self.cache_bytes = True, 0
+        self.cached, self.cache_bytes = self._probe()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        return self._text.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return self._text.decode(ids)
+
+    def room(self, tokens: int) -> int:
+        """Return how many new tokens fit after a prompt."""
+        return self.longest - tokens
+
+    def write(
+        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+    ) -> None:
+        """See `Writer.write`. Raises `WorkloadError` for a prompt that is empty or does not fit."""
+        sampler = Sampler(Sampling.of(sampling), ids, seed)
+        if len(ids) + limit > self.longest:
+            raise WorkloadError(
+                f"the prompt ({len(ids)} tokens) and {limit} new tokens do not fit",
+                allowed=f"{self.longest} tokens together",
+            )
+        session = self.session(ids)
+        logits_V = session.prefill() if limit else torch.empty(0)
+        for place in range(limit):
+            token = sampler(logits_V)
+            if token in self.stop:
+                return
+            on_token(token)
+            if place + 1 < limit:
+                logits_V = session.advance(token)
+
+    @torch.inference_mode()
+    def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, T, V) in float32 of token ids (B, T)."""
+        return self._model(input_ids=ids_BT.to(self.device), **self._use_cache(False)).logits.float().cpu()
+
+    def session(self, ids: Sequence[int]) -> TransformersSession:
+        """Return a session that continues one prompt token by token. Raises `WorkloadError` for unusable ids."""
+        check_ids(ids, self.vocabulary)
+        return TransformersSession(self, ids)
+
+    @torch.inference_mode()
+    def next_logits(self, ids: Sequence[int], cache: Any) -> tuple[torch.Tensor, Any]:
+        """Return the logits (V,) in float32 behind the given tokens, and the cache that has them.
+
+        `cache` holds the tokens before `ids`; None means an empty cache.
+        """
+        kept = {self._cache_name: cache} if self.cached and self._cache_name else {}
+        output = self._model(
+            input_ids=torch.tensor([list(ids)], device=self.device),
+            **self._use_cache(self.cached),
+            **self._last_only,
+            **kept,
+        )
+        after = getattr(output, self._cache_name, None) if kept and self._cache_name else None
+        return output.logits[0, -1].float().cpu(), after
+
+    def _use_cache(self, used: bool) -> dict[str, bool]:
+        return {"use_cache": used} if self._cache_name else {}
+
+    def _probe(self) -> tuple[bool, int]:
+        """Check that the cache gives the logits of a whole pass; return whether it does, and its bytes when full."""
+        ids = torch.randint(
+            self.vocabulary, (sum(PROBE),), generator=torch.Generator().manual_seed(0)
+        ).tolist()
+        expected_V = self(torch.tensor([ids]))[0, -1]
+        if self._cache_name is None:
+            return False, 0
+        try:
+            logits_V, cache = self.next_logits(ids[: PROBE[0]], None)
+            before = _bytes_of(cache)
+            for token in ids[PROBE[0] :]:
+                logits_V, cache = self.next_logits([token], cache)
+        except Exception:  # whatever a model's own code raises: it has no cache that can be used
+            return False, 0
+        if cache is None:
+            return False, 0
+        growth = max(0, _bytes_of(cache) - before) / PROBE[1]
+        scale = max(1.0, float(expected_V.abs().max()))
+        same = bool((logits_V - expected_V).abs().max() <= TOLERANCE * scale)
+        return same, int(before + growth * self.longest)
+
+
+class TransformersSession:
+    """One prompt's cache, read once and grown token by token."""
+
+    def __init__(self, writer: TransformersWriter, ids: Sequence[int]) -> None:
+        self._writer, self._ids = writer, list(ids)
+        self._cache: Any = None
+
+    def prefill(self) -> torch.Tensor:
+        """Read the prompt and return the next token's logits (V,) in float32."""
+        logits_V, self._cache = self._writer.next_logits(self._ids, None)
+        return logits_V
+
+    def advance(self, token: int) -> torch.Tensor:
+        """Append a token and return the next one's logits (V,) in float32."""
+        self._ids.append(token)
+        ids = [token] if self._writer.cached else self._ids
+        logits_V, self._cache = self._writer.next_logits(ids, self._cache)
+        return logits_V
+
+
+@dataclass(frozen=True)
+class LoadedWriter:
+    """A writer, and what the user should know about how it runs."""
+
+    writer: TransformersWriter
+    notices: tuple[str, ...]
+
+
+def load_transformers_writer(folder: Path, dtype: torch.dtype, device: str = "cpu") -> LoadedWriter:
+    """Load the causal language model of a Hugging Face folder on transformers' own code.
+
+    Raises `ModelError` with transformers' own reason where it cannot be built.
+    """
+    config = read_config(folder)
+    model: Any = load_model(folder, "AutoModelForCausalLM").to(device=device, dtype=dtype)
+    text = model.config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    context = longest_context(config, positions) if type(positions) is int else UNLIMITED_CONTEXT
+    stop = sorted({*Fields(folder / "config.json", config).ids("eos_token_id"), *generation_eos(folder)})
+    with quiet_transformers():
+        writer = TransformersWriter(model, folder, context=context, stop=stop)
+    notices = [
+        f"runs on transformers' own code, one answer at a time: the native decoder does not know "
+        f"{type(model).__name__}"
+    ]
+    if not writer.cached:
+        notices.append("its cache cannot be used: each token is computed from the whole text")
+    return LoadedWriter(writer, tuple(notices))
+
+
+def _first(ids: Any) -> int | None:
+    return next(iter(ids), None) if isinstance(ids, list | tuple) else ids
+
+
+def _bytes_of(value: Any) -> int:
+    """Return the bytes of the tensors in a cache, counting each storage once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in _tensors(value, set())}
+    return sum(storages.values())
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+    for part in [
+        *parts,
+        *(vars(value).values() if type(value).__module__.startswith("transformers") else ()),
+    ]:
+        yield from _tensors(part, seen)

@@ -1,0 +1,1 @@
+"""Exported graphs, and the packages and caches that are compiled from them."""

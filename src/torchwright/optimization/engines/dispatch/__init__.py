@@ -1,0 +1,1 @@
+"""The call dispatcher: input specifications, guards, and the path of each call."""

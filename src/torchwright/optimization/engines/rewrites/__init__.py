@@ -1,0 +1,1 @@
+"""Rewrites of exported graphs that compilers and other libraries need."""

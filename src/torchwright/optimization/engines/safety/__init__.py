@@ -1,0 +1,1 @@
+"""Checks of an untrusted graph file, before torch reads it."""

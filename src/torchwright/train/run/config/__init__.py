@@ -1,0 +1,1 @@
+"""The run file: its sections and the checks on them (no torch)."""

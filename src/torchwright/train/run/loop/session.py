@@ -1,0 +1,290 @@
+"""The session of a run of any kind in one process: steps until the end or a signal, evaluations, checkpoints.
+
+Each kind of run is a subclass of `RunSession`: it knows its data, its model, its step and its outcome.
+`loop.in_session` gives it a folder, a lock, the other processes, a ledger and a watch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from safetensors import SafetensorError
+
+from torchwright.core.errors import TorchwrightError
+from torchwright.hardware.devices import get_device
+from torchwright.hardware.devices.allocator import retain_where_possible
+from torchwright.train.data.documents import FileReport
+from torchwright.train.hang.watch import Beat
+from torchwright.train.ledger import Ledger
+from torchwright.train.run.config.run import AnyRun
+from torchwright.train.run.config.run_file import changed_fields
+from torchwright.train.run.objectives.step import StepFigures
+from torchwright.train.run.observe.metrics import RunMetrics
+from torchwright.train.run.observe.page import LivePage
+from torchwright.train.run.observe.profiling import StepProfiler, profile_message
+from torchwright.train.run.runtime import checkpoint
+from torchwright.train.run.runtime.checkpoint import CheckpointError, Checkpoints, Described
+from torchwright.train.run.runtime.patience import patient
+from torchwright.train.run.runtime.processes import ProcessRank, on_first
+from torchwright.train.run.runtime.signals import Leaving, Signals
+from torchwright.train.run.runtime.threads import RunThreads, user_chose
+
+Outcome = TypeVar("Outcome", covariant=True)
+
+
+class TrainingStopped(TorchwrightError):
+    """A run that cannot go on: a loss or gradient that is not finite, or a lost process."""
+
+
+class RunSession(ABC, Generic[AnyRun, Outcome]):
+    """One process's part of a run."""
+
+    unit: ClassVar[str]
+    """The unit that the run counts in, and the field of its file that says how many."""
+    free: ClassVar[tuple[str, ...]]
+    """Fields that may change when a run is continued."""
+
+    def __init__(
+        self,
+        run: AnyRun,
+        out: Path,
+        place: ProcessRank,
+        ledger: Ledger,
+        *,
+        steps: int,
+        live: bool,
+        profile: range = range(0),
+    ) -> None:
+        """`steps` is the run's last; those in `profile` are made under torch's profiler."""
+        self.run, self.out, self.place, self.ledger, self.last = run, out, place, ledger, steps
+        if place.device == "cpu":
+            retain_where_possible()  # activations and gradients come back in the same sizes every step
+        self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
+        self.metrics = RunMetrics(out if place.first else None, steps=steps, live=live, wandb=run.wandb)
+        self.page = LivePage(out if place.first else None)
+        self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
+        self.signals, self.device = Signals(), get_device(place.device)
+        self.threads = RunThreads(fixed=user_chose(run, place))
+        self._told_threads = self.threads.look()
+        self.done = 0
+        self._since = time.perf_counter(), 0
+
+    @abstractmethod
+    def data_facts(self) -> dict[str, Any]:
+        """Return facts about the run's data, for its page."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Report what is known before the first step."""
+
+    @abstractmethod
+    def advance(self) -> StepFigures:
+        """Make one step; return its figures."""
+
+    @abstractmethod
+    def evaluate(self) -> None:
+        """Measure the held-out data, and report it."""
+
+    @abstractmethod
+    def finish(self, figures: StepFigures | None) -> Outcome:
+        """Write a checkpoint, and at the run's end the model; `figures` are the last step's."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create the optimizers' state, for a checkpoint to fill."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return everything that a step changes, by name."""
+
+    @abstractmethod
+    def described(self) -> Described:
+        """Return the description of a checkpoint."""
+
+    @abstractmethod
+    def unlike(self, saved: Described, now: Described) -> list[str]:
+        """Return further differences to a checkpoint's run. Raises `CheckpointError` if they cannot be compared."""
+
+    def resume(self) -> None:
+        """Take the state of the last checkpoint. Raises `CheckpointError` if it is damaged or of another run."""
+        folder = checkpoint.whole(self.checkpoints.folder)[-1]
+        saved, now = checkpoint.describe(folder), self.described()
+        unlike = self.unlike(saved, now)
+        different = changed_fields(saved.run, now.run, ignore=self.free)
+        different += [*changed_fields(saved.facts, now.facts, ignore=("torch",)), *unlike]
+        if self.run.deterministic:
+            different += changed_fields({"threads": saved.run["threads"]}, {"threads": now.run["threads"]})
+        if different:
+            raise CheckpointError(
+                f"the checkpoint {folder} is of another run",
+                found="; ".join(different),
+                allowed=f"changes of {', '.join(self.free)}",
+                next="set the old values, or another `out` for a run of its own, or begin anew with --fresh",
+            )
+        if saved.step > self.last:
+            raise CheckpointError(
+                f"the checkpoint {folder} has gone further than the run file asks for",
+                found=f"{saved.tokens:,} {self.unit}; the run file has {getattr(self.run, self.unit):,}",
+                next=f"set `{self.unit}` to more, or train from an earlier checkpoint by moving this one away",
+            )
+        self.prepare()
+        checkpoint.load(folder, self.tensors())
+        self.done = saved.step
+        self.ledger.resumed(step=self.done)
+
+    def go(self, beat: Beat) -> Outcome:
+        """Make steps until the end, or until a signal asks to leave; both end in a checkpoint.
+
+        `beat` is called after each step, and with the patience for it before what may take long.
+        """
+        self.profiler.check(self.done, self.last)
+        figures = None
+        with ExitStack() as left, self.metrics, self.signals.noted():
+            left.callback(self.threads.restore)
+            left.callback(self.checkpoints.settle)
+            self.metrics.begin(
+                self.done,
+                world=self.place.world,
+                torch=torch.__version__,
+                threads=torch.get_num_threads(),
+                steps=self.last,
+                data=self.data_facts(),
+                run=self.run.model_dump(mode="json"),
+            )
+            self._tell_threads(self._told_threads)
+            self.begin()
+            self._since = time.perf_counter(), self.done
+            with suppress(Leaving):
+                while self.done < self.last and not (figures and figures.leave):
+                    with self.profiler.step(self.done + 1):
+                        figures = self.advance()
+                    self.page.refresh()
+                    beat()
+                    if self.profiler.ready():
+                        beat(math.inf)
+                        self._write_profile()
+                        beat()
+                    if self.done < self.last and not figures.leave:
+                        beat(math.inf)
+                        self._tell_threads(self.threads.look())
+                        self._between()
+                        beat()
+            beat(math.inf)
+            with patient(self.run.timeout_s):
+                self._write_profile()
+                outcome = self.finish(figures)
+            self.metrics.event("end" if self.done == self.last else "left", at=self.done)
+            return outcome
+
+    def dropping(self) -> AbstractContextManager[None]:
+        """A block that a signal breaks off with `Leaving`, where this process is alone."""
+        return self.signals.dropping() if self.place.world == 1 else nullcontext()
+
+    def evaluated(self) -> bool:
+        """Evaluate at the end; return False if a signal broke the evaluation off."""
+        try:
+            with self.dropping():
+                self.evaluate()
+        except Leaving:
+            return False
+        return True
+
+    def _tell_threads(self, text: str | None) -> None:
+        """Record that the number of threads changed, where it did."""
+        if text is not None:
+            self.metrics.event("threads", at=self.done, threads=torch.get_num_threads(), reason=text)
+            self.metrics.show(text)
+
+    def _write_profile(self) -> None:
+        """Write the profile of the profiled steps, if there are any; it takes longer than a step."""
+        found = self.profiler.finish()
+        if found is not None:
+            self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
+            self.metrics.show(profile_message(found))
+            self._since = time.perf_counter(), self.done
+
+    def tell_rows(self, reports: Mapping[str, FileReport], *, numbered: str) -> None:
+        """Report by file what its rows are read as, how labels were found, and the rows that are left out.
+
+        `numbered` is what a report's numbers count.
+        """
+        for file, report in reports.items():
+            if report.layout is not None:
+                self.metrics.show(f"{file}: read as {report.layout} ({report.rows:,} rows)")
+            for note, count in report.notes.items():
+                self.metrics.event("labels", file=file, note=note, documents=count)
+                self.metrics.warn(f"{file}: {note} ({count:,} of {report.documents:,} documents)")
+            if report.broken:
+                number, reason = report.listed[0]
+                self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
+                self.metrics.warn(
+                    f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in "
+                    f"{numbered} {number}: {reason}"
+                )
+
+    def not_finite(self, figures: StepFigures, *, found: str, rates: str) -> TrainingStopped:
+        """Return the fault of the next step; `found` names its data, `rates` the fields that may be lowered."""
+        self.checkpoints.wait()
+        good = checkpoint.whole(self.checkpoints.folder)
+        return TrainingStopped(
+            f"step {self.done + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
+            found=found,
+            allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
+            next=f"look at the batch, lower {rates}, and start the same command again",
+        )
+
+    def save(self) -> None:
+        """Begin to write a checkpoint of the present state."""
+        self.checkpoints.save(self.tensors(), self.described())
+
+    def write(self, name: str, save: Callable[[Path], None]) -> None:
+        """Write RUN/`name`; an older one is replaced when the new one is whole."""
+        folder, new = self.out / name, self.out / f"{name}.new"
+        on_first(lambda: shutil.rmtree(new, ignore_errors=True))
+        try:
+            save(new)
+        except SafetensorError as error:  # as which safetensors raises what the disk says
+            shutil.rmtree(new, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder} could not be written",
+                found=str(error),
+                allowed=f"the checkpoint of step {self.done} is whole",
+                next="free some space, then start the same command again: no step is made twice",
+            ) from error
+
+        def swap() -> None:
+            if folder.exists():
+                shutil.rmtree(folder)
+            new.rename(folder)
+
+        on_first(swap)
+
+    def steps_per_s(self) -> float:
+        """Return steps per second since the last call, or since the last evaluation or checkpoint."""
+        (since, counted), now = self._since, time.perf_counter()
+        self._since = now, self.done
+        return (self.done - counted) / (now - since)
+
+    def _between(self) -> None:
+        """Evaluate and save a checkpoint at their intervals; their time does not count as steps."""
+        evaluate, save = (
+            bool(every) and self.done % every == 0
+            for every in (self.run.evaluate_every, self.run.checkpoint.every_steps)
+        )
+        if evaluate:
+            with self.dropping():
+                self.evaluate()
+        if save:
+            with self.ledger.phase("checkpoint"):
+                self.save()
+        if evaluate or save:
+            self._since = time.perf_counter(), self.done

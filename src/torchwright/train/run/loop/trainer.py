@@ -1,0 +1,364 @@
+"""One process's part of a run: steps, what comes between them, and what is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwright.core.scheme import scheme_of
+from torchwright.hardware.devices import get_device
+from torchwright.hub.run_folder import ADAPTER, MODEL
+from torchwright.hub.trained import write_trained_scheme
+from torchwright.optimization.caches.why import counting
+from torchwright.train.data.mixture import Walk
+from torchwright.train.data.streams import ORDER, Windows
+from torchwright.train.ledger import Ledger
+from torchwright.train.model import save_folder
+from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_config, save_foreign
+from torchwright.train.model.lora import merged
+from torchwright.train.parallel.stages import Staged
+from torchwright.train.run.config.run import FEW_BITS, FREE, Run
+from torchwright.train.run.config.run_file import changed_fields
+from torchwright.train.run.config.schedule import ScheduledStep, plan_step, steps
+from torchwright.train.run.loop.best import Best
+from torchwright.train.run.loop.evaluate import Evaluator
+from torchwright.train.run.loop.reference import with_reference
+from torchwright.train.run.loop.session import RunSession
+from torchwright.train.run.objectives.adapt import base_digests, write_adapters
+from torchwright.train.run.objectives.heads import write_head
+from torchwright.train.run.objectives.learner import LanguageLearner
+from torchwright.train.run.objectives.not_finite import first_not_finite, not_finite_message
+from torchwright.train.run.objectives.step import StepFigures, let_signals_in
+from torchwright.train.run.observe.metrics import HELD_OUT, read_figures
+from torchwright.train.run.runtime.checkpoint import CheckpointError, Described
+from torchwright.train.run.runtime.compiled import CompiledCode
+from torchwright.train.run.runtime.corpus import TOKENS, check_context, epochs, left_out, open_data, walk_of
+from torchwright.train.run.runtime.processes import ProcessRank, on_first
+from torchwright.train.run.runtime.source import write_source
+from torchwright.train.shape import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOutcome:
+    """The outcome of a call of `train`."""
+
+    out: Path
+    steps: int
+    tokens: int
+    loss: float | None
+    """Loss of the last step; None if no step was left to do."""
+    validation_loss: float | None
+    best_validation_loss: float | None
+    best_step: int | None
+    """The step with the best validation loss."""
+    effective_time: float
+    """Share of this process's time that went into steps."""
+    model: Path | None
+    """The trained model's folder; None where the run was asked to leave before its end, or has adapters alone."""
+    adapter: Path | None
+    """The folder of the trained adapters, where the run has some and reached its end."""
+    signal: int | None
+    """The signal that asked it to leave."""
+
+
+class Trainer(RunSession[Run, TrainingOutcome]):
+    """One process's part of a language model's run."""
+
+    unit, free = "tokens", FREE
+
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        out: Path,
+        place: ProcessRank,
+        ledger: Ledger,
+        *,
+        live: bool,
+        profile: range = range(0),
+        trust: bool = False,
+    ) -> None:
+        """`trust` takes compiled code that another user's run left in the folder."""
+        super().__init__(run, out, place, ledger, steps=steps(run), live=live, profile=profile)
+        self.folder = folder
+        self.source = on_first(lambda: write_source(run, folder, out))
+        self.config = read_model_config(self.source)
+        check_context(run, self.config)
+        self.corpus = open_data(run, self.config, folder, self.source, out)
+        self.learner = LanguageLearner(run, self.config, folder, place.device)
+        if place.world == 1 and not run.compile:  # compiled layers run Python of their own
+            let_signals_in(self.learner.model)
+        self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
+        self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
+        self.base = on_first(self._base)
+        self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
+        self.validation_loss: float | None = None
+        self.best = Best()
+        self._walks: dict[int, Walk] = {}
+        self._compiled: set[int] = set()
+        self._code = CompiledCode(out, place, trust=trust) if run.compile else None
+
+    def prepare(self) -> None:
+        self.learner.optimizers.prepare()
+
+    def unlike(self, saved: Described, now: Described) -> list[str]:
+        if saved.facts.get("order") != ORDER:
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} was made by a version "
+                "that read the training data in another order",
+                found="windows cut file by file, without the ends of files; its place in that order means nothing here",
+                next="finish the run with the version that began it, or train anew into another `out`",
+            )
+        if self.run.optimizer.name in FEW_BITS or self.run.deterministic:
+            return changed_fields({"layout": saved.run["layout"]}, {"layout": now.run["layout"]})
+        return []
+
+    def data_facts(self) -> dict[str, Any]:
+        return self.corpus.facts()
+
+    def begin(self) -> None:
+        """Report what is read of each file, what windows leave out, and what is held out."""
+        self.tell_rows(self.corpus.reports, numbered="row")
+        self._recall_best()
+        if self.run.data.hold_out is not None:
+            held = self.corpus.validation
+            self.metrics.show(
+                "nothing is held out for validation: the data are too few"
+                if held is None
+                else f"held out for validation: {held.tokens:,} tokens, {self.corpus.tokens:,} are trained on"
+            )
+        if self._code is not None and (reason := self._code.restore()):
+            self.metrics.event("compiled_code", reason=reason)
+            self.metrics.show(reason)
+        if self.done < self.last:
+            self._windows(plan_step(self.run, self.done))
+
+    def advance(self) -> StepFigures:
+        """One step, and its figures where they are due."""
+        step = plan_step(self.run, self.done)
+        self.learner.begin(step)
+        with self.ledger.phase("data_wait"):
+            windows = self._windows(step)
+            batches = self.learner.batches.of_step(step, windows)
+        with self.ledger.phase("step", step=self.done + 1):
+            # The compiler runs when it first meets a shape; the rest of that step counts as compiling.
+            new = self.run.compile and step.context not in self._compiled
+            with self._compiling(step.context) if new else contextlib.nullcontext(), self.dropping():
+                figures = self.learner.gradients(
+                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
+                )
+                self._compiled.add(step.context)
+            if figures.failed:
+                self.checkpoints.wait()  # raises its reason
+            if not figures.finite:
+                sighting = first_not_finite(
+                    self.learner.model,
+                    partial(self.learner.again, step, batches),
+                    self.learner.places(step, batches),
+                )
+                first = not_finite_message(sighting, step.first, step.rows, windows.describe)
+                raise self.not_finite(
+                    figures,
+                    found=f"{first}; {step.tokens:,} tokens were seen before it",
+                    rates="optimizer.lr or clip",
+                )
+            self.learner.update(step)
+        self.done += 1
+        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
+            self._show(step, figures)
+        return figures
+
+    @contextlib.contextmanager
+    def _compiling(self, context: int) -> Iterator[None]:
+        """Count what the compiler makes in the block, for the ledger."""
+        assert self._code is not None
+        with self.ledger.phase("compile"), counting() as so_far:
+            yield
+        compiled = so_far()
+        self.ledger.compiled(found=compiled.found, made=compiled.missed + compiled.passed + compiled.objects)
+        self._code.made(f"a step of {context} tokens")
+
+    def save(self) -> None:
+        super().save()
+        if self._code is not None and (reason := self._code.keep()):
+            self.metrics.event("compiled_code", reason=reason)
+            self.metrics.show(reason)
+
+    def _windows(self, step: ScheduledStep) -> Walk:
+        if step.phase not in self._walks:
+            self._walks[step.phase] = walk_of(
+                self.run, self.corpus, step.context, self.config.bos, step.phase
+            )
+            self._tell_left_out(self._walks[step.phase])
+        return self._walks[step.phase]
+
+    def _tell_left_out(self, walk: Walk) -> None:
+        for source, packed in left_out(walk, strict=bool(self.run.data.strict)).items():
+            cut, dropped = packed.pieces.cut, packed.pieces.dropped
+            self.metrics.event("long_documents", source=source, cut=cut, left_out=dropped)
+            self.metrics.show(
+                f"{source}: windows of {packed.context:,} tokens cut off the end of {cut:,} documents and leave "
+                f"{dropped:,} out, of which nothing would be trained on"
+            )
+
+    def evaluate(self) -> None:
+        with self.ledger.phase("evaluation"), self.learner.evaluating():
+            figures = self.evaluator.measure(self.learner.objective, self.learner.batches)
+            if figures:
+                self.validation_loss = figures[f"{HELD_OUT}loss"]
+                self.metrics.figures(self.done, figures, event="evaluation")
+                warning = self.best.judge(self.done, self.validation_loss)
+                self.checkpoints.best = self.best.step
+                if warning is not None:
+                    self.metrics.event("memorizes", at=self.done, best=self.best.step, loss=self.best.loss)
+                    self.metrics.warn(warning)
+            samples = self.evaluator.samples(self.learner.model)
+            for prompt, text in zip(self.run.evaluation.prompts, samples, strict=True):
+                self.metrics.event("sample", at=self.done, prompt=prompt, text=text)
+                self.metrics.show(f"step {self.done}: {text}")
+
+    def _recall_best(self) -> None:
+        """Take the best validation loss of a run that goes on from its own figures."""
+        figures = read_figures(self.out) if self.place.first else {}
+        self.best.recall(
+            (step, found.get("loss"), found.get(f"{HELD_OUT}loss")) for step, found in sorted(figures.items())
+        )
+        self.checkpoints.best = self.best.step or None
+
+    def _show(self, step: ScheduledStep, figures: StepFigures) -> None:
+        tokens_per_s, mfu = self.steps_per_s() * self.run.batch_tokens, None
+        self.best.trained(figures.loss)
+        if self.peak_tflops is not None:
+            achieved = self._flops(step.context) * tokens_per_s / self.place.world
+            mfu = achieved / (self.peak_tflops * 1e12)
+        self.metrics.figures(
+            self.done,
+            {
+                "tokens": self.done * self.run.batch_tokens,
+                "epoch": epochs(self._windows(step), step.first + step.rows),
+                "loss": figures.loss,
+                **figures.more,
+                "lr": step.rate * self.run.optimizer.lr,
+                "grad_norm": figures.grad_norm,
+                "tokens_per_s": tokens_per_s,
+                "mfu": mfu,
+                "memory_bytes": self.device.peak_memory_bytes(),
+                "effective_time": self.ledger.effective(),
+            },
+        )
+
+    def _flops(self, context: int) -> float:
+        """Return operations per token; a frozen matrix needs no gradient of its own, a third of its operations."""
+        if isinstance(self.config, ForeignConfig):
+            count = sum(parameter.numel() for parameter in self.learner.model.parameters())
+            return (4 if self.run.lora else 6) * count
+        shape = Shape(self.config)
+        return shape.model_flops(context) - (2 * shape.matrices if self.run.lora else 0)
+
+    def finish(self, figures: StepFigures | None) -> TrainingOutcome:
+        finished = self.done == self.last and self.evaluated()
+        if finished and self.validation_loss is not None and self.best.step not in (0, self.done):
+            self.metrics.show(
+                f"validation loss {self.validation_loss:.4f}; the best was {self.best.loss:.4f} "
+                f"at step {self.best.step}"
+            )
+        with self.ledger.phase("checkpoint"):
+            self.save()
+            self.checkpoints.wait()
+            if finished and self.run.lora is not None:
+                self.write(ADAPTER, self._save_adapters)
+            if finished and self.run.keeps_model:
+                self.write(MODEL, self._save_model)
+        if finished and self.run.qat is not None:
+            with self.ledger.phase("evaluation"):
+                on_first(self._write_receipt)
+        return TrainingOutcome(
+            out=self.out,
+            steps=self.done,
+            tokens=self.done * self.run.batch_tokens,
+            loss=None if figures is None else figures.loss,
+            validation_loss=self.validation_loss,
+            best_validation_loss=self.best.loss if self.best.step else None,
+            best_step=self.best.step or None,
+            effective_time=self.ledger.effective(),
+            model=self.out / MODEL if finished and self.run.keeps_model else None,
+            adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
+            signal=None if finished else (self.signals.number or signal.SIGTERM),
+        )
+
+    def _save_model(self, folder: Path) -> None:
+        model, adapted = self.learner.model, self.run.lora is not None
+        if isinstance(model, Foreign):
+            save_foreign(model.network, folder, source=self.source, writes=self.place.first)
+            return
+        values = merged(model) if adapted else model.values() if isinstance(model, Staged) else None
+        save_folder(model, model.config, folder, source=self.source, value=values)
+        if not self.place.first:
+            return
+        if self.run.qat is not None:
+            write_trained_scheme(folder, scheme_of(self.run.qat.scheme, self.run.qat.group_size))
+        if self.run.head is not None:
+            write_head(self.run.head, folder)
+
+    def _save_adapters(self, folder: Path) -> None:
+        lora, base = self.run.lora, self.run.model.folder
+        assert lora is not None
+        assert base is not None
+        path = str((self.folder / base).resolve())
+        write_adapters(self.learner.model, lora, path, folder if self.place.first else None)
+
+    def _base(self) -> dict[str, str]:
+        """Return digests of what a checkpoint does not hold: the frozen weights under adapters."""
+        if self.run.lora is None or self.run.model.folder is None:
+            return {}
+        return base_digests(self.folder / self.run.model.folder)
+
+    def _write_receipt(self) -> None:
+        """Write the QAT receipt: the served model is the trained one. The first process loads the model again."""
+        from torchwright.train.run.objectives.qat import write_receipt
+
+        assert self.run.qat is not None
+        rows = max(1, self.run.qat.receipt_tokens // self.run.context)
+        shards = self.corpus.validation or next(iter(self.corpus.train.values()))
+        ids_BT = Windows(shards, self.run.context, 0).batch(0, rows).ids_BT
+        receipt = write_receipt(self.out / MODEL, ids_BT, self.run.qat, self.out)
+        self.metrics.event("qat_receipt", **dataclasses.asdict(receipt))
+        self.metrics.show(
+            f"QAT receipt ({receipt.scheme}): served logits differ from the trained ones by "
+            f"{receipt.served.relative:.2e} (relative), top-1 agreement {receipt.served.top1_agreement:.1%}"
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a step changes, by name."""
+        return {f"model.{name}": value for name, value in self.learner.tensors().items()} | {
+            f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
+        }
+
+    def described(self) -> Described:
+        return Described(
+            step=self.done,
+            tokens=self.done * self.run.batch_tokens,
+            run=self.run.model_dump(mode="json"),
+            facts={
+                "torch": torch.__version__,
+                "order": ORDER,
+                "train_tokens": self.corpus.tokens,
+                "train_files": self.corpus.digest(),
+                **({"base": self.base} if self.base else {}),
+            },
+        )
+
+
+def _measured_peak(run: Run, device: str) -> float | None:
+    """Return the peak TFLOP/s of this process's device in the type of the run's products; None if unknown."""
+    ceilings = get_device(device).ceilings()
+    rates = {} if ceilings.disturbed else ceilings.tflops
+    return rates.get("float32" if run.precision == "fp32" else "bfloat16")

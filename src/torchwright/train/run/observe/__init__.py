@@ -1,0 +1,1 @@
+"""Metrics of a run, and the pages and terminals that show them."""

@@ -1,0 +1,1 @@
+"""The processes of a run, its folder, its checkpoints and its data."""

@@ -1,0 +1,284 @@
+"""Checkpoints: each process's part in the background, whole or not there, checked before they are read, never pickled.
+
+    RUN/checkpoints/step-00000120/shard-00001-model-….safetensors    by torch.distributed.checkpoint, one a process
+    RUN/checkpoints/step-00000120/checkpoint.json                    what it is, and each file's SHA-256; written last
+
+A checkpoint is written as `step-….new`, flushed to the disk and renamed, so that a kill at any moment leaves those
+before it. torch.distributed.checkpoint plans who writes what and cuts parts anew for another layout; its Hugging Face
+writer is used because its other formats describe the checkpoint in a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+
+from torchwright.core.errors import TorchwrightError
+from torchwright.core.json_file import LARGEST, decode_json
+from torchwright.core.paths import file_digest
+from torchwright.core.regular_file import read_regular
+from torchwright.train.run.runtime.patience import unlimited_group
+
+FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
+FORMAT = 1
+NAME = re.compile(r"step-(\d{8,})")
+SHARD = re.compile(r"[\w.-]{1,200}")
+"""Names of the files that checkpoint.json lists."""
+DIGEST = ".sha256"
+SETTLE_S = 30.0
+"""A checkpoint of a few GiB is on the disk by then."""
+
+
+class CheckpointError(TorchwrightError):
+    """A checkpoint that cannot be written, or that is missing, damaged or of another run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The content of checkpoint.json."""
+
+    step: int
+    """Steps that the state contains."""
+    tokens: int
+    run: dict[str, Any]
+    """The run file's values."""
+    facts: dict[str, Any]
+    """Versions, and facts that a run needs to continue."""
+    files: dict[str, str] = field(default_factory=dict)
+    """File → SHA-256."""
+
+
+class DigestWriter(HuggingFaceStorageWriter):
+    """A writer that leaves a digest for each file, and makes the folder a checkpoint once every process has written."""
+
+    def __init__(self, folder: Path, described: Described, committed: Callable[[int], None]) -> None:
+        super().__init__(str(folder.with_name(f"{folder.name}.new")), save_distributed=True)
+        self.folder, self.described, self.committed = folder, described, committed
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        done = super().write_data(plan, planner)
+        for name in {result.storage_data.relative_path for result in done.wait()}:
+            path = Path(self.path) / name
+            path.with_name(f"{name}{DIGEST}").write_text(file_digest(path), encoding="utf-8")
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the first process, after all have written."""
+        new = Path(self.path)
+        sums = {
+            path.name.removesuffix(DIGEST): path.read_text(encoding="utf-8")
+            for path in new.glob(f"*{DIGEST}")
+        }
+        described = {"format": FORMAT, **asdict(self.described), "files": dict(sorted(sums.items()))}
+        with (new / DESCRIPTION).open("w", encoding="utf-8") as file:
+            json.dump(described, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        for path in new.glob(f"*{DIGEST}"):
+            path.unlink()
+        _sync(new)
+        new.rename(self.folder)
+        _sync(self.folder.parent)
+        self.committed(self.described.step)
+
+
+class Checkpoints:
+    """The checkpoints of a run: at most one is being written while training goes on."""
+
+    def __init__(self, run_folder: Path, keep: int, committed: Callable[[int], None]) -> None:
+        """`committed(step)` is called on the first process, in a thread of its own, when a checkpoint is whole.
+
+        Every process of the run must make one: they agree on a process group for what the background says.
+        """
+        self.folder, self.keep, self._committed = run_folder / FOLDER, keep, committed
+        self._group: Any = unlimited_group()
+        self._writing: tuple[int, Future[Any]] | None = None
+        self.best: int | None = None
+        """The step whose checkpoint is kept in addition to the newest ones."""
+        if dist.get_rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, tensors: dict[str, torch.Tensor], described: Described) -> None:
+        """Copy `tensors` and begin to write them; waits for a checkpoint that is still being written.
+
+        Raises `CheckpointError` where that one failed.
+        """
+        self.wait()
+        folder = _folder(self.folder, described.step)
+        if (folder / DESCRIPTION).is_file():  # asked to leave right after a checkpoint
+            return
+        self._clear(folder)
+        writer = DigestWriter(folder, described, self._committed)
+        future: Any = state_dict_saver.async_save(
+            dict(tensors), storage_writer=writer, process_group=self._group
+        )
+        self._writing = described.step, future
+
+    @property
+    def failed(self) -> bool:
+        """Check whether the checkpoint being written has failed; never waits."""
+        return (
+            self._writing is not None and self._writing[1].done() and self._writing[1].exception() is not None
+        )
+
+    def wait(self) -> None:
+        """Until no checkpoint is being written; then the oldest make room. Raises `CheckpointError` if it failed."""
+        if self._writing is None:
+            return
+        (step, future), self._writing = self._writing, None
+        try:
+            future.result()
+        except (CheckpointException, OSError) as error:
+            self._clear(_folder(self.folder, step))
+            raise self._unwritten(step, error) from error
+        if dist.get_rank() == 0:
+            for old in whole(self.folder)[: -self.keep]:
+                if self.best is not None and old == _folder(self.folder, self.best):
+                    continue
+                # Renamed first: a kill while its files go leaves no half checkpoint behind.
+                going = old.with_name(f"{old.name}.old")
+                old.rename(going)
+                shutil.rmtree(going)
+
+    def settle(self) -> None:
+        """Let what is being written end, well or badly: for a run that an error ends, whose folder is given up.
+
+        Waits `SETTLE_S` at the most: another process that is gone may never answer.
+        """
+        if self._writing is not None:
+            wait([self._writing[1]], timeout=SETTLE_S)
+
+    def _clear(self, folder: Path) -> None:
+        """Remove what a failed or killed attempt left, on the first process, before any other writes."""
+        if dist.get_rank() == 0:
+            for left in (*self.folder.glob("*.old"), folder.with_name(f"{folder.name}.new")):
+                shutil.rmtree(left, ignore_errors=True)
+        dist.barrier(self._group)
+
+    def _unwritten(self, step: int, error: BaseException) -> CheckpointError:
+        last = whole(self.folder)
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written to {self.folder}",
+            found=_reason(error),
+            allowed=f"the last good one is {last[-1]}" if last else None,
+            next="free some space, then start the same command again",
+        )
+
+
+def _folder(folder: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    return folder / f"step-{step:08}"
+
+
+def whole(folder: Path) -> list[Path]:
+    """The whole checkpoints of a folder, the newest last."""
+    found = [
+        path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and (path / DESCRIPTION).is_file()
+    ]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def describe(folder: Path) -> Described:
+    """Read a checkpoint's description. Raises `CheckpointError` if it cannot be read."""
+    path = folder / DESCRIPTION
+    try:
+        data = decode_json(read_regular(path, LARGEST))
+        if data.pop("format") != FORMAT:
+            raise ValueError(f"format {data}")
+        described = Described(**data)
+        if fault := _malformed(described):
+            raise ValueError(fault)
+        return described
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, DESCRIPTION, str(error)) from error
+
+
+def _malformed(described: Described) -> str | None:
+    """Return what is no checkpoint's, for it may come from anybody; None where all has its type."""
+    if type(described.step) is not int or type(described.tokens) is not int:
+        return f"step {described.step!a:.40}, tokens {described.tokens!a:.40}"
+    kinds = (("run", described.run), ("facts", described.facts), ("files", described.files))
+    if wrong := [name for name, value in kinds if not isinstance(value, dict)]:
+        return f"{wrong[0]} is not an object"
+    names = (
+        name
+        for name, digest in described.files.items()
+        if not SHARD.fullmatch(name) or type(digest) is not str
+    )
+    return next((f"a file {name!a:.40}" for name in names), None)
+
+
+def load(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill `tensors` in place from a checkpoint, by name, whatever the layout that wrote it.
+
+    Every process calls this; each checks its share of the files first. Raises `CheckpointError` for missing or damaged
+    files and missing tensors: on all processes, and before anything is changed.
+    """
+    described = describe(folder)
+    mine = sorted(described.files)[dist.get_rank() :: dist.get_world_size()]
+    faults: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(
+        faults, next(filter(None, (_fault(folder, described.files, name) for name in mine)), None)
+    )
+    for fault in faults:
+        if fault:
+            raise _damaged(folder, *fault)
+    try:
+        state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+    except CheckpointException as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} does not hold the state of this run", found=_reason(error)
+        ) from error
+
+
+def _fault(folder: Path, files: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    path = folder / name
+    if not path.is_file():
+        return name, "it is not there"
+    if file_digest(path) != files[name]:
+        return name, f"its SHA-256 is not the one in {DESCRIPTION}"
+    return None
+
+
+def _damaged(folder: Path, name: str, reason: str) -> CheckpointError:
+    others = [path for path in whole(folder.parent) if path != folder]
+    return CheckpointError(
+        f"the checkpoint {folder} is damaged: {name}",
+        found=reason,
+        allowed=f"the last one before it is {others[-1]}" if others else None,
+        next=f"move {folder} away and start the same command again; nothing was overwritten",
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    return "; ".join(
+        f"process {rank}: {type(cause).__name__}: {cause}"
+        for rank, (cause, _) in sorted(error.failures.items())
+    )
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's entries to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
