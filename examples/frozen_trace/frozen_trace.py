@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.core.errors import RefusedTechnique, first_line
-from torchwright.core.records import Coverage
 from torchwright.optimization.engines.base import Engine
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Case
@@ -53,9 +52,7 @@ class FreezeTrace(Technique):
     def apply(self, target: Target) -> None:
         target.settings.engine = FrozenTrace.name
         total = sum(1 for _ in target.model.modules())
-        target.coverage.append(
-            Coverage(technique=self.name, changed=total, total=total, kernel=FrozenTrace.how)
-        )
+        self.cover(target, total, kernel=FrozenTrace.how)
 
 
 def _traced(model: nn.Module, case: Case) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import nn
 
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 
@@ -27,15 +26,7 @@ class TanhGelu(Technique):
         found = _exact(target.model)
         for layer in found:
             layer.approximate = "tanh"
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found),
-                total=len(found),
-                unit="GELU layers",
-                kernel="gelu(approximate='tanh')",
-            )
-        )
+        self.cover(target, len(found), unit="GELU layers", kernel="gelu(approximate='tanh')")
 
 
 def _exact(model: nn.Module) -> list[nn.GELU]:

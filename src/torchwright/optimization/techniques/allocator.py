@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from torchwright.core.records import Coverage
 from torchwright.hardware.devices.allocator import (
     HUGE_PAGES,
     PACKAGES,
@@ -54,9 +53,7 @@ class Allocator(Technique):
 
     def apply(self, target: Target) -> None:
         target.settings.allocator = self.kind
-        target.coverage.append(
-            Coverage(technique=self.name, changed=1, total=1, unit="settings", kernel=self.kind)
-        )
+        self.cover(target, 1, unit="settings", kernel=self.kind)
 
     def environment(self) -> dict[str, str]:
         if self.kind == "retain" or (self.kind != HUGE_PAGES and find_allocator(self.kind) is None):

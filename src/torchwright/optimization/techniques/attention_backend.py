@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import TOLERANCE, AttentionBy, outputs, worst_error
 from torchwright.optimization.techniques.shared.wrapping import fused_attention as fused
@@ -93,19 +92,16 @@ class AttentionBackend(Technique):
             )
         target.model = model
         target.settings.rewrites.append(functools.partial(expand_attention, KERNELS[self.backend]))
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=chosen.made.count(wanted),
-                total=len(chosen.made),
-                unit="calls of attention",
-                kernel=self.backend,
-                skipped={
-                    f"call {call}": "the kernel does not take it: plain products"
-                    for call, choice in enumerate(chosen.made)
-                    if choice != wanted
-                },
-            )
+        self.cover(
+            target,
+            len(chosen.made),
+            unit="calls of attention",
+            kernel=self.backend,
+            skipped={
+                f"call {call}": "the kernel does not take it: plain products"
+                for call, choice in enumerate(chosen.made)
+                if choice != wanted
+            },
         )
 
 

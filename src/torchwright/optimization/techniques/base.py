@@ -185,8 +185,26 @@ class Technique:
         return workload
 
     def apply(self, target: Target) -> None:
-        """Change the target's model and settings, and append a `Coverage`."""
+        """Change the target's model and settings, and call `cover`."""
         raise NotImplementedError
+
+    def cover(
+        self,
+        target: Target,
+        total: int,
+        *,
+        changed: int | None = None,
+        unit: str = "modules",
+        kernel: str = "",
+        skipped: dict[str, str] | None = None,
+    ) -> None:
+        """Record the coverage of `apply`: all of `total` but what was skipped, unless `changed` is another number."""
+        skipped = skipped or {}
+        changed = total - len(skipped) if changed is None else changed
+        coverage = Coverage(
+            technique=self.name, changed=changed, total=total, unit=unit, kernel=kernel, skipped=skipped
+        )
+        target.coverage.append(coverage)
 
     def environment(self) -> dict[str, str]:
         """Environment variables that must be set before the process starts."""

@@ -11,7 +11,6 @@ from torch import nn
 
 from torchwright.core import nested
 from torchwright.core.layer_types import overridden
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target
 from torchwright.optimization.techniques.shared.for_parts import ForParts
 from torchwright.optimization.techniques.shared.wrapping import named
@@ -54,16 +53,7 @@ class ChannelsLast(ForParts):
                 layer.to(memory_format=torch.channels_last)
         if not self.parts:  # a component's first convolution turns what it is given
             target.model = ChannelsLastInputs(target.model)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found) - len(skipped),
-                total=len(found),
-                unit="2-D convolutions",
-                kernel="channels-last",
-                skipped=skipped,
-            )
-        )
+        self.cover(target, len(found), unit="2-D convolutions", kernel="channels-last", skipped=skipped)
 
 
 class ChannelsLastInputs(nn.Module):

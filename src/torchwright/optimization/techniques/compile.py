@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from torchwright.core.records import Coverage, DeviceFacts, Step
+from torchwright.core.records import DeviceFacts, Step
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.for_parts import strange_part
 from torchwright.optimization.techniques.shared.wrapping import plain_name
@@ -79,6 +79,4 @@ class Compile(Technique):
         names = [plain_name(name) for name, _ in target.model.named_modules()]
         changed = sum(not self.parts or name.partition(".")[0] in self.parts for name in names)
         kernel = "AOTInductor" if self.engine == "aot" else "torch.compile"
-        target.coverage.append(
-            Coverage(technique=self.name, changed=changed, total=len(names), kernel=kernel)
-        )
+        self.cover(target, len(names), changed=changed, kernel=kernel)

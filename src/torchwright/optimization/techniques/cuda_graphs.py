@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 GAIN = 1.5
@@ -34,12 +34,4 @@ class CudaGraphs(Technique):
         # torch records graphs around what torch.compile made, not around ahead-of-time packages.
         target.settings.engine = "jit"
         target.settings.mode = "reduce-overhead"
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=1,
-                total=1,
-                unit="compilation",
-                kernel="CUDA graphs of torch.compile",
-            )
-        )
+        self.cover(target, 1, unit="compilation", kernel="CUDA graphs of torch.compile")

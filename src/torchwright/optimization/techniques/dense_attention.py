@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.optimization.techniques.base import Phase, Target, Technique
@@ -50,15 +50,12 @@ class DenseAttention(Technique):
             )
         target.model = model
         target.settings.rewrites.append(drop_masks)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=model.changed,
-                total=model.changed + len(model.left),
-                unit="calls of attention",
-                kernel="bfloat16 products, scores in the cache",
-                skipped={f"call {call}": reason for call, reason in model.left.items()},
-            )
+        self.cover(
+            target,
+            model.changed + len(model.left),
+            unit="calls of attention",
+            kernel="bfloat16 products, scores in the cache",
+            skipped={f"call {call}": reason for call, reason in model.left.items()},
         )
 
 

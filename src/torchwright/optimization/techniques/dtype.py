@@ -12,7 +12,6 @@ from torch import nn
 
 from torchwright.core import nested
 from torchwright.core.layer_types import computes_as
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target
 from torchwright.optimization.techniques.shared.for_parts import ForParts
 from torchwright.optimization.techniques.shared.half import LAYERS, Lower, lower
@@ -94,15 +93,12 @@ class Dtype(ForParts):
         else:
             target.model = target.workload.cast(target.model, dtype, lambda name, module: self._kept(name))
             target.compute_dtype = _most(target.model, dtype) if self.parts else dtype
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(floating) - len(skipped),
-                total=len(floating),
-                unit="modules with weights",
-                kernel=f"autocast to {self.dtype}" if self.autocast else self.dtype,
-                skipped=skipped,
-            )
+        self.cover(
+            target,
+            len(floating),
+            unit="modules with weights",
+            kernel=f"autocast to {self.dtype}" if self.autocast else self.dtype,
+            skipped=skipped,
         )
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchwright.core.process.forks import reopen_in_child
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import named
 
@@ -53,11 +53,7 @@ class FastMath(Technique):
     def apply(self, target: Target) -> None:
         layers = sum(1 for _ in named(target.model, LAYERS))
         target.model = FastFloat32(target.model)
-        target.coverage.append(
-            Coverage(
-                technique=self.name, changed=layers, total=layers, unit="layers", kernel="oneDNN's bf16 mode"
-            )
-        )
+        self.cover(target, layers, unit="layers", kernel="oneDNN's bf16 mode")
 
 
 class FastFloat32(nn.Module):

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.batchnorm import FOLDABLE, fold
 from torchwright.optimization.techniques.shared.rest_of_norm import NORMS
@@ -47,12 +46,4 @@ class FoldBatchNorm(Technique):
                 if folded.replaced
                 else f"none of {folded.total} can be: {'; '.join(sorted(set(folded.skipped.values())))}",
             )
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=folded.total - len(folded.skipped),
-                total=folded.total,
-                unit="batch norms",
-                skipped=folded.skipped,
-            )
-        )
+        self.cover(target, folded.total, unit="batch norms", skipped=folded.skipped)

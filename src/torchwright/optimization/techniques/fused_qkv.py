@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchwright.core.records import Coverage
 from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import part_of
@@ -50,14 +49,12 @@ class FusedQKV(Technique):
         with torch.no_grad():
             denoiser.fuse_qkv_projections()
         fused = sum(_drop_unused(layer) for layer in layers)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=fused,
-                total=len(layers),
-                unit="attention layers",
-                kernel="one linear layer for queries, keys and values",
-            )
+        self.cover(
+            target,
+            len(layers),
+            changed=fused,
+            unit="attention layers",
+            kernel="one linear layer for queries, keys and values",
         )
 
     @staticmethod

@@ -15,7 +15,7 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import attached
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD
@@ -72,15 +72,8 @@ class GridAttention(Technique):
             )
         found = of_classes(target.model, KNOWN)
         left = replace_where(target.model, found, _reason, AttentionOverGrid)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found) - len(left),
-                total=len(found),
-                unit="attention layers",
-                kernel="scores and bias in the cache",
-                skipped=left,
-            )
+        self.cover(
+            target, len(found), unit="attention layers", kernel="scores and bias in the cache", skipped=left
         )
 
 

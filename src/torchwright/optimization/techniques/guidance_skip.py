@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torchwright.core.records import Coverage
 from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
@@ -52,9 +51,7 @@ class GuidanceSkip(Technique):
     def apply(self, target: Target) -> None:
         assert isinstance(target.workload, DiffusionWorkload)
         unguided, steps = target.workload.plan.unguided, target.workload.steps
-        target.coverage.append(
-            Coverage(technique=self.name, changed=unguided, total=steps, unit="steps without guidance")
-        )
+        self.cover(target, steps, changed=unguided, unit="steps without guidance")
 
     def _count(self, workload: DiffusionWorkload) -> int:
         return min(int(self.share * workload.steps), workload.steps - 1)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import deviation, overridden
 from torchwright.core.quiet import quiet_import
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target
 from torchwright.optimization.techniques.shared.for_parts import ForParts
 from torchwright.optimization.techniques.shared.wrapping import known_names, named, plain_name, replace_module
@@ -96,15 +96,12 @@ class Int4WeightOnly(ForParts):
             raise RefusedTechnique(
                 "int4_weight_only changes nothing", found="; ".join(sorted(set(skipped.values())))
             )
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(layers) - len(skipped),
-                total=len(layers),
-                unit="linear layers",
-                kernel=f"aten int4, groups of {self.group_size}",
-                skipped=skipped,
-            )
+        self.cover(
+            target,
+            len(layers),
+            unit="linear layers",
+            kernel=f"aten int4, groups of {self.group_size}",
+            skipped=skipped,
         )
 
 

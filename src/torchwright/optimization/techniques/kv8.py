@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels import ops
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
@@ -29,6 +29,4 @@ class KV8(Technique):
         model: Any = target.model
         model.loaded.kv_dtype = torch.int8
         layers = len(model.decoder.layers)
-        target.coverage.append(
-            Coverage(technique=self.name, changed=layers, total=layers, unit="caches", kernel="int8 pages")
-        )
+        self.cover(target, layers, unit="caches", kernel="int8 pages")

@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.core.layer_types import attached, computes_as
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import of_classes, replace_module, replace_where
 
@@ -58,16 +57,7 @@ class MaskDecoder(Technique):
         for _, decoder in of_classes(target.model, {DECODER}):
             if not left and not any(map(attached, _uncalled(decoder))):
                 replace_module(target.model, decoder, MasksByProducts(decoder))
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found) - len(left),
-                total=len(found),
-                unit="attention layers",
-                kernel="matrix products",
-                skipped=left,
-            )
-        )
+        self.cover(target, len(found), unit="attention layers", kernel="matrix products", skipped=left)
 
 
 class _Absorbed(nn.Module):

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.multihead import separate_heads
 from torchwright.optimization.techniques.shared.wrapping import AttentionBy
@@ -47,9 +46,7 @@ class MatmulAttention(Technique):
     def apply(self, target: Target) -> None:
         separate_heads(target.model)
         target.model = WithAttention(target.model, self.longest)
-        target.coverage.append(
-            Coverage(technique=self.name, changed=1, total=1, unit="models", kernel="matrix products")
-        )
+        self.cover(target, 1, unit="models", kernel="matrix products")
 
 
 class WithAttention(nn.Module):

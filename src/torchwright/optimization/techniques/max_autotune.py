@@ -10,7 +10,6 @@ from typing import ClassVar, Literal, Self
 
 import torch
 
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 
@@ -57,9 +56,7 @@ class MaxAutotune(Technique):
             "autotune_num_choices_displayed": 0,
             "prologue_fusion": self.prologue_fusion,
         }
-        target.coverage.append(
-            Coverage(technique=self.name, changed=1, total=1, unit="compilation", kernel=self.backends)
-        )
+        self.cover(target, 1, unit="compilation", kernel=self.backends)
 
 
 def cutlass_fault() -> str | None:

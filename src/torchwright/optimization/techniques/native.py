@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.core.errors import ModelError
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder import UnsupportedArchitecture, load_decoder
@@ -61,12 +61,4 @@ class Native(Technique):
         target.compute_dtype = torch.bfloat16
         target.settings.engine = "native"
         layers = sum(isinstance(module, PackedLinear) for module in target.model.modules())
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=layers,
-                total=layers,
-                unit="layers",
-                kernel=loaded.stored or "packed bf16",
-            )
-        )
+        self.cover(target, layers, unit="layers", kernel=loaded.stored or "packed bf16")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder.seq2seq.calls import NativeAnswers
@@ -47,6 +47,4 @@ class NativeSeq2Seq(Technique):
         target.compute_dtype = torch.bfloat16
         target.settings.engine = "native_seq2seq"
         layers = sum(isinstance(module, PackedLinear) for module in target.model.modules())
-        target.coverage.append(
-            Coverage(technique=self.name, changed=layers, total=layers, unit="layers", kernel="packed bf16")
-        )
+        self.cover(target, layers, unit="layers", kernel="packed bf16")

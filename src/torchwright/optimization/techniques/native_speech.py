@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchwright.core.errors import ModelError
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.folder import read_config
 from torchwright.models.decoder.precision import Precision
@@ -70,12 +70,4 @@ class NativeSpeech(Technique):
         target.settings.engine = "native_speech"
         packed = sum(isinstance(module, PackedLinear) for module in target.model.modules())
         layers = sum(isinstance(module, nn.Linear | PackedLinear) for module in target.model.modules())
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=layers,
-                total=layers,
-                unit="layers",
-                kernel="packed bf16" if packed else "PyTorch's float32",
-            )
-        )
+        self.cover(target, layers, unit="layers", kernel="packed bf16" if packed else "PyTorch's float32")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from torchwright.core.layer_types import deviation, overridden
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels import conv
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LANES
@@ -109,15 +109,12 @@ class PackedConvolution(Technique):
                 tiles = _split(layer) and not few and not _is_first(layer)
                 replace_module(target.model, layer, PackedConv2d(layer, tiles=tiles))
         target.settings.rewrites.append(fuse_convolutions)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found) - len(left),
-                total=len(found),
-                unit="2-D convolutions and linear layers",
-                kernel=f"packed {str(target.compute_dtype).removeprefix('torch.')}",
-                skipped=left,
-            )
+        self.cover(
+            target,
+            len(found),
+            unit="2-D convolutions and linear layers",
+            kernel=f"packed {str(target.compute_dtype).removeprefix('torch.')}",
+            skipped=left,
         )
 
     def _left(self, layer: Any, products: dict[nn.Module, int]) -> str | None:

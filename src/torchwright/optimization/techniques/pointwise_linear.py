@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torchwright.core.layer_types import deviation
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.batchnorm import fold
 from torchwright.optimization.techniques.shared.wrapping import linear_of, named, replace_where
@@ -47,16 +47,7 @@ class PointwiseLinear(Technique):
             fold(target.model, target.workload.cases(target.compute_dtype))
         found = list(named(target.model, nn.Conv2d))
         left = replace_where(target.model, found, _reason, Pointwise)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found) - len(left),
-                total=len(found),
-                unit="2-D convolutions",
-                kernel="matrix products",
-                skipped=left,
-            )
-        )
+        self.cover(target, len(found), unit="2-D convolutions", kernel="matrix products", skipped=left)
 
 
 class Pointwise(nn.Module):

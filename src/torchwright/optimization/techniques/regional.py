@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.hardware.measure.toolchain import compiler_fault
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.blocks import repeated_blocks
@@ -53,11 +53,9 @@ class Regional(Technique):
         changed = sum(
             1 for m in target.model.modules() if id(m) in inside and not any(True for _ in m.children())
         )
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=changed,
-                total=total,
-                kernel=f"torch.compile of {len(blocks)} {type(blocks[0]).__name__}",
-            )
+        self.cover(
+            target,
+            total,
+            changed=changed,
+            kernel=f"torch.compile of {len(blocks)} {type(blocks[0]).__name__}",
         )

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
 from torchwright.workloads.rows import inputs_of
@@ -46,9 +45,7 @@ class ShapeBuckets(Technique):
     def apply(self, target: Target) -> None:
         shapes = [inputs_of(call)[0].shape for call in target.workload.graphs(torch.float32)]
         text = ", ".join(f"{B} x {T}" for B, T in shapes)
-        target.coverage.append(
-            Coverage(technique=self.name, changed=1, total=1, unit="batches", kernel=f"calls of {text}")
-        )
+        self.cover(target, 1, unit="batches", kernel=f"calls of {text}")
 
 
 def _padded_tokens(workload: Workload) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import deviation
 from torchwright.core.quiet import quiet_import
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.int8 import quantize_weight
 from torchwright.optimization.techniques.shared.wrapping import linear_of, named, replace_module
@@ -96,15 +96,12 @@ class Sparse24(Technique):
             raise RefusedTechnique(
                 "sparse24 changes nothing here", found="; ".join(sorted(set(skipped.values())))
             )
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(layers) - len(skipped),
-                total=len(layers),
-                unit="linear layers",
-                kernel="cuSPARSELt int8" if self.bits == 8 else "torch.sparse semi-structured",
-                skipped=skipped,
-            )
+        self.cover(
+            target,
+            len(layers),
+            unit="linear layers",
+            kernel="cuSPARSELt int8" if self.bits == 8 else "torch.sparse semi-structured",
+            skipped=skipped,
         )
 
     def _skip(self, layer: nn.Linear, dtype: torch.dtype | None) -> str | None:

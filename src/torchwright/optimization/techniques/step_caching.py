@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torchwright.core.records import Coverage
 from torchwright.models.diffusion.sampling import steps_to_reuse
 from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.optimization.techniques.base import Phase, Target, Technique
@@ -78,11 +77,4 @@ class StepCaching(Technique):
 
     def apply(self, target: Target) -> None:
         assert isinstance(target.workload, DiffusionWorkload)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(self.reused),
-                total=target.workload.steps,
-                unit="steps reused",
-            )
-        )
+        self.cover(target, target.workload.steps, changed=len(self.reused), unit="steps reused")

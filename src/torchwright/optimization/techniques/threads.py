@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 
@@ -37,6 +36,4 @@ class Threads(Technique):
 
     def apply(self, target: Target) -> None:
         target.settings.threads = self.count
-        target.coverage.append(
-            Coverage(technique=self.name, changed=1, total=1, unit="settings", kernel=f"{self.count} threads")
-        )
+        self.cover(target, 1, unit="settings", kernel=f"{self.count} threads")

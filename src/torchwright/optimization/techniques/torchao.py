@@ -13,7 +13,7 @@ from torch import nn
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import overridden
 from torchwright.core.quiet import quiet_import
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target
 from torchwright.optimization.techniques.shared.for_parts import ForParts
 from torchwright.optimization.techniques.shared.int8_layers import EPSILON, fewest_rows
@@ -112,15 +112,8 @@ class TorchAO(ForParts):
         if before and len(skipped) == len(before):
             why = "; ".join(sorted(set(skipped.values())))
             raise RefusedTechnique(f"torchao:config={self.config} changes nothing here", found=why)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(before) - len(skipped),
-                total=len(before),
-                unit="linear layers",
-                kernel=f"torchao {self.config}",
-                skipped=skipped,
-            )
+        self.cover(
+            target, len(before), unit="linear layers", kernel=f"torchao {self.config}", skipped=skipped
         )
 
     def _too_few_rows(self, target: Target) -> dict[str, str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from torchwright.core.records import Coverage
 from torchwright.models.diffusion.workload import DiffusionWorkload
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import part_of
@@ -48,8 +47,4 @@ class VaeTiling(Technique):
         scale = 2 ** (len(vae.config.block_out_channels) - 1)
         vae.enable_tiling()
         vae.tile_latent_min_size, vae.tile_sample_min_size = self.tile, self.tile * scale
-        target.coverage.append(
-            Coverage(
-                technique=self.name, changed=1, total=1, unit="VAE", kernel=f"tiles of {self.tile} latents"
-            )
-        )
+        self.cover(target, 1, unit="VAE", kernel=f"tiles of {self.tile} latents")

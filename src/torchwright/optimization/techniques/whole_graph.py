@@ -12,7 +12,6 @@ import torch
 
 from torchwright.core import nested
 from torchwright.core.errors import RefusedTechnique, first_line
-from torchwright.core.records import Coverage
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.fresh import FORMS, answers, disagreement
 from torchwright.optimization.techniques.shared.real_pairs import real_pairs
@@ -51,15 +50,7 @@ class WholeGraph(Technique):
             target.settings.rewrites.append(real_pairs)
         changed = {place(each) for each in (*unbroken.rewritten, *unbroken.complex)}
         left = {place(each): reason for each, reason in unbroken.left if place(each) not in changed}
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(changed),
-                total=len(changed) + len(left),
-                unit="lines",
-                skipped=left,
-            )
-        )
+        self.cover(target, len(changed) + len(left), changed=len(changed), unit="lines", skipped=left)
 
 
 def _check(unbroken: Unbroken, cases: Sequence[Case], before: list[Any]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.layer_types import deviation, overridden
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Settings, Target
 from torchwright.optimization.techniques.shared.for_parts import ForParts
 from torchwright.optimization.techniques.shared.int8 import Int8Layer, register_patterns
@@ -96,16 +96,7 @@ class Int8Layers(ForParts):
             why = "; ".join(sorted(set(skipped.values()))) or "its layers are something else already"
             raise RefusedTechnique(f"{self.name} changes nothing of {', '.join(self.parts)}", found=why)
         self.compile_with(target.settings)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(found) - len(skipped),
-                total=len(found),
-                unit="layers",
-                kernel=self.kernels,
-                skipped=skipped,
-            )
-        )
+        self.cover(target, len(found), unit="layers", kernel=self.kernels, skipped=skipped)
 
     def compile_with(self, settings: Settings) -> None:
         """Tell the compiler what the layers count on."""

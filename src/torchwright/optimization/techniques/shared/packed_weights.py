@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.core.records import Coverage, DeviceFacts
+from torchwright.core.records import DeviceFacts
 from torchwright.core.scheme import SCHEMES, Scheme, scheme_of
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
@@ -79,15 +79,13 @@ class PackedWeights(Technique):
                 wide_NK = finite(layer.wide_weight(), name)
                 packed = self._packed(layer, wide_NK, scheme, importance.get(layer))
                 replace_module(target.model, layer, packed)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(layers) - len(skipped),
-                total=len(every),
-                unit="layers",
-                kernel=f"int{self.scheme.weight_bits} weights, {_rows(self.scheme)} rows",
-                skipped=skipped,
-            )
+        self.cover(
+            target,
+            len(every),
+            changed=len(layers) - len(skipped),
+            unit="layers",
+            kernel=f"int{self.scheme.weight_bits} weights, {_rows(self.scheme)} rows",
+            skipped=skipped,
         )
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
