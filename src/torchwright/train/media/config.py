@@ -10,7 +10,7 @@ from pydantic import Field
 from torchwright.hub.folder import read_config_file
 from torchwright.train.layout import Layout
 from torchwright.train.run.config.data_section import RunError, Section
-from torchwright.train.run.config.run import Positive, Rate, RunFile, Share
+from torchwright.train.run.config.run import Adapters, HeldOut, Positive, Rate, SampleRun, Share
 from torchwright.train.run.config.run_file import parse_file, read_toml
 
 PAGE = "docs/train.md"
@@ -79,27 +79,11 @@ class MediaOptimizer(Section):
     """Of matrices; norms and biases have none."""
 
 
-class MediaLora(Section):
-    """Train low-rank adapters with the weights frozen; a classifier's head is trained whole.
+class MediaLora(Adapters):
+    """Adapters on the layers of the model's blocks; a classifier's head is trained whole.
 
     Both are written: `adapter/` in peft's format, and `model/` with the adapters in its weights.
     """
-
-    r: Positive = 16
-    """Rank: rows of A and columns of B."""
-    alpha: Rate | None = None
-    """The adapters' output is multiplied by alpha / r; by default twice r."""
-    dropout: Share = 0.0
-    """Dropout of the adapters' inputs."""
-    targets: list[str] = Field(default_factory=list)
-    """Linear layers by the last part of their names, as in "q_proj"; none given: all of the model's blocks."""
-    dora: bool = False
-    """Train each row's length apart from its direction."""
-
-    @property
-    def strength(self) -> float:
-        """Return alpha."""
-        return 2.0 * self.r if self.alpha is None else self.alpha
 
 
 class Schedule(Section):
@@ -113,10 +97,9 @@ class Schedule(Section):
     """The factor of the last step."""
 
 
-class MediaEvaluation(Section):
-    """What is measured on held-out samples; 0 steps means only at the end."""
+class MediaEvaluation(HeldOut):
+    """The evaluation on held-out samples."""
 
-    every_steps: int = Field(default=0, ge=0)
     samples: Positive = 10_000
     """Held-out samples of one evaluation, at most."""
 
@@ -128,14 +111,10 @@ class SpeechEvaluation(MediaEvaluation):
     """Held-out sounds whose word error rate is taken at the end, at most."""
 
 
-class MediaRun(RunFile):
-    """What both kinds say."""
+class MediaRun(SampleRun):
+    """The fields of both kinds."""
 
     kind: Literal["image-classification", "speech"]
-    samples: Positive
-    """Samples to train on, all together; the data are read again when they end."""
-    batch: Positive
-    """Samples of one optimizer step, over all processes."""
     micro_batches: Positive = 1
     """Pieces in which each process computes its samples."""
     clip: Rate | None = 1.0
@@ -154,15 +133,6 @@ class MediaRun(RunFile):
     def parallel(self) -> Layout:
         """The layout; raises `UnknownName` or `LayoutError`."""
         return Layout.from_degrees(self.layout)
-
-    @property
-    def steps(self) -> int:
-        """Of the whole run."""
-        return -(-self.samples // self.batch)
-
-    @property
-    def evaluate_every(self) -> int:
-        return self.evaluation.every_steps
 
     def check_processes(self, world: int) -> None:
         self.parallel.check_processes(world)

@@ -117,6 +117,10 @@ class MediaLearner:
         yield
         self.model.train()
 
+    def prepare(self) -> None:
+        """Create the optimizer's state."""
+        self.optimizers.prepare()
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a step changes, by name."""
         found = {

@@ -32,9 +32,8 @@ from torchwright.train.media.samples import MediaBatch, Samples, Task
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
 from torchwright.train.media.words import word_error_rate
 from torchwright.train.model.foreign import save_foreign
-from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.loop.session import RunSession
-from torchwright.train.run.loop.train import in_session
+from torchwright.train.run.loop.session import RunOutcome, RunSession
+from torchwright.train.run.loop.train import in_session, refuse
 from torchwright.train.run.objectives.adapt import base_digests
 from torchwright.train.run.objectives.not_finite import first_not_finite, not_finite_message
 from torchwright.train.run.objectives.precision import autocast
@@ -49,26 +48,16 @@ BROKEN_TOLD = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class MediaOutcome:
-    """How a call of `train_images` or `train_speech` ended."""
+class MediaOutcome(RunOutcome):
+    """The outcome of `train_images` or `train_speech`."""
 
-    out: Path
-    steps: int
     samples: int
-    loss: float | None
-    """Of the last step; None where there was none left to do."""
     held_out: dict[str, float]
     """Figures of the last evaluation."""
     broken: int
     """Files that could not be read."""
-    effective_time: float
-    """Share of this process's time that went into steps."""
-    model: Path | None
-    """The trained model's folder; None where the run was asked to leave before its end."""
     adapter: Path | None
     """The adapters' folder, if the run has [lora]."""
-    signal: int | None
-    """The signal that asked it to leave."""
 
 
 def train_images(path: Path, **how: Any) -> MediaOutcome:
@@ -82,24 +71,11 @@ def train_speech(path: Path, **how: Any) -> MediaOutcome:
 
 
 def train_media(
-    run: ImageRun | SpeechRun,
-    folder: Path,
-    *,
-    text: str | None = None,
-    merge: bool = False,
-    fresh: bool = False,
-    resume: bool = False,
-    live: bool = True,
-    profile: range = range(0),
-    trust: bool = False,
+    run: ImageRun | SpeechRun, folder: Path, *, merge: bool = False, trust: bool = False, **how: Any
 ) -> MediaOutcome:
-    """As `train_run`, a run over pictures or sounds."""
-    for asked, option in ((merge, "--merge"), (trust, "--trust")):
-        if asked:
-            raise RunError(f"{option} is for language models", found=run.kind, next=f"leave {option} out")
-    return in_session(
-        MediaTrainer, run, folder, text=text, fresh=fresh, resume=resume, live=live, profile=profile
-    )
+    """Train as `train_run`, over pictures or sounds."""
+    refuse(run.kind, merge=merge, trust=trust)
+    return in_session(MediaTrainer, run, folder, **how)
 
 
 class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
@@ -117,9 +93,7 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         *,
         live: bool,
         profile: range = range(0),
-        trust: bool = False,
     ) -> None:
-        assert not trust, "nothing is compiled"
         super().__init__(run, out, place, ledger, steps=run.steps, live=live, profile=profile)
         model = resolve(str(folder / run.model.folder))
         files = model_files(model, weights=False)
@@ -144,12 +118,6 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         self.held_out: dict[str, float] = {}
         self._broken: dict[str, str] = {}
 
-    def prepare(self) -> None:
-        self.learner.optimizers.prepare()
-
-    def unlike(self, saved: Described, now: Described) -> list[str]:
-        return []
-
     def data_facts(self) -> dict[str, Any]:
         listings = {"train": self.listed.train, "validation": self.listed.validation}
         return {
@@ -162,36 +130,24 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         for listing in (self.listed.train, self.listed.validation):
             self.tell_rows(listing.reports, numbered="row")
 
-    def advance(self) -> StepFigures:
-        learner, step = self.learner, self.done
-        learner.begin(step)
-        with self.ledger.phase("data_wait"):
-            batches = self._read(step)
-        with self.ledger.phase("step", step=step + 1):
-            # Batch norms note their statistics as they go: a step that was begun is ended.
-            with contextlib.nullcontext() if learner.model.statistics() else self.dropping():
-                figures = learner.gradients(
-                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
-                )
-            if figures.failed:
-                self.checkpoints.wait()  # raises its reason
-            if figures.finite:
-                learner.update(step)
-            elif counted_everywhere(learner.objective, batches, 1):
-                raise self._no_number(figures, batches)
-            else:
-                self._pass_over()
-        self.done += 1
-        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
-            self._tell_files()
-            self._show(figures)
-        return figures
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        # Batch norms note their statistics as they go: a step that was begun is ended.
+        return contextlib.nullcontext() if self.learner.model.statistics() else self.dropping()
 
-    def _read(self, step: int) -> list[MediaBatch]:
-        """This process's part of a step. Raises `DataError` on all processes alike for a broken file, if `strict`."""
+    def update(self, figures: StepFigures, batches: list[MediaBatch]) -> None:
+        if figures.finite:
+            self.learner.update(self.done)
+        elif counted_everywhere(self.learner.objective, batches, 1):
+            raise self._no_number(figures, batches)
+        else:
+            self._pass_over()
+
+    def read(self) -> list[MediaBatch]:
+        """Return this process's part of a step; if `strict`, a broken file raises `DataError` on all processes."""
         batches, fault = list[MediaBatch](), None
+        self.learner.begin(self.done)
         try:
-            batches = self.learner.of_step(step, self.train)
+            batches = self.learner.of_step(self.done, self.train)
         except DataError as error:
             fault = error
         if self.run.data.strict:
@@ -292,9 +248,6 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
             self.held_out["word_error_rate"] = rate
             self.metrics.figures(self.done, self.held_out, event="evaluation")
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return self.learner.tensors()
-
     def described(self) -> Described:
         return Described(
             step=self.done,
@@ -322,7 +275,8 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
                 self.metrics.event("broken_rows", file=file, broken=1, rows=[(1, reason)], at=self.done)
                 self.metrics.show(f"{file} is left out: {reason}")
 
-    def _show(self, figures: StepFigures) -> None:
+    def show(self, figures: StepFigures) -> None:
+        self._tell_files()
         self.metrics.figures(
             self.done,
             {

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from torchwright.train.run.config.data_section import RunError, Section
-from torchwright.train.run.config.run import Positive, Rate, RunFile, Share
+from torchwright.train.run.config.run import HeldOut, Positive, Rate, SampleRun, Share
 from torchwright.train.run.config.run_file import parse_file, read_toml
 
 PAGE = "docs/recommenders.md"
@@ -112,10 +112,9 @@ class Embeddings(Section):
     lr: Rate = 0.05
 
 
-class RecommenderEvaluation(Section):
-    """The evaluation on held-out rows; 0 steps means only at the end."""
+class RecommenderEvaluation(HeldOut):
+    """The evaluation on held-out rows."""
 
-    every_steps: int = Field(default=0, ge=0)
     samples: Positive = 1_000_000
     """Held-out rows of one evaluation, at most."""
     recall_at: list[Positive] = Field(default=[10, 100])
@@ -129,14 +128,10 @@ class ReportSection(Section):
     """Steps from the beginning in which `groups` and `sync_every` as given are compared with a single copy."""
 
 
-class RecommenderRun(RunFile):
+class RecommenderRun(SampleRun):
     """A recommender's run file."""
 
     kind: Literal["recommender"]
-    samples: Positive
-    """Rows to train on, all together; files are read again when they end."""
-    batch: Positive
-    """Rows of one step, over all processes."""
     dlrm: Dlrm | None = None
     two_tower: TwoTower | None = None
     data: Data
@@ -157,15 +152,6 @@ class RecommenderRun(RunFile):
         model = self.dlrm or self.two_tower
         assert model is not None
         return model
-
-    @property
-    def steps(self) -> int:
-        """Return the steps of the whole run."""
-        return -(-self.samples // self.batch)
-
-    @property
-    def evaluate_every(self) -> int:
-        return self.evaluation.every_steps
 
     def check_processes(self, world: int) -> None:
         """Raise `RunError` where the batch or the copies of the tables cannot be divided over the processes."""

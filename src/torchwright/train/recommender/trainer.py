@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,8 @@ from torchwright.train.recommender.quality import Figures, measure_quality
 from torchwright.train.recommender.report import make_report, report_lines
 from torchwright.train.recommender.saved import save_recommender
 from torchwright.train.recommender.store import ClickBatch, open_clicks
-from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.loop.session import RunSession
-from torchwright.train.run.loop.train import in_session
+from torchwright.train.run.loop.session import RunOutcome, RunSession
+from torchwright.train.run.loop.train import in_session, refuse
 from torchwright.train.run.objectives.step import StepFigures
 from torchwright.train.run.runtime.checkpoint import Described
 from torchwright.train.run.runtime.processes import ProcessRank
@@ -33,45 +33,21 @@ REPORT = "report.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecommenderOutcome:
-    """How a call of `train_recommender` ended."""
+class RecommenderOutcome(RunOutcome):
+    """The outcome of `train_recommender`."""
 
-    out: Path
-    steps: int
     samples: int
-    loss: float | None
-    """Of the last step; None where there was none left to do."""
     quality: Figures | None
     """Of the held-out rows at the end."""
-    effective_time: float
-    """Share of this process's time that went into steps."""
-    model: Path | None
-    """The trained model's folder; None where the run was asked to leave before its end."""
-    signal: int | None
-    """The signal that asked it to leave."""
 
 
 def train_recommender(
-    path: Path,
-    *,
-    merge: bool = False,
-    fresh: bool = False,
-    resume: bool = False,
-    live: bool = True,
-    profile: range = range(0),
-    trust: bool = False,
+    path: Path, *, merge: bool = False, trust: bool = False, **how: Any
 ) -> RecommenderOutcome:
-    """As `train` of language models; there is nothing to `merge`, and no compiled code to `trust`."""
-    if trust:
-        raise RunError(
-            "--trust is for compiled code, which a recommender's run has none of", next="leave it out"
-        )
+    """Train as `train`, a recommender."""
     run = read_recommender(path)
-    if merge:
-        raise RunError("--merge puts adapters into a language model", next="leave --merge out")
-    return in_session(
-        RecommenderTrainer, run, path.parent, fresh=fresh, resume=resume, live=live, profile=profile
-    )
+    refuse(run.kind, merge=merge, trust=trust)
+    return in_session(RecommenderTrainer, run, path.parent, **how)
 
 
 class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
@@ -89,9 +65,7 @@ class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
         *,
         live: bool,
         profile: range = range(0),
-        trust: bool = False,
     ) -> None:
-        assert not trust, "nothing is compiled"
         super().__init__(run, out, place, ledger, steps=run.steps, live=live, profile=profile)
         self.clicks = open_clicks(run, folder, out)
         self.plan = placement(run, self._batch(0), out)
@@ -104,40 +78,28 @@ class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
         )
         self.quality: Figures | None = None
 
-    def prepare(self) -> None:
-        self.learner.prepare()
-
-    def unlike(self, saved: Described, now: Described) -> list[str]:
-        return []
-
     def data_facts(self) -> dict[str, Any]:
         return {"train": {"files": len(self.clicks.reports), "samples": len(self.clicks.train)}}
 
     def begin(self) -> None:
         self.tell_rows(self.clicks.reports, numbered="line")
 
-    def advance(self) -> StepFigures:
-        with self.ledger.phase("data_wait"):
-            batch = self._batch(self.done)
-        with self.ledger.phase("step", step=self.done + 1):
-            figures = self.learner.gradients(
-                batch, leave=self.signals.number is not None, failed=self.checkpoints.failed
+    def read(self) -> ClickBatch:
+        return self._batch(self.done)
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext()  # rows of tables move with their gradients: a step that was begun is ended
+
+    def update(self, figures: StepFigures, batches: ClickBatch) -> None:
+        if not figures.finite:
+            first = self.done * self.run.batch
+            raise self.not_finite(
+                figures,
+                found=f"its batch: rows {first:,} to {first + self.run.batch - 1:,} of {len(self.clicks.train):,}, "
+                "counted on from file to file",
+                rates="optimizer.lr or embeddings.lr",
             )
-            if figures.failed:
-                self.checkpoints.wait()  # raises its reason
-            if not figures.finite:
-                first = self.done * self.run.batch
-                raise self.not_finite(
-                    figures,
-                    found=f"its batch: rows {first:,} to {first + self.run.batch - 1:,} of {len(self.clicks.train):,}, "
-                    "counted on from file to file",
-                    rates="optimizer.lr or embeddings.lr",
-                )
-            self.learner.update(self.done)
-        self.done += 1
-        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
-            self._show(figures)
-        return figures
+        self.learner.update(self.done)
 
     def evaluate(self) -> None:
         with self.ledger.phase("evaluation"):
@@ -170,9 +132,6 @@ class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
             signal=None if finished else (self.signals.number or signal.SIGTERM),
         )
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return self.learner.tensors()
-
     def described(self) -> Described:
         return Described(
             step=self.done,
@@ -194,7 +153,7 @@ class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
             number * self.run.batch + self.place.rank * own, own, self.place.device
         )
 
-    def _show(self, figures: StepFigures) -> None:
+    def show(self, figures: StepFigures) -> None:
         self.metrics.figures(
             self.done,
             {

@@ -114,7 +114,7 @@ class Qat(Section):
     """Held-out tokens on which the receipt compares fake-quantized, converted and served logits."""
 
 
-class Lora(Section):
+class Adapters(Section):
     """Train low-rank adapters on frozen weights."""
 
     r: Positive = 16
@@ -127,15 +127,20 @@ class Lora(Section):
     """Linear layers by the last part of their names in the model's files, as in "q_proj"; none given: all of them."""
     dora: bool = False
     """Train each row's length apart from its direction."""
+
+    @property
+    def strength(self) -> float:
+        """Return alpha."""
+        return 2.0 * self.r if self.alpha is None else self.alpha
+
+
+class Lora(Adapters):
+    """The adapters of a language model."""
+
     base: Literal["fp32", "bf16", "nf4", "int4"] | None = None
     """Type of the frozen weights; by default that of `precision`. Four bits are for the layers' matrices."""
     merge: bool = False
     """Write RUN/model at the end as well: the weights with the adapters in them."""
-
-    @property
-    def strength(self) -> float:
-        """alpha."""
-        return 2.0 * self.r if self.alpha is None else self.alpha
 
 
 class Experts(Section):
@@ -155,10 +160,15 @@ class Experts(Section):
         return self
 
 
-class EvaluationSection(Section):
-    """Measurements and samples during the run; 0 steps means only at the end."""
+class HeldOut(Section):
+    """The evaluation on held-out data; 0 steps means only at the end."""
 
     every_steps: int = Field(default=0, ge=0)
+
+
+class EvaluationSection(HeldOut):
+    """Measurements and samples during the run."""
+
     tokens: Positive = 65_536
     """Validation tokens of one evaluation, at most."""
     prompts: list[str] = Field(default_factory=list)
@@ -200,14 +210,30 @@ class RunFile(Section):
     wandb: Wandb | None = None
     """Without it nothing is written for others or sent."""
 
+    evaluation: HeldOut
+
     @property
     def evaluate_every(self) -> int:
         """Steps; 0 is only at the end."""
-        raise NotImplementedError
+        return self.evaluation.every_steps
 
     def check_processes(self, world: int) -> None:
         """Raise `TorchwrightError` for a number of processes on which the run cannot be."""
         raise NotImplementedError
+
+
+class SampleRun(RunFile):
+    """The fields of runs that count in samples."""
+
+    samples: Positive
+    """Samples to train on, all together; the data are read again when they end."""
+    batch: Positive
+    """Samples of one optimizer step, over all processes."""
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of the whole run."""
+        return -(-self.samples // self.batch)
 
 
 class Run(RunFile):
@@ -276,10 +302,6 @@ class Run(RunFile):
         if self.preference is not None:
             return "preference"
         return None if self.head is None else self.head.kind
-
-    @property
-    def evaluate_every(self) -> int:
-        return self.evaluation.every_steps
 
     def check_processes(self, world: int) -> None:
         self.parallel.check_processes(world)

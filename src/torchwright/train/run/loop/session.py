@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -38,7 +39,23 @@ from torchwright.train.run.runtime.processes import ProcessRank, on_first
 from torchwright.train.run.runtime.signals import Leaving, Signals
 from torchwright.train.run.runtime.threads import RunThreads, user_chose
 
-Outcome = TypeVar("Outcome", covariant=True)
+Outcome = TypeVar("Outcome", bound="RunOutcome", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """The outcome of a call of `train`."""
+
+    out: Path
+    steps: int
+    loss: float | None
+    """Loss of the last step; None if no step was left to do."""
+    effective_time: float
+    """Share of this process's time that went into steps."""
+    model: Path | None
+    """The trained model's folder; None if the run was asked to leave before its end, or has adapters alone."""
+    signal: int | None
+    """The signal that asked it to leave."""
 
 
 class TrainingStopped(TorchwrightError):
@@ -52,6 +69,8 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
     """The unit that the run counts in, and the field of its file that says how many."""
     free: ClassVar[tuple[str, ...]]
     """Fields that may change when a run is continued."""
+    learner: Any
+    """The model, its loss and its optimizers: `gradients`, `prepare` and `tensors`."""
 
     def __init__(
         self,
@@ -87,8 +106,16 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
         """Report what is known before the first step."""
 
     @abstractmethod
-    def advance(self) -> StepFigures:
-        """Make one step; return its figures."""
+    def read(self) -> Any:
+        """Return this process's batches of the next step."""
+
+    @abstractmethod
+    def update(self, figures: StepFigures, batches: Any) -> None:
+        """Move the parameters by their gradients. Raises `TrainingStopped` for numbers that are not finite."""
+
+    @abstractmethod
+    def show(self, figures: StepFigures) -> None:
+        """Report the figures of a step."""
 
     @abstractmethod
     def evaluate(self) -> None:
@@ -98,21 +125,42 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
     def finish(self, figures: StepFigures | None) -> Outcome:
         """Write a checkpoint, and at the run's end the model; `figures` are the last step's."""
 
-    @abstractmethod
     def prepare(self) -> None:
         """Create the optimizers' state, for a checkpoint to fill."""
+        self.learner.prepare()
 
-    @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return everything that a step changes, by name."""
+        return self.learner.tensors()
 
     @abstractmethod
     def described(self) -> Described:
         """Return the description of a checkpoint."""
 
-    @abstractmethod
     def unlike(self, saved: Described, now: Described) -> list[str]:
         """Return further differences to a checkpoint's run. Raises `CheckpointError` if they cannot be compared."""
+        return []
+
+    def advance(self) -> StepFigures:
+        """Make one step; return its figures, and report them where they are due."""
+        with self.ledger.phase("data_wait"):
+            batches = self.read()
+        with self.ledger.phase("step", step=self.done + 1):
+            with self.computing():
+                figures = self.learner.gradients(
+                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
+                )
+            if figures.failed:
+                self.checkpoints.wait()  # raises its reason
+            self.update(figures, batches)
+        self.done += 1
+        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
+            self.show(figures)
+        return figures
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return the context in which a step's gradients are computed."""
+        return self.dropping()
 
     def resume(self) -> None:
         """Take the state of the last checkpoint. Raises `CheckpointError` if it is damaged or of another run."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torchwright.core.errors import TorchwrightError
 from torchwright.train.hang.watch import Beat, Watch
 from torchwright.train.ledger import Ledger, process_started, torchrun
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.read import read_run, with_merge
 from torchwright.train.run.config.run import AnyRun, Run
 from torchwright.train.run.loop.session import Outcome, RunSession, TrainingStopped
@@ -94,6 +95,13 @@ def train_run(
     )
 
 
+def refuse(kind: str, **asked: bool) -> None:
+    """Raise `RunError` for options that runs of a kind do not have."""
+    for name, given in asked.items():
+        if given:
+            raise RunError(f"--{name} is for language models", found=kind, next=f"leave --{name} out")
+
+
 def in_session(
     kind: Callable[..., RunSession[AnyRun, Outcome]],
     run: AnyRun,
@@ -135,7 +143,8 @@ def in_session(
 
         def whole_run(beat: Beat) -> Outcome:
             with ledger.phase("start"), patient(run.timeout_s):
-                session = kind(run, folder, out, place, ledger, live=live, profile=profile, trust=trust)
+                more = {"trust": True} if trust else {}
+                session = kind(run, folder, out, place, ledger, live=live, profile=profile, **more)
                 if begun.there:
                     session.resume()
                 if text is not None:

@@ -31,12 +31,12 @@ from torchwright.train.run.config.schedule import ScheduledStep, plan_step, step
 from torchwright.train.run.loop.best import Best
 from torchwright.train.run.loop.evaluate import Evaluator
 from torchwright.train.run.loop.reference import with_reference
-from torchwright.train.run.loop.session import RunSession
+from torchwright.train.run.loop.session import RunOutcome, RunSession
 from torchwright.train.run.objectives.adapt import base_digests, write_adapters
 from torchwright.train.run.objectives.heads import write_head
 from torchwright.train.run.objectives.learner import LanguageLearner
 from torchwright.train.run.objectives.not_finite import first_not_finite, not_finite_message
-from torchwright.train.run.objectives.step import StepFigures, let_signals_in
+from torchwright.train.run.objectives.step import MicroBatch, StepFigures, let_signals_in
 from torchwright.train.run.observe.metrics import HELD_OUT, read_figures
 from torchwright.train.run.runtime.checkpoint import CheckpointError, Described
 from torchwright.train.run.runtime.compiled import CompiledCode
@@ -47,26 +47,16 @@ from torchwright.train.shape import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOutcome:
-    """The outcome of a call of `train`."""
+class TrainingOutcome(RunOutcome):
+    """The outcome of a language model's run."""
 
-    out: Path
-    steps: int
     tokens: int
-    loss: float | None
-    """Loss of the last step; None if no step was left to do."""
     validation_loss: float | None
     best_validation_loss: float | None
     best_step: int | None
     """The step with the best validation loss."""
-    effective_time: float
-    """Share of this process's time that went into steps."""
-    model: Path | None
-    """The trained model's folder; None where the run was asked to leave before its end, or has adapters alone."""
     adapter: Path | None
     """The folder of the trained adapters, where the run has some and reached its end."""
-    signal: int | None
-    """The signal that asked it to leave."""
 
 
 class Trainer(RunSession[Run, TrainingOutcome]):
@@ -106,9 +96,6 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         self._compiled: set[int] = set()
         self._code = CompiledCode(out, place, trust=trust) if run.compile else None
 
-    def prepare(self) -> None:
-        self.learner.optimizers.prepare()
-
     def unlike(self, saved: Described, now: Described) -> list[str]:
         if saved.facts.get("order") != ORDER:
             raise CheckpointError(
@@ -141,40 +128,33 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         if self.done < self.last:
             self._windows(plan_step(self.run, self.done))
 
-    def advance(self) -> StepFigures:
-        """One step, and its figures where they are due."""
-        step = plan_step(self.run, self.done)
-        self.learner.begin(step)
-        with self.ledger.phase("data_wait"):
-            windows = self._windows(step)
-            batches = self.learner.batches.of_step(step, windows)
-        with self.ledger.phase("step", step=self.done + 1):
-            # The compiler runs when it first meets a shape; the rest of that step counts as compiling.
-            new = self.run.compile and step.context not in self._compiled
-            with self._compiling(step.context) if new else contextlib.nullcontext(), self.dropping():
-                figures = self.learner.gradients(
-                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
-                )
-                self._compiled.add(step.context)
-            if figures.failed:
-                self.checkpoints.wait()  # raises its reason
-            if not figures.finite:
-                sighting = first_not_finite(
-                    self.learner.model,
-                    partial(self.learner.again, step, batches),
-                    self.learner.places(step, batches),
-                )
-                first = not_finite_message(sighting, step.first, step.rows, windows.describe)
-                raise self.not_finite(
-                    figures,
-                    found=f"{first}; {step.tokens:,} tokens were seen before it",
-                    rates="optimizer.lr or clip",
-                )
-            self.learner.update(step)
-        self.done += 1
-        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
-            self._show(step, figures)
-        return figures
+    def read(self) -> list[MicroBatch]:
+        self.step = plan_step(self.run, self.done)
+        self.learner.begin(self.step)
+        return self.learner.batches.of_step(self.step, self._windows(self.step))
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        # The compiler runs when it first meets a shape; the rest of that step counts as compiling.
+        context = self.step.context
+        new = self.run.compile and context not in self._compiled
+        with self._compiling(context) if new else contextlib.nullcontext(), self.dropping():
+            yield
+            self._compiled.add(context)
+
+    def update(self, figures: StepFigures, batches: list[MicroBatch]) -> None:
+        step, learner = self.step, self.learner
+        if not figures.finite:
+            sighting = first_not_finite(
+                learner.model, partial(learner.again, step, batches), learner.places(step, batches)
+            )
+            first = not_finite_message(sighting, step.first, step.rows, self._windows(step).describe)
+            raise self.not_finite(
+                figures,
+                found=f"{first}; {step.tokens:,} tokens were seen before it",
+                rates="optimizer.lr or clip",
+            )
+        learner.update(step)
 
     @contextlib.contextmanager
     def _compiling(self, context: int) -> Iterator[None]:
@@ -233,7 +213,8 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         )
         self.checkpoints.best = self.best.step or None
 
-    def _show(self, step: ScheduledStep, figures: StepFigures) -> None:
+    def show(self, figures: StepFigures) -> None:
+        step = self.step
         tokens_per_s, mfu = self.steps_per_s() * self.run.batch_tokens, None
         self.best.trained(figures.loss)
         if self.peak_tflops is not None:

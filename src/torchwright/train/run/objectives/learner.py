@@ -113,6 +113,10 @@ class LanguageLearner:
         if self.balancing is not None:
             self.balancing.update()
 
+    def prepare(self) -> None:
+        """Create the optimizers' state."""
+        self.optimizers.prepare()
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything of the model that a step changes, by name."""
         found = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
