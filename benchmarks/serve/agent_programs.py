@@ -1,6 +1,6 @@
 """Coding agents' own programs against `torchwright serve`, each set up by its block of docs/use-from.md.
 
-    python benchmarks/agent_programs.py [--keep DIR]
+    python -m benchmarks.serve.agent_programs [--keep DIR]
 
 The programs are looked for on PATH: `npm install @anthropic-ai/claude-code @openai/codex @continuedev/cli opencode-ai`
 and `pip install aider-chat` in an environment of its own. Each has a new home folder and a folder to work in. The model
@@ -23,12 +23,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from recording_proxy import Exchange, recording
-from serving_load import server
-
 import torchwright
+from benchmarks.serve.recording_proxy import Exchange, recording
+from benchmarks.serve.server import server
 
-PAGE = Path(__file__).parents[1] / "docs" / "use-from.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use-from.md"
 ADDRESS, NAME = "http://127.0.0.1:8000", "local"
 QUESTION = "Which files are here?"
 CONTEXT = 131_072
