@@ -42,7 +42,7 @@ def complete(
         ("torchwright optimize --device c", ["plain,cpu", "plain,cuda"]),
         ("torchwright export model --to o", ["plain,onnx", "plain,openvino"]),
         ("torchwright optimize --objective = l", ["plain,latency"]),
-        ("torchwright optimize --device =", ["plain,cpu", "plain,cuda", "plain,null"]),
+        ("torchwright optimize --device =", ["plain,cpu", "plain,cuda"]),
         ("torchwright optimize mod", ["file,mod"]),
         ("torchwright verify ", ["file,"]),
         ("torchwright optimize model -o ou", ["dir,ou"]),
