@@ -7,7 +7,7 @@ import pickle
 import typing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -76,6 +76,8 @@ class Prepared:
     ready: Ready
     folder: Path
     shipped: dict[ShippingForm, Path]
+    models: list[Any] = field(default_factory=list[Any])
+    """The artifacts' models, loaded once: some compile at their first call."""
 
     @property
     def case(self) -> Case:
@@ -340,6 +342,7 @@ class TestArtifact:
                 pickle.dumps(model)
 
     def test_damage_is_told(self, engine: Prepared, tmp_path: Path) -> None:
+        engine.models.clear()  # their files are written over
         for way in ways_of(engine):
             engine.loaded(way)
             for file in [file for file in engine.shipped[way].rglob("*") if file.suffix != ".json"]:
@@ -387,7 +390,9 @@ def _models(engine: Prepared) -> list[Any]:
     """What a user of each of its artifacts calls, where that is the model itself."""
     if not isinstance(engine.ready.workload, ModuleWorkload):
         pytest.skip("what its user calls is not the model")
-    return [engine.loaded(way).model for way in ways_of(engine)]
+    if not engine.models:
+        engine.models.extend(engine.loaded(way).model for way in ways_of(engine))
+    return engine.models
 
 
 def _skip_where_unavailable(name: str) -> None:
