@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.harness import run
 from benchmarks.harness.run import BUNDLED, Row
 from benchmarks.train.speed import run_file
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe.metrics import read_figures
 
 SETTINGS: dict[str, dict[str, str]] = {

@@ -24,7 +24,7 @@ from torchwright.train.model.balance import BalancingLoss, Load
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.parallel import make_mesh
 from torchwright.train.run.config.run import Experts
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.balancing import Balancing, balanced
 from torchwright.train.run.observe.metrics import read_figures
 from torchwright.train.run.runtime.processes import processes

@@ -12,7 +12,7 @@ from runs import CONFIG, MIXTURE, assert_same, checkpoints, losses, make_run, ru
 from torch import nn
 
 from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives import learner
 from torchwright.train.run.runtime.checkpoint import CheckpointError
 

@@ -18,7 +18,7 @@ from torchwright.core.errors import ModelError, TorchwrightError
 from torchwright.train.model.foreign import Foreign, build_foreign, linear_names
 from torchwright.train.model.lora import add_adapters
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 
 SMALL: dict[str, Any] = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.objective_section import Head
 from torchwright.train.run.config.read import read_run
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.heads import Vectors, class_of_transformers
 from torchwright.train.run.objectives.objective import MicroBatch
 from torchwright.train.run.observe.history import read_history

@@ -27,7 +27,7 @@ from torchwright.train.model.lora import (
 from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.proof import prove_file
 from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe.metrics import read_figures
 from torchwright.train.run.runtime.checkpoint import CheckpointError
 

@@ -20,7 +20,7 @@ from torchwright.train.model.lora import adapters, add_adapters, freeze, reset_a
 from torchwright.train.model.lora_files import decoder_targets, save_adapters
 from torchwright.train.run.config.read import read_run
 from torchwright.train.run.config.schedule import plan_step
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.runtime.corpus import windows_of
 
 peft = pytest.importorskip("peft", reason="peft is not installed")

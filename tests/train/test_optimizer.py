@@ -20,7 +20,7 @@ from torchwright.train.model import Transformer
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.read import read_run
 from torchwright.train.run.config.run import OptimizerSection
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.optimizer import Optimizers
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}

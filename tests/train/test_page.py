@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from runs import make_run
 
 from torchwright.cli.group import cli
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe import page
 from torchwright.train.run.observe.history import read_history
 from torchwright.train.run.observe.metrics import FILE, is_run

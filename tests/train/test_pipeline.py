@@ -22,7 +22,7 @@ from torchwright.train.planning.job import LayoutPlan
 from torchwright.train.prove import prove_file
 from torchwright.train.prove.proof import read_model
 from torchwright.train.run.config.read import parse_run, read_run
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe.metrics import read_figures
 
 FOUR_LAYERS = CONFIG | {"tie_word_embeddings": False, "num_hidden_layers": 4}

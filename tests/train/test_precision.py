@@ -21,7 +21,7 @@ from torchwright.train.model.blocks import Experts
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run import Precision
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.precision import MXLinear, autocast, convert, mx_round
 
 E4M3 = [0.0] + [m / 8 * 2.0**e for e in range(-6, 9) for m in range(8, 16) if m * 2.0**e <= 448 * 8]

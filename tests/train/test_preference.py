@@ -23,7 +23,7 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.objective_section import Preference
 from torchwright.train.run.config.read import read_run
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.objective import MicroBatch
 from torchwright.train.run.objectives.preference import LOSSES, Answers, Preferences
 from torchwright.train.run.observe.metrics import read_figures

@@ -14,7 +14,7 @@ from runs import assert_same, checkpoints, make_run, state
 from torch.profiler import ProfilerActivity, profile
 
 from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe.profiling import parse_steps
 from torchwright.train.run.observe.waits import waits
 

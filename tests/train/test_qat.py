@@ -17,7 +17,7 @@ from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
 from torchwright.train.run.config.run import Qat
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.qat import (
     RECEIPT,
     FakeQuantizedLinear,

@@ -22,7 +22,7 @@ from torchwright.train.run import words as from_words_room
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.read import check_run, parse_run, read_run
 from torchwright.train.run.config.run import Lora
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.quick import QuickRun, quick_run, read_fields
 from torchwright.train.run.runtime import corpus as corpus_file
 from torchwright.train.run.runtime.corpus import epochs, make_shards, open_shards, wait_until_visible, walk_of

@@ -29,7 +29,7 @@ from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.run.config.run import Qat
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.qat import RECEIPT, fake_quantize
 
 NEW = 24

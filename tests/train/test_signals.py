@@ -13,7 +13,8 @@ import torch
 from runs import checkpoints, losses, make_run
 from torch import nn
 
-from torchwright.train.run.loop import evaluate, train
+from torchwright.train.run.loop import evaluate
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.objectives.step import let_signals_in
 from torchwright.train.run.runtime.signals import Leaving, Signals
 

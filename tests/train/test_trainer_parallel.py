@@ -27,7 +27,7 @@ from runs import (
 from safetensors.torch import load_file
 
 from torchwright.cli import main
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 
 HSDP_CP = {"dp_replicate": 2, "cp": 2}
 KEEP = {"every_steps": 2, "keep": 9}

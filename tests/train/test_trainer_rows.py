@@ -16,7 +16,7 @@ from torchwright.core.errors import UnknownName
 from torchwright.train.data.shards import DataError
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.read import read_run
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.runtime.checkpoint import CheckpointError
 from torchwright.workloads.texts import BUNDLED
 

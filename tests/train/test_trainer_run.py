@@ -18,7 +18,7 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.read import read_run
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe.metrics import read_figures
 from torchwright.train.run.runtime.checkpoint import FOLDER, CheckpointError, whole
 from torchwright.train.run.runtime.folder import hold

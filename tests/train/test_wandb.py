@@ -11,7 +11,7 @@ import pytest
 from runs import losses, make_run
 
 from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.loop import train
+from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe import wandb_run
 
 
