@@ -17,7 +17,18 @@ from factories import make_device, make_features, make_quality, make_recipe
 from search_techniques import FAKES
 from torchwright.core.cpu_load import Load
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import Budget, Coverage, Event, Identity, Ranked, Recipe, Step, StepResult
+from torchwright.core.records import (
+    Budget,
+    Coverage,
+    DeviceFacts,
+    Event,
+    Features,
+    Identity,
+    Ranked,
+    Recipe,
+    Step,
+    StepResult,
+)
 from torchwright.optimization.engines.describe import Description
 from torchwright.optimization.search.finish import ShippingAttempt, settle
 from torchwright.optimization.search.loop import run
@@ -67,6 +78,12 @@ class World:
     part_gain: Callable[[frozenset[str], str], float] = lambda names, part: 1.0
     """Names of the steps of a recipe and a component → how many times faster its calls are, beside `gain`."""
     export_seconds: float = 0.1
+    properties: frozenset[str] = ORIGINAL
+    """Of the original."""
+    start_seconds: float = 1.0
+    """Until a process with the original can be called."""
+    device: DeviceFacts = field(default_factory=make_device)
+    features: Features = field(default_factory=make_features)
     metric: str = "error"
     called_as_is: bool = False
     kernels: dict[str, float] = field(default_factory=dict)
@@ -145,6 +162,10 @@ class World:
         if seconds > allowed:
             raise TrialFailed("not done in the time that was left", timed_out=True)
 
+    def speed(self, steps: tuple[Step, ...]) -> float:
+        """How many times faster than the original a recipe is."""
+        return self.gain(frozenset(step.name for step in steps) | frozenset(map(str, steps)))
+
     def cost_of(self, step: Step) -> float:
         return self.cost.get(str(step), self.cost.get(step.name, 0.0))
 
@@ -155,7 +176,11 @@ class World:
         making = sum(map(self.cost_of, compilers)) if compilers else self.converting
         spared = making if name in self.converted else 0.0
         converted = making if name is not None and not spared else 0.0
-        seconds = 1.0 + converted + sum(self.cost_of(step) for step in steps if step not in compilers)
+        seconds = (
+            self.start_seconds
+            + converted
+            + sum(self.cost_of(step) for step in steps if step not in compilers)
+        )
         self.spend(context, seconds, essential=essential)
         self.converted |= {name} if name else set()
         for step in steps:
@@ -171,7 +196,7 @@ class World:
         )
 
     def prepared(self, steps: tuple[Step, ...], seconds: float, **converting: float) -> Prepared:
-        properties = _applied(steps)
+        properties = _applied(self.properties, steps)
         return Prepared(
             seconds=seconds,
             engine="aot" if "compiled" in properties else "eager",
@@ -189,9 +214,8 @@ class World:
         )
 
 
-def _applied(steps: tuple[Step, ...]) -> frozenset[str]:
+def _applied(properties: frozenset[str], steps: tuple[Step, ...]) -> frozenset[str]:
     """The properties that steps leave; one that does not find what it needs refuses, as in `apply_steps`."""
-    properties = ORIGINAL
     promised = frozenset[str]().union(*(from_step(step).gives for step in steps))
     for step in steps:
         technique = from_step(step)
@@ -215,7 +239,7 @@ class Process:
 
     def time(self) -> dict[str, float]:
         self.turns += 1
-        seconds = self.world.seconds / self.world.gain(self.names) * self.world.later(self.names, self.turns)
+        seconds = self.world.seconds / self.world.speed(self.steps) * self.world.later(self.names, self.turns)
         parts = {
             part: seconds * share / self.world.part_gain(self.names, part)
             for part, share in self.world.parts.items()
@@ -256,15 +280,15 @@ class Process:
     def describe(self, *, names: tuple[str, ...] | None) -> Description:
         self.world.asked.append(names)
         return Description(
-            device=make_device(),
+            device=self.world.device,
             original=self.world.original,
             export_seconds=self.world.export_seconds,
             called_as_is=self.world.called_as_is,
-            properties=ORIGINAL,
+            properties=self.world.properties,
             variants=tuple(self.world.variants),
             counts={},
             kernel_seconds=self.world.kernels,
-            features=make_features(),
+            features=self.world.features,
         )
 
     def close(self) -> None:
@@ -278,12 +302,18 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(techniques, "_targets", {cls.name: "tests:fake" for cls in FAKES})
     monkeypatch.setattr(techniques, "_loaded", {cls.name: cls for cls in FAKES})
     made = World()
+    answer_from(made, monkeypatch)
+    return made
+
+
+def answer_from(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trials run in the world instead of in processes."""
 
     class Short:
         """A process that is asked one thing and ends: to rank layers, or what a recipe loses in eager code."""
 
         def __init__(self, context: Context, environment: Any = None) -> None:
-            made.spend(context, 1.0)
+            made.spend(context, made.start_seconds)
             self.context = context
 
         def __enter__(self) -> Self:
@@ -313,7 +343,6 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr("torchwright.optimization.trial.client.start_candidate", made.start)
     monkeypatch.setattr("torchwright.optimization.trial.client.TrialProcess", Short)
-    return made
 
 
 def product(**factors: float) -> Callable[[frozenset[str]], float]:
