@@ -217,21 +217,6 @@ def test_a_library_counts_for_what_is_beyond_what_was_reached(world: World, gain
     assert tried(world)[:2] == ["library", second]
 
 
-def test_eight_bits_wait_for_what_half_precision_loses(world: World):
-    """DistilBERT's three trials of 8 bits, all over the budget, came before bfloat16, with which the search ended."""
-    narrow, half = (step("library", kind=kind) for kind in ("int8", "bf16"))
-    world.gain = lambda names: {"library:kind=int8": 6.0, "library:kind=bf16": 3.0}.get(
-        next(iter(names - {"library"}), ""), 1.0
-    )
-    found = {str(narrow): make_trial(gain=6.0), str(half): make_trial(gain=3.0, share=0.5)}
-    records = [make_record(model=model, speedup=6.0, trials=found) for model in ("one", "two")]
-    world.search(narrow, half, step("fuse"), records=records)
-    assert world.started[1:3] == [(half,), (narrow,)]
-    world.started.clear()
-    world.search(narrow, (half, "slower here"), step("fuse"))
-    assert world.started[1] == (narrow,)
-
-
 def test_a_far_model_changes_nothing(world: World):
     tries = (step("fold"), step("half"), step("fuse"))
     far = make_record(

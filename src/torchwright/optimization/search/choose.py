@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import RELATIVE_ERROR, Interval, Step, StepResult
+from torchwright.core.records import Interval, Step, StepResult
 from torchwright.optimization.search import components, estimate
 from torchwright.optimization.search.components import COMPANY, HIDDEN
 from torchwright.optimization.search.state import Search
@@ -32,30 +32,15 @@ GAINS = {
     Phase.RUNTIME: 1.05,
 }
 """Expected gain of a step where it pays; it decides only the order of trials."""
+SETTINGS = (Phase.PROCESS, Phase.RUNTIME)
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
-SETTING_GAIN = 1.1
-"""A setting of the process that is expected to bring more does not wait until the end, where it leaves others their
-time."""
 AGAIN_GAIN = 1.05
 """The same of what was measured before, of another variant of what was kept, and of what must round too much."""
-UNLIKELY_GAIN = 1.01
-"""The same of what gives up more than it is expected to bring: EfficientNet's search had 13 s for `fast_math` in place
-of a bfloat16 that was compiled already, before `channels_last`."""
-PLENTY = 2.0
-"""So many times what trials are expected to take is time enough for them, whichever goes first."""
 LARGE_GAIN = 1.2
 """A step with this expected gain is worth more than the ablation of a step without gain."""
-NARROWER_GAIN = 1.5
-"""The gain of a library's 8 bits over its half precision: 1.33 to 1.54 on five models of optimize/experience.py."""
-QUICK, QUICK_GAIN = 1 / 3, 1.1
-"""The largest share of a compiling trial's time, and the least expected gain, of a step tried before it."""
-SHOWN = 2.0**-4
-"""Share of its rounding by which a whole model's outputs are off at least: of bfloat16 0.8 to 2.5, by autocast from
-0.25 on, of 8-bit integers 0.3 to 0.6, of 4-bit weights 0.08 to 0.14, by which four models of the table of experience
-lost 4.0% to 6.8%."""
 LIKE = 2.0
-"""Steps with the same rounding lose within this factor of each other (22 models, two kinds of bfloat16)."""
+"""Steps that round alike lose within this factor of each other: a form that rounds more than that is faster, too."""
 MOST = {
     Phase.PROCESS: 2.5,
     Phase.GRAPH: 1.5,
@@ -135,87 +120,53 @@ def _is_settled(rung: StepResult) -> bool:
 
 
 def take(search: Search, queue: list[Step]) -> Step:
-    """Remove from the queue what is tried next.
+    """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time.
 
-    What was asked for goes first; then what fits the time that is left, by its expected gain a second, after it the
-    settings of the process, for they change neither numbers nor code, and last what gives up more than it brings. The
-    largest gain goes before all that would leave no time for it, and a rival's variants before what will not bring our
-    own recipe past it in that time: Swin-S's compiler had none, and two trials without it took that of OpenVINO's
-    bfloat16.
+    The largest expected gain goes before what would leave it no time, and a rival's variants before what will not bring
+    our own recipe past it.
     """
     ready = [step for step in queue if not waits(search, step, queue)] or queue
     fitting = [step for step in ready if no_time(search, step, plan(search, step)) is None]
     behind = not _may_pass(search, [step for step in fitting if not is_closed(from_step(step))])
 
-    def place(step: Step) -> tuple[bool, bool, bool, bool, float]:
+    def place(step: Step) -> tuple[bool, bool, bool, float]:
         steps = plan(search, step)
-        fits = step in fitting and (is_closed(from_step(step)) or not behind)
-        gain = expected_gain(search, step)
-        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME) and (
-            gain <= SETTING_GAIN or not _leaves_room(search, step, ready)
-        )
-        rate = math.log(gain) / expected_seconds(search, step, steps)
         wanted = step in search.wanted and not search.has_variant(step)
-        return wanted, fits, gain > UNLIKELY_GAIN, not setting, rate
+        fits = step in fitting and (is_closed(from_step(step)) or not behind)
+        return wanted, fits, *_rank(search, step, steps, ready)
 
     places = [place(step) for step in ready]
     chosen = ready[places.index(max(places))]
-    gains = [(*where[:4], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
+    gains = [(*where[:3], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
     largest = ready[gains.index(max(gains))]
     if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
         chosen = largest
-    chosen = _quick_before(search, chosen, fitting)
     queue.remove(chosen)
     return chosen
 
 
 def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
-    """Return the untried step that is expected to gain most per second, or None; settings of the process come last."""
+    """Return the untried step that is expected to gain most per second, or None."""
 
     def place(step: Step) -> tuple[bool, bool, float]:
-        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME)
-        rate = math.log(expected_gain(search, step)) / expected_seconds(search, step, plan(search, step))
-        return step in search.wanted, not setting, rate
+        return step in search.wanted, *_rank(search, step, plan(search, step), ())
 
     untried = [rung.step for rung in search.rungs if rung.status == "untried" and rung.step not in without]
     return max((step for step in untried if possible(search, step)), key=place, default=None)
 
 
-def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
-    """Check whether an early trial of a process setting leaves time for the steps with the largest expected gains.
+def _rank(search: Search, step: Step, steps: Sequence[Step], ready: Sequence[Step]) -> tuple[bool, float]:
+    """Return the sort key of a step: its expected gain per second; settings of the process, which change no code, last.
 
-    Counted are the best step of each phase, and the best engine.
-
-    ResNet-50 with 16 pictures, one core, 150 s: memory that stays brought 1.5x in 19 s, which its compiler then lacked.
+    A setting of which more than the guess is expected does not wait where it leaves the largest gain its time.
     """
-    largest: dict[tuple[Phase, bool], Step] = {}
-    gains = [(expected_gain(search, step), step) for step in queue if step != setting]
-    for gain, step in sorted(gains, key=lambda each: each[0]):
-        if gain >= SETTING_GAIN:
-            technique = from_step(step)
-            largest[technique.phase, is_closed(technique)] = step
-    recipes = [plan(search, step) for step in (setting, *largest.values())]
-    seconds = [estimate.trial_seconds(search, steps) for steps in recipes]
-    slow = [each for each, steps in zip(seconds, recipes, strict=True) if estimate.runners(steps)]
-    quick = seconds[0] <= QUICK * max(slow, default=math.inf)
-    return estimate.all_fit(search, recipes, times=1.0 if quick else PLENTY)
-
-
-def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:
-    """Return a step that takes a fraction of the time before anything is compiled, and leaves time to compile.
-
-    After compilation, each trial of the step compiles again: EfficientNet's `channels_last` needed 29 s then, 6 before.
-    """
-    if chosen in search.wanted or "compiled" not in from_step(chosen).gives:
-        return chosen
-    limit = QUICK * estimate.trial_seconds(search, plan(search, chosen))
-    early = [step for step in fitting if Phase.PROCESS < from_step(step).phase < Phase.COMPILE]
-    quick = [step for step in early if estimate.trial_seconds(search, plan(search, step)) <= limit]
-    gains = [(expected_gain(search, step), step) for step in quick]
-    gain, best = max(gains, key=lambda each: each[0], default=(1.0, chosen))
-    if gain < QUICK_GAIN or not _room_for_both(search, best, chosen):
-        return chosen
-    return best
+    gain, phase = expected_gain(search, step), from_step(step).phase
+    late = phase in SETTINGS
+    if late and gain > GAINS[phase]:
+        others = [other for other in ready if from_step(other).phase not in SETTINGS]
+        largest = max(others, key=lambda other: expected_gain(search, other), default=step)
+        late = not _room_for_both(search, step, largest, kept=True)
+    return not late, math.log(gain) / expected_seconds(search, step, steps)
 
 
 def _may_pass(search: Search, own: Sequence[Step]) -> bool:
@@ -240,10 +191,11 @@ def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float 
     return estimate.no_time(search, steps, ablation=ablation, before=before)
 
 
-def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
+def _room_for_both(search: Search, step: Step, largest: Step, *, kept: bool = False) -> bool:
+    """Check whether a trial of `step`, supposed to be `kept`, leaves the largest gain its time."""
     steps = plan(search, largest)
     both = estimate.trial_seconds(search, plan(search, step)) + estimate.trial_seconds(search, steps)
-    return both <= estimate.time_left(search, steps)
+    return both <= estimate.time_left(search, steps, kept=kept)
 
 
 def expected_gain(search: Search, step: Step) -> float:
@@ -251,29 +203,28 @@ def expected_gain(search: Search, step: Step) -> float:
     technique = from_step(step)
     if technique.keeps_pages:
         return _without_faults(search)
-    closed = is_closed(technique)
-    reached = search.reached() if closed else 1.0
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
-    coarse = bool(technique.epsilon) and technique.epsilon >= min(
-        _too_coarse(search, technique), _shown(search)
-    )
-    best = search.rival.candidate.steps[-1] if search.rival else None
-    if measured or coarse or search.has_variant(step):
+    if measured or search.has_variant(step) or _too_coarse(search, technique):
         return components.in_pass(search, technique, AGAIN_GAIN)
-    # What lets others do something is worth what waits for it, a compiler at least.
-    gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
+    gain = components.in_pass(search, technique, _guess(search, technique))
+    if not is_closed(technique):
+        return max(search.informed().gain(step, gain) / _given_up(search, step), AGAIN_GAIN)
+    best = search.rival.candidate.steps[-1] if search.rival else None
+    return max(search.informed().beyond(step, gain, best, search.reached()), AGAIN_GAIN)
+
+
+def _guess(search: Search, technique: Technique) -> float:
+    """Return the gain to expect of a step without experience."""
     if technique.expected_gain is not None:
-        gain = technique.expected_gain
-    elif best and technique.replaces(kept := from_step(best)):
-        narrower = 0 < LIKE * kept.epsilon < technique.epsilon
-        gain = reached * (NARROWER_GAIN if narrower else AGAIN_GAIN)
-    elif _is_engine(technique) and not _was_tried(search, step.name):
-        gain = ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
-    gain = components.in_pass(search, technique, gain)
-    if not closed:
-        gain, lost = search.informed().gain(step, gain), _given_up(search, step)
-        return max(gain / lost, AGAIN_GAIN if gain >= lost else UNLIKELY_GAIN)
-    return max(search.informed().beyond(step, gain, best, reached), AGAIN_GAIN)
+        return technique.expected_gain
+    best = from_step(search.rival.candidate.steps[-1]) if search.rival else None
+    if best and technique.replaces(best):
+        narrower = 0 < LIKE * best.epsilon < technique.epsilon
+        return search.reached() * (GAINS[technique.phase] if narrower else AGAIN_GAIN)
+    if _is_engine(technique) and not _was_tried(search, technique.name):
+        return ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
+    # What lets others do something is worth what waits for it, a compiler at least.
+    return GAINS[Phase.COMPILE if technique.enables else technique.phase]
 
 
 def _without_faults(search: Search) -> float:
@@ -295,30 +246,18 @@ def _was_tried(search: Search, name: str) -> bool:
     return any(rung.step.name == name and rung.status != "refused" for rung in search.rungs)
 
 
-def _shown(search: Search) -> float:
-    """The least rounding that shows in outputs by more than the budget, where the metric is their relative error."""
-    baseline = search.baseline.quality
-    if baseline is None or baseline.metric != RELATIVE_ERROR:
-        return math.inf
-    return search.budget.max_drop / SHOWN
+def _too_coarse(search: Search, technique: Technique) -> bool:
+    """Check whether a step rounds so much that it will lose more than the budget, by what lost more.
 
-
-def _too_coarse(search: Search, technique: Technique) -> float:
-    """The least rounding that will cost more than the budget, from what lost more.
-
-    The loss goes with the rounding, within twice as much: DeiT loses 2.02% in OpenVINO's bfloat16 and 0.72% by
-    autocast. But layers differ, so that of what lost many budgets no more is said than of what lost four. A variant
-    of what lost that rounds more will lose more.
+    The loss goes with the rounding, within the factor `LIKE`. Layers differ: a loss of many budgets says no more of
+    finer steps than one of few.
     """
-    budget = search.budget.max_drop
-    lost: list[float] = []
+    budget, lost = search.budget.max_drop, list[float]()
     for rung in search.rungs:
         if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget:
-            other = from_step(rung.step)
-            within = max(LIKE * budget / rung.quality.drop_high, 0.5)
-            more = technique.replaces(other) and technique.epsilon > other.epsilon
-            lost.append(other.epsilon * (min(within, 1.0) if more else within))
-    return min((epsilon for epsilon in lost if epsilon), default=math.inf)
+            within = LIKE * budget / rung.quality.drop_high
+            lost.append(from_step(rung.step).epsilon * min(max(within, 1 / LIKE), 1.0))
+    return technique.epsilon >= min((epsilon for epsilon in lost if epsilon), default=math.inf)
 
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
@@ -374,11 +313,8 @@ def untried_seconds(search: Search) -> float:
 
 
 def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
-    """Check whether a step depends on another one in the queue, or on the result of its finer variant."""
+    """Check whether a step depends on another one in the queue."""
     technique = from_step(step)
-    finer = _finer(search, technique)
-    if any(step in queue for step in finer) and not any(rung.step in finer for rung in search.rungs):
-        return True
     if with_step(search, technique, step)[0] is not None:
         return False
     others = [from_step(other) for other in queue if other != step]
@@ -386,17 +322,6 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     # What kept steps took away comes back in their place; see `with_step`.
     missing = _missing(search, technique) - taken
     return bool(missing) and missing <= {name for other in others for name in other.gives}
-
-
-def _finer(search: Search, technique: Technique) -> list[Step]:
-    """Variants that round less than one that would be tried again, with layers left alone, where it loses too much:
-    what one of them loses says whether that is to be expected, and takes one trial where this takes three.
-    """
-    if not is_closed(technique) or technique.retreat(()) is None:
-        return []
-    variants = [step for step, reason in search.description.variants if reason is None]
-    finer = [step for step in variants if technique.replaces(from_step(step))]
-    return [step for step in finer if 0 < from_step(step).epsilon < technique.epsilon]
 
 
 def _missing(search: Search, technique: Technique) -> frozenset[str]:

@@ -83,22 +83,18 @@ def ablation_seconds(search: Search) -> float:
     return min(whole, ABLATION_SHARE * search.budget.time_seconds)
 
 
-def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
-    """Writing an artifact of these steps and proving it, as far as there is time for that.
+def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2, kept: bool = False) -> float:
+    """Writing an artifact of these steps and proving it, in that many new processes, as far as there is time for that.
 
-    Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
+    Until something is kept, or supposed to be `kept`, it is the least that proves anything: a find is worth more than
+    time for its proof.
     """
-    if search.found_any():
-        return whole_proof_seconds(search, steps, processes=processes)
-    return min(_written_seconds(search, steps), FIRST_SHARE * search.budget.time_seconds)
-
-
-def whole_proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
-    """The same, timed with other numbers of rows and in that many new processes."""
-    whole = _written_seconds(search, steps) + OTHER_ROWS_SECONDS
-    if search.description.called_as_is:
-        whole += (processes - 1) * another_process_seconds(search)
-    return min(whole, PROOF_SHARE * search.budget.time_seconds)
+    least, share = _written_seconds(search, steps), FIRST_SHARE
+    if kept or search.found_any():
+        least, share = least + OTHER_ROWS_SECONDS, PROOF_SHARE
+        if search.description.called_as_is:
+            least += (processes - 1) * another_process_seconds(search)
+    return min(least, share * search.budget.time_seconds)
 
 
 def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -136,7 +132,7 @@ def another_process_seconds(search: Search) -> float:
     return processes * search.import_seconds + 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
 
 
-def latest(search: Search, steps: Sequence[Step]) -> float:
+def latest(search: Search, steps: Sequence[Step], *, kept: bool = False) -> float:
     """Return the deadline of a trial of these steps.
 
     After it, its artifact could not be proved within the time budget, nor that of the kept recipe if the trial fails.
@@ -145,29 +141,22 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
     have needed 9 s where 6 were left, and is 1.1x what was kept.
     """
     processes = 1 if _conversions(search, steps) else 2
-    kept = [search.best, search.aside, search.rival and search.rival.candidate]
-    recipes = [steps, *(candidate.steps for candidate in kept if candidate and candidate.steps)]
-    return search.end - max(proof_seconds(search, recipe, processes=processes) for recipe in recipes)
+    alive = [search.best, search.aside, search.rival and search.rival.candidate]
+    recipes = [steps, *(candidate.steps for candidate in alive if candidate and candidate.steps)]
+    return search.end - max(
+        proof_seconds(search, recipe, processes=processes, kept=kept) for recipe in recipes
+    )
 
 
-def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True) -> float:
+def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True, kept: bool = False) -> float:
     """Return the seconds for a trial that leave time for the proof, and with `ablation` for the ablation pass."""
     kept_back = ablation_seconds(search) if ablation else 0.0
-    return latest(search, steps) - search.context.clock() - kept_back
+    return latest(search, steps, kept=kept) - search.context.clock() - kept_back
 
 
 def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Return by how much the time budget is too short for a trial of `steps`."""
     return max(0.0, STRETCH * trial_seconds(search, steps) - time_left(search, steps, ablation=False))
-
-
-def all_fit(search: Search, recipes: Sequence[Sequence[Step]], *, times: float = 1.0) -> bool:
-    """Check whether there is time for trials of all these recipes and the proof of one of them.
-
-    `times` is a safety factor on the expected seconds of a trial."""
-    proof = max(whole_proof_seconds(search, steps) for steps in recipes)
-    whole = proof + times * sum(trial_seconds(search, steps) for steps in recipes)
-    return search.context.clock() + whole <= search.end - FINISH_SHARE * search.budget.time_seconds
 
 
 def patience(search: Search) -> float:
