@@ -40,7 +40,7 @@ import torchwright.optimization.search as room
 from torchwright.core import intervals
 from torchwright.core.records import RELATIVE_ERROR, Budget, Step
 from torchwright.optimization.search import choose, estimate, experience
-from torchwright.optimization.search.experience import Experience, Record
+from torchwright.optimization.search.experience import Experience, SearchRecord
 from torchwright.optimization.techniques import base
 from torchwright.optimization.techniques.base import from_step, parse_step
 
@@ -80,7 +80,7 @@ class Truth:
 
 @dataclass(kw_only=True)
 class Model:
-    record: Record
+    record: SearchRecord
     steps: dict[str, Truth] = field(default_factory=dict[str, Truth])
     together: dict[frozenset[str], Truth] = field(default_factory=dict[frozenset[str], Truth])
     """Own recipes that were measured whole."""
@@ -199,7 +199,7 @@ def remembered(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return answer
 
 
-def search(model: Model, others: tuple[Record, ...], budget: float) -> Run:
+def search(model: Model, others: tuple[SearchRecord, ...], budget: float) -> Run:
     world = Recorded(model)
     world.budget = Budget(max_drop=model.record.max_drop, time_seconds=budget)
     with pytest.MonkeyPatch.context() as patch:
@@ -241,7 +241,7 @@ def models() -> list[Model]:
     return found
 
 
-def made(record: Record, row: dict[str, Any] | None) -> Model:
+def made(record: SearchRecord, row: dict[str, Any] | None) -> Model:
     model = Model(record=record)
     if row is not None:
         measured_by_hand(model, row)
