@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import torchwright
+import torchwright.optimization
 from factories import make_recipe, make_rung
 from torchwright.cli import main
 from torchwright.cli.group import VERBS, InOrder, cli
@@ -66,7 +66,8 @@ class FakeAPI:
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
     fake = FakeAPI()
     monkeypatch.setitem(sys.modules, "torchwright.optimization.api", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(torchwright, "api", fake, raising=False)
+    # The package keeps the real module as an attribute once any test has imported it.
+    monkeypatch.setattr(torchwright.optimization, "api", fake, raising=False)
     return fake
 
 
