@@ -204,7 +204,7 @@ def test_losses_that_part_are_told_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["report/run", "report/report", "report/profile", "train/ledger/timeline"])
 def test_every_table_scrolls_and_shows_it(name: str) -> None:
     """On a phone: a table wider than the page is cut off without a container that scrolls and has a shadow."""
-    templates = Path(page.__file__).parents[2]
+    templates = Path(page.__file__).parents[3]
     text = (templates / f"{name}.html.j2").read_text()
     before = [part.rstrip()[-60:] for part in text.split("<table")[:-1]]
     assert before
