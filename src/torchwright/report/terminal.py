@@ -205,12 +205,12 @@ class _Waterfall:
         needed = view.needs_module(recipe, self._artifact)
         if needed is not None:
             yield Text()
-            yield from _labelled(words, "load", needed, width, "yellow")
+            yield from _labelled_lines(words, "load", needed, width, "yellow")
         more = view.more(recipe)
         if more is not None:
             yield Text()
-            yield from _labelled(words, "untried", more[0], width, "magenta")
-            yield from _labelled(words, "", more[1], width, "cyan")
+            yield from _labelled_lines(words, "untried", more[0], width, "magenta")
+            yield from _labelled_lines(words, "", more[1], width, "cyan")
         if recipe.notes:
             yield Text()
         for note in recipe.notes:
@@ -366,33 +366,33 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
         yield line
     parts = [f"{each.name} {each.before:.0%} → {each.after:.0%}" for each in view.shares(recipe)]
     if parts:
-        yield from _labelled(words, "time in", ", ".join(parts), width)
+        yield from _labelled_lines(words, "time in", ", ".join(parts), width)
     for found in view.rankings(recipe):
-        yield from _labelled(words, "layers", found.said, width)
+        yield from _labelled_lines(words, "layers", found.said, width)
     rows = view.row_times(recipe)
     if rows:
         numbers = " / ".join(f"{found.rows:,}" for found in rows)
         ratios = " / ".join(wording.ratio(found.speedup) for found in rows)
-        yield from _labelled(words, "rows", f"{numbers}: {ratios}", width)
+        yield from _labelled_lines(words, "rows", f"{numbers}: {ratios}", width)
     counted = "; ".join(view.rates(recipe))
     if counted:
-        yield from _labelled(words, "rates", counted, width)
+        yield from _labelled_lines(words, "rates", counted, width)
     gain = view.process_gain(recipe)
     if gain is not None:
-        yield from _labelled(words, "process", gain, width)
+        yield from _labelled_lines(words, "process", gain, width)
     if base.peak_memory_bytes > 0:
         peak = f"peak {wording.size(base.peak_memory_bytes)} → {wording.size(final.peak_memory_bytes)}"
         weights = f"weights {wording.size(base.weight_bytes)} → {wording.size(final.weight_bytes)}"
         yield _labelled(words, "memory").append_text(words(f"{peak}, {weights}"))
     over = "red" if view.over_budget(final.quality, recipe) else ""
-    yield from _labelled(words, "quality", view.loss(recipe), width, over)
+    yield from _labelled_lines(words, "quality", view.loss(recipe), width, over)
     spent = f"found in {recipe.search_seconds:,.0f} s of {recipe.budget.time_seconds:,.0f} s allowed"
     yield _labelled(words, "engine").append_text(words(f"{recipe.engine}, {spent}"))
     way = view.runs_as(recipe)
     if recipe.runs_as and recipe.steps:
         way += "; the total is of this, loaded in a fresh process"
     if way:
-        yield from _labelled(words, "runs as", way, width)
+        yield from _labelled_lines(words, "runs as", way, width)
 
 
 def _times(words: _Words, label: str, before: float, after: float) -> Text:
@@ -402,7 +402,7 @@ def _times(words: _Words, label: str, before: float, after: float) -> Text:
     return line.append(" " * max(_LABEL + 20 - cell_len(line.plain), 2))
 
 
-def _labelled(words: _Words, label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
+def _labelled_lines(words: _Words, label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
     """A sentence with `label` in its first column, folded beside it."""
     for index, line in enumerate(textwrap.wrap(text, width - _LABEL)):
         yield _labelled(words, "" if index else label).append_text(words(line, style))
