@@ -45,8 +45,8 @@ from torchwright.optimization.techniques import base
 from torchwright.optimization.techniques.base import from_step, parse_step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from factories import make_device
-from search_world import ORIGINAL, World, answer_from
+from factories import make_device  # pyright: ignore[reportMissingImports]
+from search_world import ORIGINAL, World, answer_from  # pyright: ignore[reportMissingImports]
 
 ROWS = Path(__file__).parents[1] / "hundred.jsonl"
 SHARE = 0.95
