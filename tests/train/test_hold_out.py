@@ -65,6 +65,21 @@ def test_rows_are_either_trained_on_or_held_out(tmp_path: Path) -> None:
     assert (len(texts(few)), none) == (19, None)
 
 
+def test_few_long_texts_are_held_out_by_their_tokens(tmp_path: Path) -> None:
+    """Five long documents had no validation; those that stay whole, as conversations do, still have none."""
+    rows = [{"text": " ".join(f"word {number} of text {row}" for number in range(300))} for row in range(5)]
+    made = shards(tmp_path, rows)
+    train, held = divide(made, 0.05, pairs=False, whole=False)
+    assert held is not None
+    assert held.tokens == int(0.05 * made.tokens)
+    assert train.tokens + held.tokens == made.tokens
+    assert not train.answers(0)
+    assert not held.answers(0)
+    ids = [part.read(0, 0, part.sizes[0]) for part in (train, held)]
+    assert np.concatenate(ids).tolist() == made.read(0, 0, made.sizes[0]).tolist()
+    assert divide(made, 0.05, pairs=False)[1] is None
+
+
 def test_both_answers_of_a_pair_are_held_out_together(tmp_path: Path) -> None:
     rows = [
         {"prompt": f"{number}?", "chosen": f" yes {number}", "rejected": f" no {number}"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from media_runs import make_images, make_pictures, make_sounds, make_speech, tone
+from media_runs import make_classifier, make_images, make_pictures, make_sounds, make_speech, tone
 from PIL import Image
 from runs import losses, run_processes
 
@@ -21,9 +21,10 @@ from torchwright.cli.train import command as train_command
 from torchwright.core.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
 from torchwright.train.kinds import kind_of, verb
-from torchwright.train.media.config import ImageData, read_images, read_speech
-from torchwright.train.media.images import augmented
+from torchwright.train.media.config import ImageData, ImageRun, read_images, read_speech
+from torchwright.train.media.images import augmented, list_pictures
 from torchwright.train.media.listing import list_images
+from torchwright.train.media.quick import files_run, from_words
 from torchwright.train.media.survey import survey
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop.session import TrainingStopped
@@ -334,3 +335,50 @@ def test_the_command_line_of_speech(tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.output
     assert read_speech(tmp_path / "out" / "run.toml").samples == 30, "so few are read ten times"
+
+
+def test_a_part_of_the_pictures_is_held_out_and_every_class_is_trained_on(tmp_path: Path) -> None:
+    """As of text: 5%, drawn by the seed; --no-validation trains on all."""
+    pictures = make_pictures(tmp_path / "pictures", 20)
+    for path in sorted((pictures / "disc").iterdir())[1:]:
+        path.unlink()
+    (tmp_path / "base").mkdir()
+    base = str(make_classifier(tmp_path / "base"))
+    run = files_run(base, [str(pictures)], Path(), {"hold_out": 0.5})
+    assert isinstance(run, ImageRun)
+    listed = list_pictures(run, Path())
+    parts = [{item.path for item in part.items} for part in (listed.train, listed.validation)]
+    assert [len(part) for part in parts] == [21, 20]
+    assert not parts[0] & parts[1]
+    assert (pictures / "disc" / "000.png") in parts[0]
+    assert {item.target for item in listed.validation.items} == {"check", "stripes"}
+    assert list_pictures(run, Path()).validation.items == listed.validation.items
+    other = files_run(base, [str(pictures)], Path(), {"hold_out": 0.5, "seed": 1})
+    assert isinstance(other, ImageRun)
+    assert list_pictures(other, Path()).validation.items != listed.validation.items
+    with from_words(base, [str(pictures)], world=1, out=tmp_path / "o") as (text, _):
+        assert "hold_out = 0.05  # 2 samples are held out" in text
+        assert "[evaluation]" in text
+    with from_words(base, [str(pictures)], world=1, out=tmp_path / "o", no_validation=True) as (text, _):
+        assert "hold_out" not in text
+    few = make_pictures(tmp_path / "few", 3)
+    with from_words(base, [str(few)], world=1, out=tmp_path / "o") as (text, _):
+        assert "too few to hold some out" in text
+
+
+@pytest.mark.parametrize("make", [make_images, make_speech])
+def test_a_run_judges_by_what_it_holds_out(tmp_path: Path, make: Any) -> None:
+    """The checkpoint with the best loss stays, and a run that goes on holds out the same."""
+    held = {"train": ["train" if make is make_images else "train.jsonl"], "hold_out": 0.2}
+    evaluation = {"every_steps": 2} | ({} if make is make_images else {"transcribed": 0})
+    path = make(tmp_path, data=held, evaluation=evaluation, checkpoint={"every_steps": 2, "keep": 1})
+    outcome = train(path)
+    assert outcome.best_step in (2, 4, 6)
+    assert outcome.best_validation_loss is not None
+    kept = {int(folder.name[5:]) for folder in (tmp_path / "out" / "checkpoints").iterdir()}
+    assert kept == {outcome.best_step, outcome.steps}
+    read = verb(kind_of(path), "read")
+    surveyed = survey(read(path), tmp_path)
+    assert [part.source for part in surveyed] == ["train", "validation"]
+    with pytest.raises(RunError, match="either `validation` or `hold_out`"):
+        read(make(tmp_path / "both", data=held | {"validation": ["held"]}))

@@ -185,6 +185,11 @@ def test_a_part_is_held_out_unless_it_is_not_wanted(tmp_path: Path) -> None:
     few = quick_run(str(BUNDLED), [str(chats(tmp_path / "few.jsonl", 10))])
     assert "hold_out" not in few.values["data"]
     assert "too few" in few.written()
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": "Once upon a time. " * 800}) + "\n" for _ in range(5)))
+    long = quick_run(str(BUNDLED), [str(texts)])
+    assert long.values["data"]["hold_out"] == 0.05
+    assert "tokens are held out" in long.reasons["data.hold_out"]
 
 
 def test_a_refused_run_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ SIGNALLED = 128
 @click.option(
     "--no-validation",
     is_flag=True,
-    help="With --model: train on all of the data; else 5% of it, 512 rows at the most, are held out.",
+    help="With --model: train on all of the data; else 5% of it, 512 rows or files at the most, are held out.",
 )
 @set_option
 @click.option("--merge", is_flag=True, help="Write the model with its adapters in it as well.")

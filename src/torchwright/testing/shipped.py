@@ -123,9 +123,11 @@ def _write_graphs(ready: Ready, path: Path, *, compiled: bool) -> dict[str, Any]
         ready.workload.build(), case, ready.takes, forms, read_programs(written, trust=True), fixed
     )
     return {
-        "calls": forms.calls,
+        "calls": chosen.calls,
         "rows": chosen.rows,
+        "by_rows": chosen.by_rows,
         "any_sizes": chosen.any_sizes,
+        "one_graph": chosen.one_graph,
         "layouts": chosen.layouts,
     }
 

@@ -39,6 +39,38 @@ def chords(step: float, decay: float) -> np.ndarray:
     return sound
 
 
+def signals() -> dict[str, np.ndarray]:
+    """Sounds of few partials that move or come and go as quickly as those of speech."""
+
+    def swept(hertz: np.ndarray, count: int = 1) -> np.ndarray:
+        phase = 2 * np.pi * np.cumsum(hertz) / RATE
+        return sum((np.sin(k * phase) / k for k in range(1, count + 1)), np.zeros_like(TIME))
+
+    def dialled(on: float, off: float) -> np.ndarray:
+        rows, columns, sound = (697, 770, 852, 941), (1209, 1336, 1477), np.zeros_like(TIME)
+        for number in range(int(SECONDS / (on + off))):
+            begin, times = round(number * (on + off) * RATE), np.arange(round(on * RATE)) / RATE
+            pair = rows[number * 7 % 4], columns[number * 5 % 3]
+            sound[begin : begin + len(times)] = sum(np.sin(2 * np.pi * hertz * times) for hertz in pair)
+        return sound
+
+    dots = np.repeat(np.arange(200) * 7 % 5 < 3, round(0.06 * RATE))[: len(TIME)]
+    notes = np.repeat(600 + (np.arange(25) * 677 % 1900), RATE // 5)[: len(TIME)].astype(float)
+    return {
+        "digits": dialled(0.1, 0.1),
+        "quick digits": dialled(0.07, 0.07),
+        "wail": swept(650 + 350 * np.sin(2 * np.pi * TIME / 4)),
+        "wail of three partials": swept(650 + 350 * np.sin(2 * np.pi * TIME / 4), 3),
+        "yelp": swept(650 + 350 * np.sin(2 * np.pi * 3 * TIME)),
+        "two tones": swept(np.where((TIME * 6).astype(int) % 2, 650.0, 900.0)),
+        "sweep": swept(200 + 3000 * TIME / SECONDS),
+        "rising siren": swept(500 + 1500 * ((TIME * 2) % 1)),
+        "busy tone": (swept(np.full_like(TIME, 480)) + swept(np.full_like(TIME, 620))) * (TIME % 0.5 < 0.25),
+        "Morse code": np.pad(np.sin(2 * np.pi * 700 * TIME[: len(dots)]) * dots, (0, len(TIME) - len(dots))),
+        "whistling": swept(np.convolve(notes, np.hanning(1600) / np.hanning(1600).sum(), "same")),
+    }
+
+
 def silent_kinds() -> dict[str, np.ndarray]:
     noise = np.random.randn(len(TIME))
     pink = np.fft.irfft(np.fft.rfft(noise) / np.sqrt(np.arange(len(TIME) // 2 + 1) + 1.0), len(TIME))
@@ -54,6 +86,7 @@ def silent_kinds() -> dict[str, np.ndarray]:
         "slow chords": chords(1.0, 0.3),
         "organ": partials(130.8, 4, TIME) + partials(196, 4, TIME) + partials(329.6, 4, TIME),
         "clicks": (np.arange(len(TIME)) % 8000 < 8).astype(float),
+        **signals(),
     }
 
 

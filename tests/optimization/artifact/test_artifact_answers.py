@@ -50,6 +50,18 @@ class Branches(nn.Module):
         return self.layer(x) if x.sum() > 0 else self.layer(-x)
 
 
+class Squeezes(nn.Module):
+    """One row has another shape than one of several, which torch.export does not see: it supposes two at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).squeeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_gained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Every comparison finds a slowdown."""
@@ -84,6 +96,18 @@ def test_the_original_answers_by_its_graph(path: Path) -> None:
 def test_another_batch_is_answered(path: Path, rows: int) -> None:
     x = torch.randn(rows, 16)
     torch.testing.assert_close(tw.load(path).model(x), mlp()(x))
+
+
+@pytest.mark.filterwarnings("ignore::torchwright.core.errors.SlowerCall")
+@pytest.mark.parametrize("dynamic", [None, ({0: torch.export.Dim("rows")},)], ids=["found", "given"])
+def test_every_batch_is_answered_where_one_row_is_another_graph(tmp_path: Path, dynamic: object) -> None:
+    """A batch of one was refused: "this model was compiled for other calls"."""
+    model = Squeezes().eval()
+    result = tw.optimize(model, INPUT, dynamic=dynamic, techniques=["dtype"], max_drop=0.05, progress=False)
+    loaded = tw.load(result.save(tmp_path / "saved"))
+    for rows in (1, 2, 4, 9):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(loaded.model(x), model(x))
 
 
 def test_another_shape_is_refused_in_words_or_answered_by_the_original(path: Path) -> None:

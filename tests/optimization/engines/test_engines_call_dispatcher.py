@@ -371,7 +371,7 @@ def test_the_call_that_was_quickest_for_so_many_rows_goes_before_the_others():
     by_rows = ((1, "one"), (2, "general"), (3, "fixed"), (5, "free"), (7, "gone"), (9, "general"))
     dispatcher = CallDispatcher(
         [fixed, free, one],
-        general=general,
+        general=[general],
         takes=InputCapabilities(parameters=parameters_of(numbered[0].forward), batched=(0,), pieces=True),
         by_rows=by_rows,
     )
@@ -382,7 +382,7 @@ def test_the_call_that_was_quickest_for_so_many_rows_goes_before_the_others():
             call, _ = dispatcher.result_of((given,), {}) or (None, [])
             assert call is (fixed, free, one, general)[answered]
     strict = CallDispatcher(
-        [fixed, free, one], general=general, takes=dispatcher.takes, by_rows=by_rows, strict=True
+        [fixed, free, one], general=[general], takes=dispatcher.takes, by_rows=by_rows, strict=True
     )
     assert (strict(torch.ones(3, 3)) == 1).all()
     assert (strict(torch.ones(9, 3)) == 1).all()

@@ -233,6 +233,24 @@ class Narrow:
         return self._inner.run(tensors) if why is None else self._fallback.run(tensors, why)
 
 
+def test_bounds_are_checked_before_the_engine_runs_and_values_behind_it() -> None:
+    """An index out of range may end the process; NaN is looked for when the engine has brought it into a cache."""
+    check, calls = Check([Guard(tensor=0, least=0, most=9), Guard(tensor=1, values="finite")]), list[int]()
+    good, missing = np.ones(3, np.float32), np.full(3, np.nan, np.float32)
+
+    def answer() -> int:
+        calls.append(1)
+        return 7
+
+    assert check.guarded([np.array([3]), good], answer) == (7, None)
+    assert check.guarded([np.array([10]), good], answer)[0] is None
+    assert len(calls) == 1, "the engine ran although an index is out of range"
+    assert check.guarded([np.array([3]), missing], answer) == (None, "input 1 holds NaN")
+    with pytest.raises(ZeroDivisionError):
+        check.guarded([np.array([3]), good], lambda: 1 // 0)
+    assert check.guarded([np.array([3]), missing], lambda: 1 // 0) == (None, "input 1 holds NaN")
+
+
 def test_outside_the_domain_the_graph_answers_that_call_alone_and_says_so_once() -> None:
     dispatcher = CallDispatcher([Narrow(lambda: call_of(Calls(lambda x: x.nan_to_num(7)), (X,)))])
     missing = torch.full_like(X, torch.nan)

@@ -238,14 +238,14 @@ def test_sizes_of_arguments_by_any_name_are_free(free: FreeSizes):
 def test_a_graph_whose_sizes_do_not_fit_names_them():
     pairs = Calls(lambda x: x.view(x.shape[0] // 2, 2, -1).sum(1))
     general = call_of(pairs, (torch.randn(4, 6),), free=FreeSizes())
-    dispatcher = CallDispatcher([], general=general)
+    dispatcher = CallDispatcher([], general=[general])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowerCall)
         x = torch.randn(8, 5)
         torch.testing.assert_close(dispatcher(x), pairs(x))
         with pytest.raises((TorchwrightError, RuntimeError)):
             dispatcher(torch.randn(5, 6))
-        own = CallDispatcher([], general=general, original=Calls(lambda x: x))
+        own = CallDispatcher([], general=[general], original=Calls(lambda x: x))
         x = torch.randn(5, 6)
         assert own(x) is x
 

@@ -19,7 +19,7 @@ from torchwright.core.paths import file_digest, private_cache
 from torchwright.core.process import folders
 from torchwright.core.records import Fingerprint, Recipe
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.artifact.folder import GENERAL, ONE, ROWS, Manifest
+from torchwright.optimization.artifact.folder import GENERAL, ONE, ONE_GRAPH, ROWS, Manifest
 from torchwright.optimization.engines.base import OTHER_MACHINE_ERROR, SAME_MACHINE_ERROR, Ready
 from torchwright.optimization.engines.compiled.graphs import GraphCall, Later, graph_in
 from torchwright.optimization.engines.compiled.package import Package
@@ -77,7 +77,7 @@ class CompiledCalls:
             [
                 GraphCall(program, spec_of(name, program), layouts)
                 for name, program in programs.items()
-                if name not in (ROWS, GENERAL)
+                if name not in (ROWS, GENERAL, ONE_GRAPH)
             ]
         )
         return Ready(how="graphs, uncompiled", run=dispatcher.run, dispatcher=dispatcher)
@@ -134,10 +134,9 @@ class CompiledCalls:
 
     def dispatcher(self, calls: Sequence[CompiledCall]) -> CallDispatcher:
         """Return the dispatcher of a user's calls, as far as `calls` or the artifact's graphs answer them."""
-        manifest, general = self.manifest, None
-        if manifest.any_sizes is not None and not self.strict:
-            spec = manifest.any_sizes
-            general = Later(spec, lambda: GraphCall(self._programs(GENERAL)[GENERAL], spec, manifest.layouts))
+        manifest = self.manifest
+        kept = ((GENERAL, manifest.any_sizes), (ONE_GRAPH, manifest.one_graph))
+        general = [self._graph(name, spec) for name, spec in kept if spec is not None]
         pieces = manifest.takes.pieces and manifest.rows in ("pieces", "both")
         return CallDispatcher(
             calls,
@@ -149,6 +148,10 @@ class CompiledCalls:
             threads=manifest.threads,
             strict=self.strict,
         )
+
+    def _graph(self, name: str, spec: CallSpec) -> Later:
+        """The graph of this name, read when a call needs it."""
+        return Later(spec, lambda: GraphCall(self._programs(name)[name], spec, self.manifest.layouts))
 
     # ------------------------------------------------------------------------------------------ compiling here
 

@@ -46,7 +46,7 @@ from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabi
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
-ROWS, GENERAL = "any number of rows", "any sizes"
+ROWS, GENERAL, ONE_GRAPH = "any number of rows", "any sizes", "one row, other sizes"
 """Names of graphs other than those of the example's calls."""
 ROWS_PACKAGE = "package-rows.pt2"
 ONE, ONE_PACKAGE = "one row", "package-one.pt2"
@@ -83,6 +83,8 @@ class Manifest:
     any_rows: CallSpec | None = None
     one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
+    one_graph: CallSpec | None = None
+    """The graph for batch size 1, where no other call takes it."""
     takes: InputCapabilities = field(default_factory=InputCapabilities)
     layouts: tuple[tuple[int, ...] | None, ...] = ()
     """For each output, the original's order of dimensions in memory where the compiled code has another."""

@@ -194,7 +194,8 @@ def _check_calls(path: Path, manifest: Manifest) -> None:
     for parameter in manifest.takes.parameters:
         if not parameter.name.isidentifier() or not hasattr(inspect.Parameter, parameter.kind):
             raise ArtifactError(f"{path} is damaged", found=f"the parameter {parameter.name[:80]!r}")
-    for spec in (*manifest.calls, manifest.any_rows, manifest.one_row, manifest.any_sizes):
+    others = (manifest.any_rows, manifest.one_row, manifest.any_sizes, manifest.one_graph)
+    for spec in (*manifest.calls, *others):
         if spec is not None and not (
             is_structure(spec.structure, len(spec.tensors)) and list(spec.structure) == ["tuple"]
         ):

@@ -321,9 +321,10 @@ class ConvertedCall:
         threads = torch.get_num_threads()
         infer = self._by_threads.get(threads) or self._started(threads)
         given = [tensor.detach().contiguous().numpy() for tensor in tensors]
-        if (why := self._check(given)) is not None:
-            return self._fallback.run(tensors, why)
-        return self.build(self._leaves([torch.from_numpy(array) for array in infer(given)]))
+        found, why = self._check.guarded(given, lambda: infer(given))
+        if found is None or why is not None:
+            return self._fallback.run(tensors, str(why))
+        return self.build(self._leaves([torch.from_numpy(array) for array in found]))
 
     def _started(self, threads: int) -> Infer:
         with self._one_at_a_time:

@@ -42,7 +42,7 @@ GENERAL_EXPORTS = 5.0
 OTHER_SIZES = "other sizes"
 DOUBTFUL = 0.25
 """Share of the budget from which on what answers other sizes is judged, too: MPT lost 2.2 times as much there."""
-OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "takes", "layouts")
+OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "one_graph", "takes", "layouts")
 """Fields of the manifest that say how graphs are called."""
 NOTICED = 0.01
 """Share of a call from which on the report says what the check of its inputs takes."""
@@ -275,12 +275,13 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
         chosen = _choose(scratch, search, takes, replace(forms, one_row=one), compiled=compiled)
     contents.notes += chosen.notes
     contents.manifest |= {
-        "calls": forms.calls,
+        "calls": chosen.calls or forms.calls,
         "rows": chosen.rows,
         "by_rows": chosen.by_rows,
         "any_rows": chosen.any_rows,
         "one_row": chosen.one_row,
         "any_sizes": chosen.any_sizes,
+        "one_graph": chosen.one_graph,
         "takes": takes,
         "layouts": chosen.layouts,
     }

@@ -3,7 +3,8 @@
 What the search times is compiled for the example's sizes. Once it has found its recipe, the same model is exported
 twice more: with a dynamic batch size, which is compiled, and with dynamic shapes, which is kept as a graph.
 `choose_variants` measures the cost of the dynamic batch size, and the best form for each batch size. Where batch size
-1 is answered slower than by the original, it gets a package of its own (`build_batch_of_one`).
+1 is answered slower than by the original, it gets a package of its own (`build_batch_of_one`); where no form takes it,
+it gets a graph of its own (`export_one_graph`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from torch.export import ExportedProgram
 
 from torchwright.core.errors import TorchwrightError, WorkloadError, first_line
 from torchwright.core.process.limits import TimeIsUp, time_limit
-from torchwright.optimization.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PACKAGE
+from torchwright.optimization.artifact.folder import (
+    GENERAL,
+    ONE,
+    ONE_GRAPH,
+    ONE_PACKAGE,
+    ROWS,
+    ROWS_PACKAGE,
+)
 from torchwright.optimization.engines.compiled.graphs import GraphCall
 from torchwright.optimization.engines.compiled.package import Package
 from torchwright.optimization.engines.compiled.packaging import described, guarded, rewritten
@@ -68,6 +76,7 @@ class BatchVariants:
     rows: CallSpec | None = None
     one_row: CallSpec | None = None
     general: CallSpec | None = None
+    one_graph: CallSpec | None = None
     fewest: int = 0
     """Rows that compiled code may be asked for."""
     notes: tuple[str, ...] = ()
@@ -84,6 +93,10 @@ class ChosenVariants:
     one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
     """Graphs with the smallest batch size for which they answered correctly."""
+    calls: tuple[CallSpec, ...] = ()
+    """The examples' calls, those with a dynamic batch size likewise."""
+    one_graph: CallSpec | None = None
+    """The graph for batch size 1, where no other call takes it."""
     slower_alone: bool = False
     """True if batch size 1 is slower than the original in every form."""
     layouts: tuple[tuple[int, ...] | None, ...] = ()
@@ -136,6 +149,17 @@ def build_batch_variants(
             forms = _with_note(forms, f"{name}: the export was not done after {seconds:.0f} s")
         except TorchwrightError as error:
             forms = _with_note(forms, f"{name}: {error.found or error.summary}")
+    general = None if GENERAL not in found else GraphCall(programs[GENERAL], found[GENERAL])
+    answers = [GraphCall(programs[spec.name], spec) for spec in forms.calls if spec.sizes]
+    if _needs_one_graph(target.model, cases[0], takes, [*answers, *([general] if general else [])]):
+        try:
+            with time_limit(general_seconds):
+                one, programs[ONE_GRAPH] = export_one_graph(target, cases[0], takes)
+                forms = replace(forms, one_graph=one)
+        except TimeIsUp:
+            forms = _with_note(forms, f"{ONE_GRAPH}: the export was not done after {general_seconds:.0f} s")
+        except TorchwrightError as error:
+            forms = _with_note(forms, f"{ONE_GRAPH}: {error.found or error.summary}")
     write_programs(folder, programs)
     inductor = target.settings.inductor
     if packages:
@@ -152,6 +176,38 @@ def build_batch_variants(
     # Inductor's C++ templates for matrix products divide by the batch size: with 0 the process dies (torch 2.13).
     fewest = 1 if "CPP" in inductor.get("max_autotune_gemm_backends", "") else 0
     return replace(forms, rows=found.get(ROWS), general=found.get(GENERAL), fewest=fewest)
+
+
+def _needs_one_graph(
+    model: nn.Module, case: Case, takes: InputCapabilities, answers: Sequence[CompiledCall]
+) -> bool:
+    """Check whether a graph has to be exported for batch size 1: torch.export supposes two rows at least.
+
+    `answers` are the calls with dynamic sizes.
+    """
+    if not takes.batched or len(tensors_of(case)[takes.batched[0]]) == 1:
+        return False
+    one = with_rows(case, takes.batched, 1)
+    try:
+        wanted = _answer(model, one)
+    except Exception:  # whatever the model says of such a call
+        return False
+    return not any(_differs(wanted, call, one) <= ROUNDING for call in answers)
+
+
+def export_one_graph(
+    target: Target, case: Case, takes: InputCapabilities
+) -> tuple[CallSpec, ExportedProgram]:
+    """Export `target`'s model for one row; its other sizes are dynamic where the model allows it.
+
+    Raises `RefusedTechnique`.
+    """
+    one = with_rows(case, takes.batched, 1)
+    try:
+        program = rewritten(export_one(target.model, one, FreeSizes()), target.settings)
+    except TorchwrightError:
+        program = rewritten(export_one(target.model, one, None), target.settings)
+    return described(ONE_GRAPH, program), program
 
 
 def build_batch_of_one(
@@ -191,7 +247,7 @@ def choose_variants(
     original has this process's.
     """
     fixed = Package(folder / package_file(0), forms.calls[0])
-    programs = read_programs(folder, trust=True, names=(GENERAL,))
+    programs = read_programs(folder, trust=True, names=(GENERAL, ONE_GRAPH))
     chosen = replace(
         check_graphs(model, case, takes, forms, programs, fixed), rows="pieces" if takes.pieces else "fixed"
     )
@@ -215,7 +271,7 @@ def choose_variants(
             dispatchers[ONE] = CallDispatcher([one], takes=apart, threads=threads)
     if chosen.any_sizes is not None:
         general = GraphCall(programs[GENERAL], chosen.any_sizes)
-        dispatchers[GENERAL] = CallDispatcher([], takes=apart, general=general, threads=threads)
+        dispatchers[GENERAL] = CallDispatcher([], takes=apart, general=[general], threads=threads)
     example = CallDispatcher([fixed], takes=takes, threads=threads)
     if ROWS in dispatchers:
         share = _time_ratios(
@@ -324,14 +380,44 @@ def check_graphs(
     )
     # Without a graph for every size, that of the one example answers other numbers of rows in pieces.
     alone = takes.pieces and len(forms.calls) == 1
-    chosen = ChosenVariants(rows="pieces" if alone else "fixed", layouts=layouts if any(layouts) else ())
+    own = _error(reference, found)
+    chosen = ChosenVariants(
+        calls=(_from_one_row(model, fixed, case, takes, own), *forms.calls[1:]),
+        rows="pieces" if alone else "fixed",
+        layouts=layouts if any(layouts) else (),
+    )
+    if forms.one_graph is not None:
+        graph, one = GraphCall(programs[ONE_GRAPH], forms.one_graph), with_rows(case, takes.batched, 1)
+        if _is_right(model, graph, one, own):
+            chosen = replace(chosen, one_graph=forms.one_graph)
+        else:
+            chosen = _with_choice_note(chosen, f"{ONE_GRAPH}: not used, the graph answers wrongly")
     if forms.general is None:
         return chosen
     general = GraphCall(programs[GENERAL], forms.general)
-    spec = _checked(model, general, case, takes, _error(reference, found))
+    spec = _checked(model, general, case, takes, own)
     if spec is None:
         return _with_choice_note(chosen, f"{GENERAL}: not used, the graph answers some wrongly")
+    rows = len(given[takes.batched[0]]) if takes.batched else 0
+    name = spec.tensors[takes.batched[0]].shape[0] if rows else ""
+    if alone and chosen.one_graph is None and spec.sizes.get(str(name), (0, None))[0] > 1:
+        # One row is padded to the example's where no graph takes it.
+        by_rows = ((2, GENERAL), (rows, case.name), (rows + 1, GENERAL))
+        return replace(chosen, any_sizes=spec, by_rows=by_rows[rows == 2 :])
     return replace(chosen, any_sizes=spec, rows="fixed")
+
+
+def _from_one_row(
+    model: nn.Module, call: CompiledCall, case: Case, takes: InputCapabilities, own: float
+) -> CallSpec:
+    """Return an example's call with the smallest batch size that it answers correctly: one row, or two at least."""
+    spec = call.spec
+    name = spec.tensors[takes.batched[0]].shape[0] if takes.batched else ""
+    if name not in spec.sizes:
+        return spec
+    least, most = spec.sizes[str(name)]
+    right = _is_right(model, call, with_rows(case, takes.batched, 1), own)
+    return replace(spec, sizes=spec.sizes | {str(name): (min(least, 1) if right else max(least, 2), most)})
 
 
 def _checked(
@@ -381,18 +467,21 @@ def _is_right(model: nn.Module, call: CompiledCall, case: Case, own: float) -> b
         wanted = _answer(model, case)
     except Exception:  # whatever the original says of such a call
         return None
-    try:
-        return _error(wanted, _flat(lambda: call.run([t.clone() for t in tensors_of(case)]))) <= max(
-            2 * own, ROUNDING
-        )
-    except Exception:
-        return False
+    return _differs(wanted, call, case) <= max(2 * own, ROUNDING)
 
 
 def _answer(model: nn.Module, case: Case) -> list[torch.Tensor]:
     """The original's outputs; it is given copies, which it may change."""
     own = with_tensors(case, [tensor.clone() for tensor in tensors_of(case)])
     return _flat(lambda: model(*own.args, **own.kwargs))
+
+
+def _differs(wanted: Sequence[torch.Tensor], call: CompiledCall, case: Case) -> float:
+    """Return the error of a call against the model's answer; infinite where it takes no such call."""
+    try:
+        return _error(wanted, _flat(lambda: call.run([tensor.clone() for tensor in tensors_of(case)])))
+    except Exception:
+        return float("inf")
 
 
 def _flat(call: Callable[[], Any]) -> list[torch.Tensor]:

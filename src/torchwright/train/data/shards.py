@@ -63,7 +63,8 @@ class Shards:
     def part(self, places: Sequence[range]) -> Shards:
         """Return these places of each shard, without the shards that have no such places.
 
-        They begin and end where documents do, in shards that say where.
+        They begin and end where documents do, in shards that say where; in a stream of text they may also end within
+        one.
         """
         kept = [
             (path, range(own.start + held.start, own.start + held.stop))

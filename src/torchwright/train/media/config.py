@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from torchwright.hub.folder import read_config_file
 from torchwright.train.layout import Layout
@@ -32,30 +32,48 @@ class Model(Section):
     """A Hugging Face folder whose weights the run starts from."""
 
 
-class ImageData(Section):
+class MediaData(Section):
+    """The data of both kinds."""
+
+    train: list[str] = Field(min_length=1)
+    validation: list[str] = Field(default=[])
+    hold_out: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The share of the training samples that is held out in place of `validation`, 512 at the most, drawn by `seed`."""
+    strict: bool = False
+    """Stop at a broken file; by default it is counted, reported and left out."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order of samples, of what is random in them and of what is held out."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.validation and self.hold_out is not None:
+            raise ValueError("give either `validation` or `hold_out`")
+        return self
+
+    @property
+    def validates(self) -> bool:
+        """Check whether anything is held out."""
+        return bool(self.validation) or self.hold_out is not None
+
+
+class ImageData(MediaData):
     """Pictures and their classes."""
 
     train: list[str] = Field(min_length=1)
     """Folders with a subfolder for each class; tables (JSONL, Parquet, Arrow, CSV) with columns image and label."""
-    validation: list[str] = Field(default=[])
     labels: Annotated[list[str], Field(min_length=2)] | None = None
     """The classes in their order; by default the model's own, or those that the training data name, sorted."""
     image_column: str = "image"
     label_column: str = "label"
     augment: list[Literal["crop", "flip"]] = Field(default=[])
     """What a training picture undergoes at random: a part of it in place of all, and its mirror image."""
-    strict: bool = False
-    """Whether a broken file stops the run; by default it is counted, told and left out."""
-    seed: int = Field(default=0, ge=0)
-    """Of the order of samples, and of what is random in them."""
 
 
-class SpeechData(Section):
+class SpeechData(MediaData):
     """Sounds and what is said in them."""
 
     train: list[str] = Field(min_length=1)
     """Manifests (JSONL, Parquet, Arrow, CSV) with columns audio and text, and where there are several a language."""
-    validation: list[str] = Field(default=[])
     audio_column: str = "audio"
     text_column: str = "text"
     language_column: str = "language"
@@ -63,9 +81,6 @@ class SpeechData(Section):
     """Of rows that name none."""
     timestamps: bool = True
     """Whether the text stands between the times at which the sound begins and ends."""
-    strict: bool = False
-    """As for pictures."""
-    seed: int = Field(default=0, ge=0)
 
 
 class MediaOptimizer(Section):
@@ -204,7 +219,8 @@ def check_media(run: MediaRun) -> None:
             f"micro-batches = {ways}",
             next=f"use a multiple of {ways}, or fewer micro_batches",
         )
-    if run.evaluation.every_steps and not run.data.validation:
+    if run.evaluation.every_steps and not run.data.validates:
         raise RunError(
-            "evaluation.every_steps is set, but there is nothing to evaluate", next="set data.validation"
+            "evaluation.every_steps is set, but there is nothing to evaluate",
+            next="set data.validation or data.hold_out",
         )

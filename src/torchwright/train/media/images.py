@@ -16,7 +16,7 @@ from torchwright.hub.folder import read_config
 from torchwright.models.segment.picture import read_picture
 from torchwright.train.data.shards import DataError
 from torchwright.train.media.config import ImageData, ImageRun
-from torchwright.train.media.listing import Item, Listing, list_images, refuse
+from torchwright.train.media.listing import Item, Listing, hold_out, list_images, refuse
 from torchwright.train.media.samples import MediaBatch
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.workloads.huggingface import quiet_transformers
@@ -87,12 +87,12 @@ def augmented(picture_HWC: np.ndarray, how: Sequence[str], draw: np.random.Gener
 def list_pictures(run: ImageRun, folder: Path, *, strict: bool | None = None) -> Pictures:
     """Raise `DataError` as `list_images` does, and for missing class labels."""
     data = run.data if strict is None else run.data.model_copy(update={"strict": strict})
-    train = list_images(data.train, data, folder)
-    labels = _labels(data, train, _own_labels(folder / run.model.folder))
-    validation = list_images(data.validation, data, folder)
-    return Pictures(
-        labels=labels, train=_known(train, labels, data), validation=_known(validation, labels, data)
-    )
+    listed = list_images(data.train, data, folder)
+    labels = _labels(data, listed, _own_labels(folder / run.model.folder))
+    train, held_out = hold_out(_known(listed, labels, data), data.hold_out, data.seed, every_class=True)
+    if data.validation:
+        held_out = _known(list_images(data.validation, data, folder), labels, data)
+    return Pictures(labels=labels, train=train, validation=held_out)
 
 
 def _labels(data: ImageData, train: Listing, own: tuple[str, ...]) -> tuple[str, ...]:

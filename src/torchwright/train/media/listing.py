@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchwright.core.paths import private_cache
 from torchwright.core.process.files import replacing
 from torchwright.models.segment.picture import SUFFIXES
 from torchwright.train.data.documents import FileReport
+from torchwright.train.data.hold_out import drawing_order, held_rows
 from torchwright.train.data.rows import READERS, DataRow, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
@@ -94,6 +96,33 @@ def list_sounds(patterns: Sequence[str], data: SpeechData, folder: Path) -> List
         items = _table(table, report, data.audio_column, data.text_column, (str,), data.language_column)
         listing.items += _kept(path, items, report, data.strict)
     return listing
+
+
+def hold_out(
+    listing: Listing, share: float | None, seed: int, *, every_class: bool = False
+) -> tuple[Listing, Listing]:
+    """Return what is trained on and what is held out, `share` of the items of all folders and tables together.
+
+    With `every_class` the last item of a class is trained on.
+    """
+    count, held = len(listing.items), set[int]()
+    wanted = 0 if share is None else held_rows(count, share)
+    left = Counter(item.target for item in listing.items)
+    for number in drawing_order(count, seed) if wanted else ():
+        target = listing.items[number].target
+        if len(held) < wanted and (not every_class or left[target] > 1):
+            left[target] -= 1
+            held.add(number)
+    trained_on, held_out, first = Listing(), Listing(), 0
+    for source, items in listing.by_source():
+        own = [first + place in held for place in range(len(items))]
+        first += len(items)
+        trained_on.items += [item for item, out in zip(items, own, strict=True) if not out]
+        trained_on.reports[source] = replace(listing.reports[source], documents=own.count(False))
+        if any(own):
+            held_out.items += [item for item, out in zip(items, own, strict=True) if out]
+            held_out.reports[source] = FileReport(rows=own.count(True), documents=own.count(True))
+    return trained_on, held_out
 
 
 def refuse(report: FileReport, item: Item, reason: str) -> None:

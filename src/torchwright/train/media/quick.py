@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.hub.folder import resolve
+from torchwright.train.data.hold_out import MOST
 from torchwright.train.data.rows import is_dataset
 from torchwright.train.media.config import (
     IMAGES,
@@ -24,7 +25,7 @@ from torchwright.train.media.sounds import list_spoken
 from torchwright.train.media.trainer import train_media
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run_file import with_settings
-from torchwright.train.run.quick import power_of_two, read_fields, to_toml
+from torchwright.train.run.quick import HOLD_OUT, power_of_two, read_fields, to_toml
 
 BATCH = 16
 """Samples of a step, where there are enough."""
@@ -50,6 +51,7 @@ def from_words(
     fresh: bool = False,
     epochs: float | None = None,
     lora: str | None = None,
+    no_validation: bool = False,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Generator[tuple[str, Callable[..., Any]]]:
@@ -61,6 +63,9 @@ def from_words(
     asked = dict(settings or {})
     fields = {name.removeprefix("data."): asked[name] for name in asked if name.startswith("data.")}
     run = files_run(model, data, Path(), fields)
+    if not no_validation and not run.data.validates:
+        fields["hold_out"] = HOLD_OUT
+        run = files_run(model, data, Path(), fields)
     listed = list_pictures(run, Path()) if isinstance(run, ImageRun) else list_spoken(run, Path())
     count = len(listed.train.items)
     each = power_of_two(max(1, min(BATCH // world, count // FEW_STEPS // world)))
@@ -84,12 +89,22 @@ def from_words(
         values["lora"] = {"r": MediaLora().r} | read_fields("--lora", lora, MediaLora)
     if world > 1:
         values["layout"] = {"dp_shard": world}
-    values = with_settings(values, asked)
-    made = parse_media(values, "the run that these words make")
     reasons = {
         "batch": f"{count:,} samples, {FEW_STEPS} steps an epoch at least",
         "samples": f"{samples // batch:,} steps; each of {count:,} samples is read {samples / count:.1f} times",
     }
+    held = len(listed.validation.items)
+    if 0 < held <= MOST:  # of more the last evaluation alone takes its time
+        values["evaluation"] = {"every_steps": values["checkpoint"]["every_steps"]}
+        reasons["evaluation.every_steps"] = "with each checkpoint, so that the best one is kept"
+        if run.data.hold_out is not None:
+            reasons["data.hold_out"] = (
+                f"{held:,} samples are held out for validation; --no-validation holds nothing out"
+            )
+    elif not held and values["data"].pop("hold_out", None):
+        reasons["data.train"] = "too few to hold some out for validation"
+    values = with_settings(values, asked)
+    made = parse_media(values, "the run that these words make")
     text = to_toml(values, reasons) + "\n"
     yield text, partial(train_media, made, out, text=text, fresh=fresh)
 

@@ -19,7 +19,7 @@ from torchwright.models.speech.whisper.features import HOP, LogMel
 from torchwright.models.speech.whisper.pieces import FRAMES_PER_TICK
 from torchwright.models.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
 from torchwright.train.media.config import SpeechData, SpeechRun
-from torchwright.train.media.listing import Item, Listing, list_sounds
+from torchwright.train.media.listing import Item, Listing, hold_out, list_sounds
 from torchwright.train.media.samples import MediaBatch
 from torchwright.train.model.vocabulary import IGNORE
 
@@ -117,6 +117,7 @@ class SpeechTask:
 def list_spoken(run: SpeechRun, folder: Path, *, strict: bool | None = None) -> Spoken:
     """Raises `DataError` as `list_sounds`."""
     data = run.data if strict is None else run.data.model_copy(update={"strict": strict})
-    return Spoken(
-        train=list_sounds(data.train, data, folder), validation=list_sounds(data.validation, data, folder)
-    )
+    train, held_out = hold_out(list_sounds(data.train, data, folder), data.hold_out, data.seed)
+    if data.validation:
+        held_out = list_sounds(data.validation, data, folder)
+    return Spoken(train=train, validation=held_out)

@@ -54,6 +54,9 @@ class MediaOutcome(RunOutcome):
     samples: int
     held_out: dict[str, float]
     """Figures of the last evaluation."""
+    best_validation_loss: float | None
+    best_step: int | None
+    """The step with the best validation loss."""
     broken: int
     """Files that could not be read."""
     adapter: Path | None
@@ -129,6 +132,9 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
     def begin(self) -> None:
         for listing in (self.listed.train, self.listed.validation):
             self.tell_rows(listing.reports, numbered="row")
+        self.recall_best()
+        if self.run.data.hold_out is not None:
+            self.tell_held_out(len(self.listed.validation.items), len(self.listed.train.items))
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         # Batch norms note their statistics as they go: a step that was begun is ended.
@@ -205,11 +211,14 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         if labels:
             self.held_out = {f"{HELD_OUT}loss": loss / labels, f"{HELD_OUT}accuracy": right / labels}
             self.metrics.figures(self.done, self.held_out, event="evaluation")
+            self.judge(loss / labels)
 
     def finish(self, figures: StepFigures | None) -> MediaOutcome:
         finished = self.done == self.last and self.evaluated()
+        if finished:
+            self.tell_best(self.held_out.get(f"{HELD_OUT}loss"))
         with self.ledger.phase("checkpoint"):
-            self.save()
+            self.save(last=True)
             self.checkpoints.wait()
             if finished and self.run.lora is not None:
                 self.write(ADAPTER, self._save_adapters)
@@ -223,6 +232,8 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
             samples=self.done * self.run.batch,
             loss=figures.loss if figures is not None and figures.finite else None,
             held_out=self.held_out,
+            best_validation_loss=self.best.loss if self.best.step else None,
+            best_step=self.best.step or None,
             broken=len(self._broken),
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished else None,
@@ -277,6 +288,8 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
 
     def show(self, figures: StepFigures) -> None:
         self._tell_files()
+        if figures.finite:
+            self.best.trained(figures.loss)
         self.metrics.figures(
             self.done,
             {

@@ -110,7 +110,7 @@ class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
     def finish(self, figures: StepFigures | None) -> RecommenderOutcome:
         finished = self.done == self.last
         with self.ledger.phase("checkpoint"):
-            self.save()
+            self.save(last=True)
             self.checkpoints.wait()
         if finished:
             # After the checkpoint: a longer run goes on with the copies as they are.

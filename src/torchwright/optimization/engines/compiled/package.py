@@ -68,10 +68,19 @@ class Package:
         self._loader.load_constants(given, False, False, False)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
+        if self._check is None:
+            return self.build(self._called(tensors))
+        arrays = self._arrays(tensors)
+        if self.spec.mutates:  # afterwards they are other numbers
+            why = self._check(arrays)
+            outputs = self._called(tensors) if why is None else None
+        else:
+            outputs, why = self._check.guarded(arrays, lambda: self._called(list(tensors)))
+        return self._fallback.run(tensors, why) if why is not None else self.build(outputs)
+
+    def _called(self, tensors: list[torch.Tensor]) -> list[Any]:
         # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and
         # the call that runs may need that lock to free a tensor.
-        if self._check is not None and (why := self._check(self._arrays(tensors))) is not None:
-            return self._fallback.run(tensors, why)
         if self._lost:
             raise TorchwrightError(
                 "the compiled code cannot run in this process",
@@ -79,8 +88,7 @@ class Package:
                 next="load the artifact in the child, or fork when no call is running",
             )
         with self._one_at_a_time:
-            outputs = self._loader.boxed_run(tensors)
-        return self.build(outputs)
+            return self._loader.boxed_run(tensors)
 
     def _arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The tensors as dense arrays, without a copy: NumPy has no bfloat16."""

@@ -9,7 +9,7 @@ part of a call's signature. The paths, the fastest first:
 
 1. a compiled call of these sizes; a tensor that lies otherwise in memory is copied
 2. other numbers of rows in pieces, or padded, by a compiled call
-3. the graph with every size free, operator by operator
+3. a graph, operator by operator: with every size free, or for one row
 4. one of these with tensors of another type, where the original was seen to answer alike for them
 5. the original, where the caller has given it
 
@@ -72,14 +72,14 @@ class CallDispatcher:
         *,
         takes: InputCapabilities | None = None,
         by_rows: Sequence[tuple[int, str]] = (),
-        general: CompiledCall | None = None,
+        general: Sequence[CompiledCall] = (),
         original: Callable[..., Any] | None = None,
         device: str = "cpu",
         threads: int | None = None,
         strict: bool = False,
     ) -> None:
         self.calls, self.takes, self._by_rows = list(calls), takes or InputCapabilities(), by_rows
-        self.general, self.original, self.strict = general, original, strict
+        self.general, self.original, self.strict = tuple(general), original, strict
         self._by_name = {call.spec.name: call for call in calls}
         self._binder = Binder(self.takes.parameters)
         self._device, self._threads = torch.device(device), threads
@@ -259,7 +259,7 @@ class CallDispatcher:
         wished = [name for least, name in self._by_rows if isinstance(count, int) and least <= count][-1:]
         rank = lambda candidate: (
             candidate[0].spec.name not in wished,
-            candidate[0] is self.general,
+            candidate[0] in self.general,
             candidate[1] is not None,
         )
         return sorted(found, key=rank)
@@ -291,8 +291,7 @@ class CallDispatcher:
         self._warn_once("original", "the original, since what was compiled takes no such call", args, kwargs)
 
     def _all_calls(self) -> list[CompiledCall]:
-        general = [] if self.general is None or self.strict else [self.general]
-        return [*self.calls, *general]
+        return self.calls if self.strict else [*self.calls, *self.general]
 
     def _path(self, calls: Sequence[CompiledCall], tensors: list[torch.Tensor]) -> CallPath | None:
         """For tensors in the order of `calls`, which differ in their sizes only."""
@@ -300,7 +299,7 @@ class CallDispatcher:
         for call, rows in self._candidates(calls, types, shapes):
             if rows is not None:
                 return self._in_pieces(call, rows, tensors)
-            if call is not self.general:
+            if call not in self.general:
                 return self._with_layout(call, tensors)
             self._warn_once("general", "operator by operator, for want of a quicker compiled call", tensors)
             return call.run

@@ -2,7 +2,9 @@
 """Guards: the inputs that an engine answers as PyTorch does, found for a graph and checked at every call.
 
 guards = guards_of(program, example, OpenVino.domain)      when a graph is converted
-check = Check(guards); check(arrays)                       at every call: None, or the reason for the fallback
+check = Check(guards)
+check.before(arrays)                                       at every call: None, or the reason for the fallback
+check.after(arrays)                                        the same, once the engine has read the inputs into a cache
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from torchwright.optimization.engines.dispatch.integer_ranges import (
 from torchwright.optimization.engines.dispatch.messages import say_slower
 from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard, NumberDomain, OutsideDomain
 
+Answer = TypeVar("Answer")
 LAYERS = frozenset({"linear", "addmm", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose2d"})
 ACTIVATIONS = frozenset(
     {
@@ -139,30 +142,62 @@ def _extremes(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 class Check:
-    """Checks a call's arrays against guards, in one pass over each input."""
+    """Checks a call's arrays against guards, in one pass over each input.
+
+    Bounds are checked before the engine runs: an index out of range may end the process. NaN and infinity only make the
+    answer wrong, so they are looked for after the engine has run, when its inputs lie in a cache; the answer is then
+    dropped.
+    """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
-        self._guards = guards
+        self._bounded = [guard for guard in guards if guard.least is not None]
+        self._others = [guard for guard in guards if guard.least is None]
 
     def __call__(self, arrays: Sequence[Any]) -> str | None:
-        """The reason why a call is outside of the guards, or None."""
-        for guard in self._guards:
-            array = arrays[guard.tensor]
-            if not array.size:
-                continue
-            # Most calls pass by the total alone.
-            unclear = guard.values != "any" and not math.isfinite(_total(array))
-            if unclear and (fault := _not_finite(array, guard.values)):
-                return f"input {guard.tensor} holds {fault}"
-            if guard.least is None or guard.most is None:
-                continue
-            least, most = array.min(), array.max()
-            if not (guard.least <= least and most <= guard.most):
-                return (
-                    f"input {guard.tensor} holds values from {least} to {most}, "
-                    f"and the engine is right from {guard.least} to {guard.most}"
-                )
-        return None
+        """Return the reason why a call is outside of the guards, or None."""
+        return self.before(arrays) or self.after(arrays)
+
+    def before(self, arrays: Sequence[Any]) -> str | None:
+        """Return the reason why the engine must not be called, or None."""
+        return _outside(self._bounded, arrays)
+
+    def after(self, arrays: Sequence[Any]) -> str | None:
+        """Return the reason why the engine's answer is not PyTorch's, or None."""
+        return _outside(self._others, arrays)
+
+    def guarded(self, arrays: Sequence[Any], call: Callable[[], Answer]) -> tuple[Answer | None, str | None]:
+        """Return the answer of an engine's call, or the reason why it is not PyTorch's."""
+        if (why := self.before(arrays)) is not None:
+            return None, why
+        try:
+            answer = call()
+        except Exception:
+            if (why := self.after(arrays)) is None:
+                raise
+            return None, why
+        why = self.after(arrays)
+        return (answer, None) if why is None else (None, why)
+
+
+def _outside(guards: Sequence[Guard], arrays: Sequence[Any]) -> str | None:
+    """Return the reason why a call is outside of these guards, or None."""
+    for guard in guards:
+        array = arrays[guard.tensor]
+        if not array.size:
+            continue
+        # Most calls pass by the total alone.
+        unclear = guard.values != "any" and not math.isfinite(_total(array))
+        if unclear and (fault := _not_finite(array, guard.values)):
+            return f"input {guard.tensor} holds {fault}"
+        if guard.least is None or guard.most is None:
+            continue
+        least, most = array.min(), array.max()
+        if not (guard.least <= least and most <= guard.most):
+            return (
+                f"input {guard.tensor} holds values from {least} to {most}, "
+                f"and the engine is right from {guard.least} to {guard.most}"
+            )
+    return None
 
 
 def _total(array: Any) -> float:

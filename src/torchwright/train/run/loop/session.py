@@ -28,8 +28,9 @@ from torchwright.train.hang.watch import Beat
 from torchwright.train.ledger import Ledger
 from torchwright.train.run.config.run import AnyRun
 from torchwright.train.run.config.run_file import changed_fields
+from torchwright.train.run.loop.best import Best
 from torchwright.train.run.objectives.step import StepFigures
-from torchwright.train.run.observe.metrics import RunMetrics
+from torchwright.train.run.observe.metrics import HELD_OUT, RunMetrics, read_figures
 from torchwright.train.run.observe.page import LivePage
 from torchwright.train.run.observe.profiling import StepProfiler, profile_message
 from torchwright.train.run.runtime import checkpoint
@@ -94,6 +95,7 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
         self.signals, self.device = Signals(), get_device(place.device)
         self.threads = RunThreads(fixed=user_chose(run, place))
         self._told_threads = self.threads.look()
+        self.best = Best()
         self.done = 0
         self._since = time.perf_counter(), 0
 
@@ -279,6 +281,37 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
                     f"{numbered} {number}: {reason}"
                 )
 
+    def recall_best(self) -> None:
+        """Take the best validation loss of a run that goes on from its own figures."""
+        figures = read_figures(self.out) if self.place.first else {}
+        self.best.recall(
+            (step, found.get("loss"), found.get(f"{HELD_OUT}loss")) for step, found in sorted(figures.items())
+        )
+        self.checkpoints.best = self.best.step or None
+
+    def judge(self, loss: float) -> None:
+        """Take the validation loss after this step: keep the checkpoint of the best one, warn of memorizing."""
+        warning = self.best.judge(self.done, loss)
+        self.checkpoints.best = self.best.step
+        if warning is not None:
+            self.metrics.event("memorizes", at=self.done, best=self.best.step, loss=self.best.loss)
+            self.metrics.warn(warning)
+
+    def tell_held_out(self, held: int, trained_on: int) -> None:
+        """Report what is held out of the training data, in the run's unit."""
+        self.metrics.show(
+            f"held out for validation: {held:,} {self.unit}, {trained_on:,} are trained on"
+            if held
+            else "nothing is held out for validation: the data are too few"
+        )
+
+    def tell_best(self, loss: float | None) -> None:
+        """Compare the last validation loss with the best at the end of the run."""
+        if loss is not None and self.best.step not in (0, self.done):
+            self.metrics.show(
+                f"validation loss {loss:.4f}; the best was {self.best.loss:.4f} at step {self.best.step}"
+            )
+
     def not_finite(self, figures: StepFigures, *, found: str, rates: str) -> TrainingStopped:
         """Return the fault of the next step; `found` names its data, `rates` the fields that may be lowered."""
         self.checkpoints.wait()
@@ -290,9 +323,12 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
             next=f"look at the batch, lower {rates}, and start the same command again",
         )
 
-    def save(self) -> None:
-        """Begin to write a checkpoint of the present state."""
-        self.checkpoints.save(self.tensors(), self.described())
+    def save(self, *, last: bool = False) -> None:
+        """Begin to write a checkpoint of the present state; no step comes after the `last` one."""
+        leaving = last and (
+            self.done < self.last or (self.place.world == 1 and self.signals.number is not None)
+        )
+        self.checkpoints.save(self.tensors(), self.described(), last=last, leaving=leaving)
 
     def write(self, name: str, save: Callable[[Path], None]) -> None:
         """Write RUN/`name`; an older one is replaced when the new one is whole."""

@@ -28,7 +28,6 @@ from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.config.run import FEW_BITS, FREE, Run
 from torchwright.train.run.config.run_file import changed_fields
 from torchwright.train.run.config.schedule import ScheduledStep, plan_step, steps
-from torchwright.train.run.loop.best import Best
 from torchwright.train.run.loop.evaluate import Evaluator
 from torchwright.train.run.loop.reference import with_reference
 from torchwright.train.run.loop.session import RunOutcome, RunSession
@@ -37,7 +36,7 @@ from torchwright.train.run.objectives.heads import write_head
 from torchwright.train.run.objectives.learner import LanguageLearner
 from torchwright.train.run.objectives.not_finite import first_not_finite, not_finite_message
 from torchwright.train.run.objectives.step import MicroBatch, StepFigures, let_signals_in
-from torchwright.train.run.observe.metrics import HELD_OUT, read_figures
+from torchwright.train.run.observe.metrics import HELD_OUT
 from torchwright.train.run.runtime.checkpoint import CheckpointError, Described
 from torchwright.train.run.runtime.compiled import CompiledCode
 from torchwright.train.run.runtime.corpus import TOKENS, check_context, epochs, left_out, open_data, walk_of
@@ -91,7 +90,6 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         self.base = on_first(self._base)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
         self.validation_loss: float | None = None
-        self.best = Best()
         self._walks: dict[int, Walk] = {}
         self._compiled: set[int] = set()
         self._code = CompiledCode(out, place, trust=trust) if run.compile else None
@@ -114,14 +112,10 @@ class Trainer(RunSession[Run, TrainingOutcome]):
     def begin(self) -> None:
         """Report what is read of each file, what windows leave out, and what is held out."""
         self.tell_rows(self.corpus.reports, numbered="row")
-        self._recall_best()
+        self.recall_best()
         if self.run.data.hold_out is not None:
             held = self.corpus.validation
-            self.metrics.show(
-                "nothing is held out for validation: the data are too few"
-                if held is None
-                else f"held out for validation: {held.tokens:,} tokens, {self.corpus.tokens:,} are trained on"
-            )
+            self.tell_held_out(0 if held is None else held.tokens, self.corpus.tokens)
         if self._code is not None and (reason := self._code.restore()):
             self.metrics.event("compiled_code", reason=reason)
             self.metrics.show(reason)
@@ -166,8 +160,8 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         self.ledger.compiled(found=compiled.found, made=compiled.missed + compiled.passed + compiled.objects)
         self._code.made(f"a step of {context} tokens")
 
-    def save(self) -> None:
-        super().save()
+    def save(self, *, last: bool = False) -> None:
+        super().save(last=last)
         if self._code is not None and (reason := self._code.keep()):
             self.metrics.event("compiled_code", reason=reason)
             self.metrics.show(reason)
@@ -195,23 +189,11 @@ class Trainer(RunSession[Run, TrainingOutcome]):
             if figures:
                 self.validation_loss = figures[f"{HELD_OUT}loss"]
                 self.metrics.figures(self.done, figures, event="evaluation")
-                warning = self.best.judge(self.done, self.validation_loss)
-                self.checkpoints.best = self.best.step
-                if warning is not None:
-                    self.metrics.event("memorizes", at=self.done, best=self.best.step, loss=self.best.loss)
-                    self.metrics.warn(warning)
+                self.judge(self.validation_loss)
             samples = self.evaluator.samples(self.learner.model)
             for prompt, text in zip(self.run.evaluation.prompts, samples, strict=True):
                 self.metrics.event("sample", at=self.done, prompt=prompt, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
-
-    def _recall_best(self) -> None:
-        """Take the best validation loss of a run that goes on from its own figures."""
-        figures = read_figures(self.out) if self.place.first else {}
-        self.best.recall(
-            (step, found.get("loss"), found.get(f"{HELD_OUT}loss")) for step, found in sorted(figures.items())
-        )
-        self.checkpoints.best = self.best.step or None
 
     def show(self, figures: StepFigures) -> None:
         step = self.step
@@ -246,13 +228,10 @@ class Trainer(RunSession[Run, TrainingOutcome]):
 
     def finish(self, figures: StepFigures | None) -> TrainingOutcome:
         finished = self.done == self.last and self.evaluated()
-        if finished and self.validation_loss is not None and self.best.step not in (0, self.done):
-            self.metrics.show(
-                f"validation loss {self.validation_loss:.4f}; the best was {self.best.loss:.4f} "
-                f"at step {self.best.step}"
-            )
+        if finished:
+            self.tell_best(self.validation_loss)
         with self.ledger.phase("checkpoint"):
-            self.save()
+            self.save(last=True)
             self.checkpoints.wait()
             if finished and self.run.lora is not None:
                 self.write(ADAPTER, self._save_adapters)

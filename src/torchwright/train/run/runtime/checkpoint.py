@@ -5,23 +5,30 @@
 
 A checkpoint is written as `step-….new`, flushed to the disk and renamed, so that a kill at any moment leaves those
 before it. torch.distributed.checkpoint plans who writes what and cuts parts anew for another layout; its Hugging Face
-writer is used because its other formats describe the checkpoint in a pickle.
+format is used because its other formats describe the checkpoint in a pickle.
+
+A run that is asked to leave has seconds: what it still writes of an earlier step is abandoned for its last state.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import _TYPES as TYPES  # pyright: ignore[reportPrivateUsage]
+from torch.distributed.checkpoint import _hf_utils as hugging_face
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -41,12 +48,18 @@ NAME = re.compile(r"step-(\d{8,})")
 SHARD = re.compile(r"[\w.-]{1,200}")
 """Names of the files that checkpoint.json lists."""
 DIGEST = ".sha256"
+PIECE = 1 << 24
+"""Bytes that are written before the next look at whether the checkpoint is still wanted."""
 SETTLE_S = 30.0
 """A checkpoint of a few GiB is on the disk by then."""
 
 
 class CheckpointError(TorchwrightError):
     """A checkpoint that cannot be written, or that is missing, damaged or of another run."""
+
+
+class Abandoned(Exception):
+    """A checkpoint that is no longer wanted: the run leaves, and a later state takes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +80,53 @@ class Described:
 class DigestWriter(HuggingFaceStorageWriter):
     """A writer that leaves a digest for each file, and makes the folder a checkpoint once every process has written."""
 
-    def __init__(self, folder: Path, described: Described, committed: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        described: Described,
+        committed: Callable[[int], None],
+        abandoned: threading.Event,
+    ) -> None:
         super().__init__(str(folder.with_name(f"{folder.name}.new")), save_distributed=True)
         self.folder, self.described, self.committed = folder, described, committed
+        self.abandoned = abandoned
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        done = super().write_data(plan, planner)
-        for name in {result.storage_data.relative_path for result in done.wait()}:
-            path = Path(self.path) / name
-            path.with_name(f"{name}{DIGEST}").write_text(file_digest(path), encoding="utf-8")
+        """Write this process's tensors and their digest in one pass, without a copy of them.
+
+        Raises `Abandoned` between two pieces of a checkpoint that is no longer wanted.
+        """
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(self._written(plan, planner) if plan.items else [])
         return done
+
+    def _written(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        name = hugging_face._gen_file_name(1, 1, plan.storage_data["shard_index"])
+        path, digest = Path(self.path) / name, hashlib.sha256()
+        # As safetensors orders tensors: each begins at a multiple of its own size.
+        tensors = {item.index.fqn: planner.resolve_data(item).detach() for item in plan.items}
+        order = sorted(tensors, key=lambda fqn: (-tensors[fqn].element_size(), fqn))
+        with path.open("wb") as file:
+
+            def put(part: bytes | memoryview) -> None:
+                if self.abandoned.is_set():
+                    raise Abandoned
+                digest.update(part)
+                file.write(part)
+
+            put(_header(plan, {fqn: tensors[fqn] for fqn in order}))
+            for fqn in order:
+                # `numpy()` knows no bfloat16.
+                content = memoryview(tensors[fqn].cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                for first in range(0, len(content), PIECE):
+                    put(content[first : first + PIECE])
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_name(f"{name}{DIGEST}").write_text(digest.hexdigest(), encoding="utf-8")
+        return [
+            WriteResult(index=item.index, size_in_bytes=tensors[item.index.fqn].nbytes, storage_data=name)
+            for item in plan.items
+        ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the first process, after all have written."""
@@ -109,25 +159,41 @@ class Checkpoints:
         self.folder, self.keep, self._committed = run_folder / FOLDER, keep, committed
         self._group: Any = unlimited_group()
         self._writing: tuple[int, Future[Any]] | None = None
+        self._abandoned = threading.Event()
         self.best: int | None = None
         """The step whose checkpoint is kept in addition to the newest ones."""
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, tensors: dict[str, torch.Tensor], described: Described) -> None:
+    def save(
+        self,
+        tensors: dict[str, torch.Tensor],
+        described: Described,
+        *,
+        last: bool = False,
+        leaving: bool = False,
+    ) -> None:
         """Copy `tensors` and begin to write them; waits for a checkpoint that is still being written.
 
-        Raises `CheckpointError` where that one failed.
+        With `last` nothing changes them from now on, and they are not copied. `leaving` abandons the checkpoint of an
+        earlier step, unless it is the best one. Raises `CheckpointError` where the earlier one failed.
         """
+        if leaving:
+            self._abandon(described.step)
         self.wait()
         folder = _folder(self.folder, described.step)
         if (folder / DESCRIPTION).is_file():  # asked to leave right after a checkpoint
             return
         self._clear(folder)
-        writer = DigestWriter(folder, described, self._committed)
-        future: Any = state_dict_saver.async_save(
-            dict(tensors), storage_writer=writer, process_group=self._group
-        )
+        writer = DigestWriter(folder, described, self._committed, self._abandoned)
+        how: dict[str, Any] = {"storage_writer": writer, "process_group": self._group}
+        future: Any
+        if last:  # in a thread all the same: the main one answers to signals
+            executor = ThreadPoolExecutor(1)
+            future = executor.submit(state_dict_saver.save, dict(tensors), **how)
+            executor.shutdown(wait=False)
+        else:
+            future = state_dict_saver.async_save(dict(tensors), **how)
         self._writing = described.step, future
 
     @property
@@ -156,6 +222,17 @@ class Checkpoints:
                 old.rename(going)
                 shutil.rmtree(going)
 
+    def _abandon(self, step: int) -> None:
+        """Stop writing the checkpoint of another step than this one, on all processes; those before stay."""
+        if self._writing is None or self._writing[0] in (step, self.best):
+            return
+        (earlier, future), self._writing = self._writing, None
+        self._abandoned.set()
+        with contextlib.suppress(CheckpointException, OSError):
+            future.result()
+        self._abandoned.clear()
+        self._clear(_folder(self.folder, earlier))
+
     def settle(self) -> None:
         """Let what is being written end, well or badly: for a run that an error ends, whose folder is given up.
 
@@ -179,6 +256,34 @@ class Checkpoints:
             allowed=f"the last good one is {last[-1]}" if last else None,
             next="free some space, then start the same command again",
         )
+
+
+def _header(plan: SavePlan, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the beginning of a safetensors file with these tensors, and what torch's reader wants to know of them."""
+    offsets = {
+        item.index.fqn: {hugging_face.SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
+        for item in plan.items
+        if item.tensor_data is not None
+    }
+    header: dict[str, Any] = {
+        hugging_face.DEFAULT_EXTRA_METADATA_KEY: {
+            hugging_face.CUSTOM_METADATA_KEY: json.dumps(offsets),
+            hugging_face.DCP_VERSION_KEY: str(hugging_face.HF_DCP_VERSION),
+            hugging_face.FORMAT_KEY: hugging_face.FORMAT_VALUE,
+        }
+    }
+    names, begin = {dtype: name for name, dtype in TYPES.items()}, 0
+    for fqn, tensor in tensors.items():
+        end = begin + tensor.nbytes
+        header[fqn] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _folder(folder: Path, step: int) -> Path:

@@ -165,22 +165,23 @@ def open_shards(run: Run, config: ModelConfig, made: MadeShards) -> Corpus:
     """Map the shards, and hold out what the run says."""
     opened = {name: Shards(paths, config.vocabulary, run.data.ids) for name, paths in made.train.items()}
     held_out = Shards(made.validation, config.vocabulary, run.data.ids) if made.validation else None
+    packed = _packed(run, [*opened.values(), *([held_out] if held_out else [])])
     if run.data.hold_out is not None:
-        opened, held_out = _divided(opened, run.data.hold_out, pairs=run.needs in PAIRED)
+        opened, held_out = _divided(opened, run.data.hold_out, pairs=run.needs in PAIRED, whole=packed)
     return Corpus(
         train=opened,
         validation=held_out,
-        packed=_packed(run, [*opened.values(), *([held_out] if held_out else [])]),
+        packed=packed,
         end=end_token(config),
         reports=made.reports,
     )
 
 
 def _divided(
-    opened: dict[str, Shards], share: float, *, pairs: bool
+    opened: dict[str, Shards], share: float, *, pairs: bool, whole: bool
 ) -> tuple[dict[str, Shards], Shards | None]:
     """Return what is trained on of each source, and what is held out of all."""
-    parts = {name: divide(shards, share, pairs=pairs) for name, shards in opened.items()}
+    parts = {name: divide(shards, share, pairs=pairs, whole=whole) for name, shards in opened.items()}
     held = [part for _, part in parts.values() if part is not None]
     return {name: train for name, (train, _) in parts.items()}, Shards.joined(held) if held else None
 
