@@ -76,7 +76,10 @@ class Package:
             outputs = self._called(tensors) if why is None else None
         else:
             outputs, why = self._check.guarded(arrays, lambda: self._called(list(tensors)))
-        return self._fallback.run(tensors, why) if why is not None else self.build(outputs)
+        if why is not None:
+            return self._fallback.run(tensors, why)
+        assert outputs is not None
+        return self.build(outputs)
 
     def _called(self, tensors: list[torch.Tensor]) -> list[Any]:
         # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -104,7 +104,9 @@ class DigestWriter(HuggingFaceStorageWriter):
         name = hugging_face._gen_file_name(1, 1, plan.storage_data["shard_index"])
         path, digest = Path(self.path) / name, hashlib.sha256()
         # As safetensors orders tensors: each begins at a multiple of its own size.
-        tensors = {item.index.fqn: planner.resolve_data(item).detach() for item in plan.items}
+        tensors: dict[str, torch.Tensor] = {
+            item.index.fqn: cast(torch.Tensor, planner.resolve_data(item)).detach() for item in plan.items
+        }
         order = sorted(tensors, key=lambda fqn: (-tensors[fqn].element_size(), fqn))
         with path.open("wb") as file:
 
@@ -117,7 +119,8 @@ class DigestWriter(HuggingFaceStorageWriter):
             put(_header(plan, {fqn: tensors[fqn] for fqn in order}))
             for fqn in order:
                 # `numpy()` knows no bfloat16.
-                content = memoryview(tensors[fqn].cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                array: Any = tensors[fqn].cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                content = memoryview(array)
                 for first in range(0, len(content), PIECE):
                     put(content[first : first + PIECE])
             file.flush()
