@@ -23,6 +23,8 @@ from torchwright.cli.registries import BUILTINS, LISTED, describe_registry, impo
 from torchwright.core.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
 from torchwright.core.records import Budget, Event, Recipe, Step
 from torchwright.optimization.artifact import folder as artifact
+from torchwright.optimization.techniques.base import techniques
+from torchwright.workloads.base import workloads
 
 pytestmark = pytest.mark.quick
 
@@ -408,9 +410,9 @@ def test_any_registry_can_be_described():
     ]
 
 
-@pytest.mark.parametrize("verb", ["techniques", "workloads"])
-def test_the_registries_are_printed_whole(verb, capsys):
-    names = getattr(__import__(f"torchwright.{verb}", fromlist=[verb]), verb).names()
+@pytest.mark.parametrize(("verb", "registry"), [("techniques", techniques), ("workloads", workloads)])
+def test_the_registries_are_printed_whole(verb, registry, capsys):
+    names = registry.names()
     assert main([verb, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == names

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-import torchwright as tw
 from factories import make_recipe
 from folders import causal, save
 from language_artifacts import fixed_artifact
 from mutations import mutate
 from small_artifacts import copied, edit, seal
 from torchwright.core.errors import ArtifactError, TorchwrightError
+from torchwright.optimization import api
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
 
@@ -50,7 +50,7 @@ def test_a_factory_is_not_imported_without_trust(
     with pytest.raises(ArtifactError, match="trust"):
         load(copy)
     with pytest.raises(ArtifactError, match="trust"):
-        tw.api.verify(copy)
+        api.verify(copy)
     assert not (tmp_path / "owned").exists()
     assert "owned_factory" not in sys.modules
 
@@ -64,7 +64,7 @@ def test_nothing_that_a_recipe_names_is_opened_without_trust(tmp_path: Path, cha
         shutil.rmtree(path / "model")
         seal(path)
     with pytest.raises(ArtifactError, match=r"to open .*trust"):
-        tw.api.verify(path)
+        api.verify(path)
 
 
 @pytest.mark.parametrize(
