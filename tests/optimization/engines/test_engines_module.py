@@ -320,7 +320,7 @@ def test_the_operator_answers_with_the_strides_that_it_promised():
     compiled = torch.compile(OptimizedModule(inner), fullgraph=True, backend="aot_eager")
     x = torch.randn(3, 4)
     torch.testing.assert_close(compiled(x), x.t() * 2)
-    assert opaque._doors[id(inner)] is inner
+    assert opaque._dispatchers[id(inner)] is inner
 
 
 def test_takes_are_kept_of_its_own_signature():
