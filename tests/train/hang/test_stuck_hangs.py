@@ -103,9 +103,8 @@ def test_a_hang_is_named_by_its_ranks(folder: Path, name: str, capsys: pytest.Ca
     assert facts["stuck"]
     lines = [row["line"] for row in facts["rows"] if row["call"]]
     assert lines
-    assert all(
-        re.search(r"train/hang/hang_programs.py:\d+ ", line) for line in lines
-    )  # the call site of each side
+    # The call site of each side.
+    assert all(re.search(r"\bhang/hang_programs.py:\d+ ", line) for line in lines)
     said = (folder / f"{name}.txt").read_text()
     assert said.startswith(f"{kind}: ")
     assert f"torchwright why-stuck {dumps}" in said
