@@ -74,7 +74,7 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
     assert 0 < found["idle_share"] < 1
     # More than all where a checkpoint is written beside the step, less where the machine does something else.
     assert sum(kind["share"] for kind in found["kinds"]) > 0.5
-    assert any(wait["what"] == "tolist" and "run/step.py" in wait["line"] for wait in found["waits"])
+    assert any(wait["what"] == "tolist" and "objectives/step.py" in wait["line"] for wait in found["waits"])
     lines = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     (event,) = (line for line in lines if line.get("event") == "profile")
     assert (event["first"], event["last"], event["at"]) == (3, 4, 4)

@@ -35,8 +35,9 @@ np.save(sys.argv[3], tw.load(sys.argv[1]).model.segment(sys.argv[2]).classes_HW)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("segformer")
+    # Not 16 channels: torch 2.13's bfloat16 convolutions of these are wrong on AMX where kernel and stride are 4 or 8.
     config = SegformerConfig(
-        hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 2],
+        hidden_sizes=[32, 32, 64, 64], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 2],
         decoder_hidden_size=32, id2label={number: f"thing {number}" for number in range(CLASSES)},
     )  # fmt: skip
     model = SegformerForSemanticSegmentation(config)
@@ -174,10 +175,16 @@ def test_a_model_of_the_other_kind_is_refused(folder: Path, tmp_path: Path) -> N
         tw.load_class_segmenter(folder, torch.float16)
 
 
-def test_bfloat16_names_nearly_the_same(folder: Path) -> None:
+def test_bfloat16_names_what_is_clear(folder: Path) -> None:
     image = picture(60, 90)
     wide, narrow = (tw.load_class_segmenter(folder, dtype) for dtype in (torch.float32, torch.bfloat16))
-    assert (wide.segment(image).classes_HW == narrow.segment(image).classes_HW).mean() > 0.9
+    pixels = wide.preparation.pixels(image)
+    with torch.inference_mode():
+        logits, rounded = wide.ask(pixels)[0], narrow.ask(pixels)[0].float()
+    assert (rounded - logits).norm() < 0.05 * logits.norm()
+    first, second = F.interpolate(logits[None], image.shape[:2], mode="bilinear")[0].topk(2, dim=0).values
+    clear = (first - second > 2 * (rounded - logits).abs().max()).numpy()
+    assert (wide.segment(image).classes_HW == narrow.segment(image).classes_HW)[clear].all()
 
 
 @pytest.mark.parametrize(
