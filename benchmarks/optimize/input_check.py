@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import openvino as ov
-import timm
+import openvino as ov  # pyright: ignore[reportMissingImports]
+import timm  # pyright: ignore[reportMissingImports]
 import torch
 
 from torchwright.optimization.engines.dispatch.guards import Check
