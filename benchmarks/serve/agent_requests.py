@@ -26,6 +26,8 @@ RESULT = "README.md\nsrc"
 ANSWER_TOKENS = 32
 """Agents ask for thousands; the bundled model's context is short."""
 FUNCTION = {"name": "shell", "description": "Run a command.", "parameters": PARAMETERS}
+REMINDER = {"role": "system", "content": "Available agent types: general."}
+"""Claude Code's second message, behind the question."""
 
 
 def claude_code(model: str, *, later: bool) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def claude_code(model: str, *, later: bool) -> dict[str, Any]:
         "model": model,
         "max_tokens": ANSWER_TOKENS,
         "system": [text(SYSTEM), text("Be brief.")],
-        "messages": [{"role": "user", "content": [text(ASKED)]}, *(turns if later else [])],
+        "messages": [{"role": "user", "content": [text(ASKED)]}, REMINDER, *(turns if later else [])],
         "tools": [{"name": "Bash", "description": "Run a command.", "input_schema": PARAMETERS}],
         "metadata": {"user_id": "user_1_account__session_1"},
         "thinking": {"type": "adaptive"},
@@ -64,10 +66,10 @@ def codex(model: str, *, later: bool) -> dict[str, Any]:
         {"type": "function_call", "name": "shell", "arguments": '{"command":"ls"}', "call_id": "call_1"},
         {"type": "function_call_output", "call_id": "call_1", "output": RESULT},
     ]
+    begun = [message("developer", SYSTEM), message("developer", "Be brief."), message("user", ASKED)]
     return {
         "model": model,
-        "instructions": SYSTEM,
-        "input": [message("developer", "Be brief."), message("user", ASKED), *(turns if later else [])],
+        "input": [*begun, *(turns if later else [])],
         "tools": [{"type": "function", "strict": False, **FUNCTION}, {"type": "web_search"}],
         "tool_choice": "auto",
         "parallel_tool_calls": False,

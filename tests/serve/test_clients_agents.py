@@ -66,9 +66,17 @@ def test_agents_call_tools_and_go_on() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [["3", "Again.", "Streamed.", True, True]] * 2
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with serving() as found:
+# As Qwen 3.5's: one system message, and only at the beginning.
+SYSTEM_FIRST = """\
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}{{- raise_exception('System message must be first.') }}{%- endif %}
+{{- '<' + message.role + '>' }}{%- if message.content %}{{- message.content }}{%- endif %}
+{%- endfor %}{%- if tools %}{{- tools | tojson }}{%- endif %}<assistant>"""
+
+
+@pytest.fixture(scope="module", params=[None, SYSTEM_FIRST], ids=["plain", "one system message"])
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    with serving(template=request.param) as found:
         yield found
 
 

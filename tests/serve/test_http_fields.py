@@ -76,6 +76,17 @@ def test_what_cannot_change_the_answer_is_taken_and_named(http: httpx.Client, pa
     assert set(response.headers[IGNORED].split(", ")) >= {"store", "prompt_cache_key", "service_tier"}
 
 
+def test_the_log_names_what_was_ignored_once(caplog: pytest.LogCaptureFixture) -> None:
+    body = BODIES["/v1/completions"] | {"store": True}
+    with serving() as running, caplog.at_level("INFO", "torchwright.serve"):
+        for more in ({}, {"metadata": {"a": "b"}}, {}):
+            assert (
+                httpx.post(f"{running.url}/v1/completions", json=body | more, timeout=60).status_code == 200
+            )
+    said = [message for message in caplog.messages if "without effect" in message]
+    assert [message.split()[0] for message in said] == ["'store'", "'metadata'"]
+
+
 def test_a_long_request_names_what_was_ignored_too(http: httpx.Client) -> None:
     """It is read in another process."""
     padding = {"user_id": "x" * 70_000}

@@ -160,6 +160,22 @@ def test_messages_have_thinking_blocks(http: httpx.Client) -> None:
     ]
 
 
+def test_text_behind_a_call_leaves_the_reason_of_the_end(http: httpx.Client) -> None:
+    """A client that reads another reason does not run the tool."""
+    body = {
+        "messages": [{"role": "user", "content": f"{CALL}\nIt is called."}],
+        "max_tokens": 200,
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+    }
+    whole = http.post("/v1/messages", json=body).json()
+    assert [block["type"] for block in whole["content"]] == ["tool_use", "text"]
+    streamed = events(http.post("/v1/messages", json=body | {"stream": True}).text)
+    (end,) = [event["delta"] for event in streamed if event["type"] == "message_delta"]
+    assert (whole["stop_reason"], end["stop_reason"]) == ("tool_use", "tool_use")
+    found = chat(http, f"{CALL}\nIt is called.", tools=[TOOL])["choices"][0]
+    assert found["finish_reason"] == "tool_calls"
+
+
 def test_responses_have_reasoning_items(http: httpx.Client) -> None:
     body = {"input": WHOLE}
     whole = http.post("/v1/responses", json=body).json()

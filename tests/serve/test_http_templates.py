@@ -308,6 +308,40 @@ def test_what_the_templates_are_meant_to_exercise(tmp_path: Path) -> None:
     assert [tool_format_of(source).name for source in (TAGGED, DATED)] == ["hermes", "llama3_json"]
 
 
+# One system message, and only at the beginning: as Qwen 3.5.
+SYSTEM_FIRST = """\
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}{{- raise_exception('System message must be first') }}{%- endif %}
+{{- '[' + message.role + ']' + message.content }}
+{%- endfor %}"""
+LATE = {"role": "system", "content": [{"type": "text", "text": "New"}, {"type": "text", "text": "tools."}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([SYSTEM, SYSTEM, ASK], "[system]Be brief.\n\nBe brief.[user]"),
+        ([{**SYSTEM, "role": "developer"}, ASK, LATE, ASK], "[system]Be brief.\n\nNew\ntools.[user]"),
+        ([ASK, SYSTEM], "[system]Be brief.[user]"),
+    ],
+)
+def test_system_messages_are_joined_where_the_template_takes_one(
+    tmp_path: Path, messages: list[dict[str, Any]], expected: str
+) -> None:
+    checked = [Message.model_validate(message) for message in messages]
+    none = Tools(functions=[], choice="none")
+    assert prompt_text(template(tmp_path, SYSTEM_FIRST), checked, none).startswith(expected)
+    # Elsewhere they stay where they are, as transformers renders them.
+    open_to_all = SYSTEM_FIRST.replace("and not loop.first", "and false")
+    assert not prompt_text(template(tmp_path, open_to_all), checked, none).startswith(expected)
+
+
+def test_a_template_that_takes_no_system_message_refuses_joined_ones(tmp_path: Path) -> None:
+    checked = [Message.model_validate(message) for message in (SYSTEM, SYSTEM, ASK)]
+    with pytest.raises(ApiError, match="System role not supported"):
+        prompt_text(template(tmp_path, STRICT), checked, Tools(functions=[], choice="none"))
+
+
 def test_a_calls_id_can_be_sent_back(tmp_path: Path) -> None:
     (begun,) = [
         event

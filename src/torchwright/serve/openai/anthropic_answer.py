@@ -108,8 +108,8 @@ class MessagesAnswer:
     def _end(self) -> dict[str, Any]:
         assert self._last is not None, "the answer has ended"
         finish, stop = self._last.finish or "", self._last.stop_reason
-        calls = bool(self._blocks) and self._blocks[-1].data["type"] == "tool_use"
-        if finish == "stop" and calls:
+        called = any(block.data["type"] == "tool_use" for block in self._blocks)
+        if finish == "stop" and called:  # text may follow a call
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if stop in self._stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchwright.hub.chat_template import (
@@ -11,6 +13,7 @@ from torchwright.hub.chat_template import (
     ChatTemplate,
     TemplateRefused,
     call_arguments,
+    join_parts,
 )
 from torchwright.serve.api_error import invalid
 from torchwright.serve.formats.base import Callable, ToolFormat, structural_tag
@@ -77,6 +80,8 @@ def prompt_text(
     """The prompt by the model's chat template.
 
     Raises `ApiError` (400) where it has no place for tools, refuses the messages, or `extra` has reserved names.
+    A template that refuses the messages gets all system messages joined at the beginning, where published templates
+    take one: agents send several (Codex, OpenCode), and later ones (Claude Code).
     """
     taken = sorted(RESERVED & (extra or {}).keys())
     if taken:
@@ -88,15 +93,32 @@ def prompt_text(
         {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"strict"})}
         for function in functions
     ]
+    render = partial(
+        template.render, tools=described or None, add_generation_prompt=add_generation_prompt, extra=extra
+    )
+    plain = [_plain(message, template) for message in messages]
     try:
-        return template.render(
-            [_plain(message, template) for message in messages],
-            tools=described or None,
-            add_generation_prompt=add_generation_prompt,
-            extra=extra,
-        )
+        return render(plain)
     except TemplateRefused as error:
+        joined = _with_joined_systems(plain)
+        if joined != plain:
+            with contextlib.suppress(TemplateRefused):
+                return render(joined)
         raise invalid(error.summary, "messages", "chat_template") from error
+
+
+def _with_joined_systems(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with all system messages as one at the beginning; unchanged if that is the case already."""
+    systems = [message for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    if len(systems) < 2:
+        return [*systems, *others]
+    return [{"role": "system", "content": "\n\n".join(map(_text, systems))}, *others]
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else join_parts(part["text"] for part in content)
 
 
 def template_switches(
