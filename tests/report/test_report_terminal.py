@@ -259,7 +259,7 @@ def test_nothing_kept() -> None:
 def test_a_ratio_that_others_hid_is_no_headline() -> None:
     wild = Interval(value=41.85, low=41.85, high=402.98, busy=True)
     text = shown(make_recipe(speedup=wild), 120)
-    assert "runs faster than the original; others' work hid how much: 41.85x [41.85, 402.98]" in text
+    assert "runs faster than the original; other programs hid how much: 41.85x [41.85, 402.98]" in text
     assert "41.85x as fast" not in text
 
 

@@ -61,7 +61,7 @@ from torchwright.workloads.module import ModuleWorkload
 
 VERIFY_ROUNDS = 9
 BUSY_TIMES = 4
-"""Times as many turns that `verify` takes beside others' work: disturbed turns vary about twice as much."""
+"""Factor on the turns of `verify` on a busy machine: disturbed turns vary about twice as much."""
 
 
 def optimize(
@@ -102,16 +102,16 @@ def optimize(
     which one was saved: what was measured is kept, and what was left untried is tried. `exhaustive` goes without the
     experience of recorded searches (docs/search.md), which orders the trials and may leave out some.
 
-    `result.model` takes what the original takes: other numbers of rows by compiled code, other sizes and types by a
-    slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
-    sizes vary, in `torch.export`'s form of `dynamic_shapes`; without it the number of rows is found by itself.
+    `result.model` takes what the original takes. Compiled code takes other batch sizes; other sizes and types use a
+    fallback, with one `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
+    sizes vary, in `torch.export`'s form of `dynamic_shapes`; without it the batch dimension is detected.
 
     The caller's model is never changed. Of a model in training mode, wholly or in part, the `eval()` copy is optimized,
     with a `TrainingMode` warning and a note in the report. Trials run in fresh processes, to which the model travels by
     cloudpickle.
 
-    Raises `TorchwrightError` (its children say which) for inputs, names or a metric that cannot be used, and for a
-    model that fails on its own inputs; `ArtifactError` for a search that cannot be continued here.
+    Raises `TorchwrightError` or a subclass for inputs, names or a metric that cannot be used, and for a model that
+    fails on its own inputs; `ArtifactError` for a search that cannot be continued here.
     """
     judged = {"metric": metric, "higher_is_better": higher_is_better, "task": task, "dynamic": dynamic}
     if isinstance(model, str | Path):
@@ -275,14 +275,14 @@ def verify(
     retries: int = VERIFY_RETRIES,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> dict[str, Any]:
-    """Measure an artifact again, speed beside the original and metric, and hold both against its recipe.
+    """Measure an artifact's speed-up over the original and its metric again, and compare both with its recipe.
 
-    The speed holds if its whole interval is above the low end of the recipe's, less the share `tolerance`. Where the
-    interval decides nothing, as many turns are taken again, `retries` times at most, and `BUSY_TIMES` as often while
-    other programs take the cores. What was measured then is no regression.
+    The speed holds if its whole interval is above the low end of the recipe's, less the share `tolerance`. If the
+    interval decides nothing, as many turns are taken again, at most `retries` times, and `BUSY_TIMES` as often while
+    other programs use the cores. A result on a busy machine does not count as a regression.
 
-    Raises `RegressionFound` when it is slower than promised or over the budget, `Inconclusive` when the turns did not
-    decide it, both with all that was measured in `facts`; `ArtifactError` as `load` does.
+    Raises `RegressionFound` if the artifact is slower than promised or over the budget, and `Inconclusive` if the turns
+    did not decide; `facts` of both holds the measurements. Raises `ArtifactError` as `load` does.
     """
     path = Path(path)
     recipe, _ = artifact.open_artifact(path)
@@ -386,7 +386,7 @@ def _paired_turn(
 def _speed_verdict(speedup: Interval, at_least: float, *, busy: bool) -> str:
     """Say whether an interval keeps a promise, breaks it, or says neither.
 
-    On a busy machine nothing is broken: others' work may be all of the difference.
+    On a busy machine no promise is broken: other programs may cause the whole difference.
     """
     if speedup.low >= at_least:
         return "holds"
@@ -409,7 +409,7 @@ def bench(
     """Time an artifact, or a model as it is: seconds per call, tokens per second, memory, share of the roofline.
 
     With one of `quantize`, `kv` and `dtype` a language model runs on the native decoder instead, without a search.
-    `batch` is for an artifact another number of rows than its example's, where its calls take any.
+    For an artifact `batch` replaces the example's batch size, if its calls take any.
     """
     target = str(target)
     options: dict[str, Any] = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}

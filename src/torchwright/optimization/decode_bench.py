@@ -1,8 +1,7 @@
-"""How fast the native decoder answers, against what the machine can do at most.
+"""Benchmark of the native decoder against the machine's roofline.
 
-Timed is what a user pays: whole generations at a growing context, cache and sampling included. The bound of a call is
-its bytes (weights, keys and values) over the measured bandwidth, or its operations over the measured matrix rates,
-whichever takes longer.
+Whole generations are timed, at a growing context, cache and sampling included. The bound of a call is the longer of two
+times: bytes (weights, keys and values) over measured bandwidth, and operations over measured matrix rates.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ TURNS_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is generated in one turn."""
+    """Sizes of one turn's generation."""
 
     batch: int
     prompt_tokens: int
@@ -116,7 +115,7 @@ def bench(
 
 
 def roofline_facts(case: str, found: RooflinePoint | None) -> dict[str, Any]:
-    """One case's share of the machine, as `bench` names it; the bound is None where a ceiling is unknown."""
+    """Return one case's share of the roofline, with the keys of `bench`; bound None if a ceiling is unknown."""
     if found is None:
         return {f"bound_{case}": None}
     return {
@@ -208,7 +207,7 @@ def _arithmetic(module: Any) -> str:
 
 
 def _linear_operations(model: LoadedDecoder, tokens: int, last_tokens: int) -> defaultdict[str, float]:
-    """Of all linear layers, the output layer for `last_tokens` only; an expert sees its share of the tokens."""
+    """Count the operations of all linear layers: output layer for `last_tokens`, experts for their share of tokens."""
     found: defaultdict[str, float] = defaultdict(float)
     for name, module in model.decoder.named_modules():
         if _is_linear(module):
@@ -244,7 +243,7 @@ def _keys_seen(config: DecoderConfig, positions: range) -> list[int]:
 
 
 def _attention_operations(config: DecoderConfig, pairs: float) -> float:
-    """Of `pairs` of query and key: two products over all heads, multiply and add apart."""
+    """Count the operations of query-key `pairs`: two products over all heads, multiply and add counted separately."""
     return 4 * config.heads * config.head_dim * pairs
 
 

@@ -1,4 +1,4 @@
-"""What a page shows but a recipe does not store: rows, ratios, tokens per second. Pure functions."""
+"""Figures that a report derives from a recipe: rows, ratios, tokens per second. Pure functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CasePair:
 
     @property
     def often(self) -> str:
-        """How often a pass makes it, before and after where these differ; nothing of one that it makes once."""
+        """Calls per pass, before and after if these differ; empty if the pass calls once."""
         if self.repeat != self.repeat_after:
             return f"{self.repeat:,} → {self.repeat_after:,}"
         return "" if self.repeat == 1 else f"{self.repeat:,}"
@@ -100,7 +100,7 @@ class Share:
 def shares(recipe: Recipe) -> list[Share]:
     """Each part that calls are made of, such as a pipeline's components, the largest before first.
 
-    Calls of one part in other shapes ("decoder 2" beside "decoder") are added up; empty where there is one part alone.
+    Calls of one part in several shapes ("decoder" and "decoder 2") are added up; empty if there is only one part.
     """
     before, after = (_seconds_by_part(cases) for cases in (recipe.baseline.cases, recipe.final.cases))
     totals = sum(before.values()), sum(after.values())
@@ -130,11 +130,11 @@ def _seconds_by_part(cases: Sequence[CaseTime]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRanking:
-    """The layers that one technique hurts, worst first, and those of them that were left alone for it."""
+    """The layers that one technique hurts, worst first, and which of them it skipped."""
 
     rung: StepResult
     rows: tuple[tuple[Ranked, bool], ...]
-    """Each layer, and whether it was left alone."""
+    """Each layer, and whether it was skipped."""
     more: int
     """Layers that are not shown."""
 
@@ -144,7 +144,7 @@ class LayerRanking:
 
     @property
     def heading(self) -> str:
-        """What was done with how many, in words."""
+        """The sentence that says how many layers were skipped."""
         other = "" if self.rung.kept else f", and the step was {self.rung.status} all the same"
         worst = "the worst" if self.left == 1 else f"the {self.left} worst"
         were = "was" if self.left == 1 else "were"
@@ -163,7 +163,7 @@ class LayerRanking:
 
 
 def rankings(recipe: Recipe) -> list[LayerRanking]:
-    """Of each technique that left layers alone: how they were ranked, as its last row has it."""
+    """Return the layer ranking of each technique that skipped layers, from its last row."""
     last = {rung.step.name: rung for rung in recipe.rungs if rung.ranking}
     return [
         LayerRanking(
@@ -176,13 +176,13 @@ def rankings(recipe: Recipe) -> list[LayerRanking]:
 
 
 def _left_alone(step: Step) -> list[Any]:
-    """Whatever its options list; which of it are names of layers the ranking says."""
+    """Return every listed option; the ranking says which are names of layers."""
     lists: list[Any] = [value for value in step.options.values() if isinstance(value, list | tuple)]
     return [name for listed in lists for name in listed]
 
 
 def is_total(pair: CasePair, recipe: Recipe) -> bool:
-    """Whether a line of its own would only say the total again."""
+    """Check whether a line for `pair` would only repeat the total."""
     return len(recipe.baseline.cases) == 1 and pair.repeat == 1 and pair.tokens is None
 
 
@@ -210,7 +210,7 @@ def folded(recipe: Recipe) -> list[StepResult]:
 
 
 def numbered(recipe: Recipe) -> list[tuple[int, StepResult]]:
-    """Return the other rows, numbered from 1 in the order in which they were tried."""
+    """Return the rows that are not folded, numbered from 1 in the order in which they were tried."""
     apart = folded(recipe)
     return list(enumerate((rung for rung in recipe.rungs if rung not in apart), start=1))
 
@@ -239,19 +239,19 @@ def kept(recipe: Recipe) -> list[StepResult]:
 
 
 def undecided(recipe: Recipe) -> list[StepResult]:
-    """Rows of which nothing was measured, or too little beside others' work."""
+    """Return the rows without a measurement, or with too few on a busy machine."""
     return [rung for rung in recipe.rungs if rung.undecided]
 
 
 def verdict(recipe: Recipe) -> Literal["faster", "original", "inconclusive"]:
-    """Whether a recipe was found, or none of all that was to be tried pays, or that is not known."""
+    """Return whether a recipe was found, no step pays, or the search is undecided."""
     if kept(recipe):
         return "faster"
     return "inconclusive" if undecided(recipe) else "original"
 
 
 def more(recipe: Recipe) -> tuple[str, str] | None:
-    """What more time would try, and the command that goes on with it; None where nothing was left untried."""
+    """Return the undecided steps and the command that continues the search, or None."""
     names = [str(rung.step) for rung in undecided(recipe)]
     if not names:
         return None
@@ -272,7 +272,7 @@ def payback(rung: StepResult) -> str:
 
 
 def so_far(rung: StepResult) -> Interval | None:
-    """The recipe up to a kept step against the original; None for a step that is no part of it."""
+    """Return the speed-up of the recipe up to a kept step over the original; None for a step that was not kept."""
     return rung.total_speedup if rung.kept else None
 
 
@@ -282,7 +282,7 @@ def reason(rung: StepResult) -> str:
 
 
 def model_name(recipe: Recipe) -> str:
-    """What the workload calls its model."""
+    """Return the model's name in the workload."""
     for key in ("name", "model"):
         value = recipe.workload.get(key)
         if isinstance(value, str) and value.strip():
@@ -313,19 +313,19 @@ def headline(recipe: Recipe) -> str:
         less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
         return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."
     if recipe.speedup.disturbed:
-        return f"{name} runs faster than the original; others' work hid how much: {recipe.speedup}."
+        return f"{name} runs faster than the original; other programs hid how much: {recipe.speedup}."
     return f"{name} runs {wording.ratio(recipe.speedup)} as fast as the original."
 
 
 def runs_as(recipe: Recipe) -> str:
-    """What the speed-up is of; nothing for recipes of before, which do not say."""
+    """Return what the speed-up was measured on; empty for older recipes, which do not say."""
     if not recipe.steps:
         return wording.clean(recipe.runs_as or "the original as it is").replace("the recipe", "the original")
     return wording.clean(recipe.runs_as)
 
 
 def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
-    """How to load an artifact that was measured on the caller's module; None for another. `artifact` is its folder."""
+    """Return how to load an artifact that was measured on the caller's module, or None. `artifact` is its folder."""
     if recipe.runs_as != OWN_MODULE:
         return None
     folder = "DIR" if artifact is None else repr(wording.clean(artifact))
@@ -336,7 +336,7 @@ def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
 
 
 def row_times(recipe: Recipe) -> list[RowsTime]:
-    """The speed-up at other numbers of rows, the example's among them where the workload says how many it has."""
+    """Return the speed-up per batch size, including the example's if the workload states it."""
     if not recipe.rows:
         return []
     example = example_rows(recipe)
@@ -363,7 +363,7 @@ def example_rows(recipe: Recipe) -> int | None:
 
 
 def rates(recipe: Recipe) -> list[str]:
-    """What the workload counts by and the lines of its calls do not say already, in words."""
+    """Return the workload's rates that the lines of its calls do not show already."""
     pairs = case_pairs(recipe)
     said = {found for pair in pairs for found in (pair.after, pair.rate(pair.after)) if found is not None}
     return [
@@ -375,7 +375,7 @@ def rates(recipe: Recipe) -> list[str]:
 
 
 def process_gain(recipe: Recipe) -> str | None:
-    """What is left of the speed-up where a step changes the whole process, in one sentence."""
+    """Return the speed-up without a step that changes the whole process, in one sentence."""
     gain = recipe.process
     if gain is None:
         return None
@@ -386,7 +386,7 @@ def process_gain(recipe: Recipe) -> str | None:
 
 
 def loss(recipe: Recipe) -> str:
-    """The final metric beside the original's and the budget, in one sentence."""
+    """Compare the final metric with the original's and the budget, in one sentence."""
     quality = recipe.final.quality
     budget = wording.percent(recipe.budget.max_drop)
     if quality is None:

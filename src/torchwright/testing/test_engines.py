@@ -1,4 +1,4 @@
-"""What every registered engine must keep, whoever wrote it; one that cannot run here is asked only why."""
+"""Contract tests of every registered engine; an engine that cannot run here only gives its reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ OWN_MAKERS: dict[str, dict[str, Make]] = {
     "native_speech": {"speech": speech},
     "native_seq2seq": {"seq2seq": seq2seq},
 }
-"""Of engines that run models of one kind."""
+"""Models for engines that run one kind only."""
 PAIRS = [(name, model) for name in NAMES for model in OWN_MAKERS.get(name, MAKERS)]
 
 
@@ -87,7 +87,7 @@ class Prepared:
         return with_tensors(case, [_other(tensor) for tensor in tensors_of(case)])
 
     def expected(self, case: Case) -> Any:
-        """What the original answers, or what the steps have made of it, where they change its numbers."""
+        """Return the original's answer, or the prepared model's if the steps change numbers."""
         own = with_tensors(case, [tensor.clone() for tensor in tensors_of(case)])
         ready = self.ready
         model = ready.workload.build() if isinstance(ready.workload, ModuleWorkload) else ready.target.model
@@ -196,7 +196,7 @@ NUMBERS: dict[str, Callable[[list[torch.Tensor]], list[torch.Tensor]]] = {
     "an index too large": lambda t: [t[0], _with_value(t[1], 100), t[2]],
     "a negative index": lambda t: [t[0], _with_value(t[1], -1), t[2]],
 }
-"""What an engine may compute otherwise."""
+"""Inputs for which an engine may compute something else."""
 
 
 @pytest.fixture(scope="module", params=[name for name in NAMES if name not in OWN_MAKERS])
@@ -296,7 +296,7 @@ def ways_of(engine: Prepared) -> list[ShippingForm]:
 
 @quietly
 class TestArtifact:
-    """What it keeps, loaded as its user loads it: checksums compared, proved on its self-test."""
+    """An engine's artifact, loaded as a user loads it: checksums compared, self-test run."""
 
     def test_it_answers_as_before(self, engine: Prepared) -> None:
         for way in ways_of(engine):
@@ -387,7 +387,7 @@ def check_same(wanted: Any, found: Any) -> None:
 
 
 def _models(engine: Prepared) -> list[Any]:
-    """What a user of each of its artifacts calls, where that is the model itself."""
+    """Return the models that a user of the engine's artifacts calls."""
     if not isinstance(engine.ready.workload, ModuleWorkload):
         pytest.skip("what its user calls is not the model")
     if not engine.models:

@@ -1,4 +1,4 @@
-"""What every registered technique must keep, whoever wrote it."""
+"""Contract tests of every registered technique."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from torchwright.workloads.module import ModuleWorkload
 
 NAMES = techniques.names()
 ROWS = 4
-"""Of the batches whose rows must not influence each other."""
+"""Batch size for the test that rows do not influence each other."""
 COMPILER = Step(name="compile")
 
 
@@ -104,7 +104,7 @@ class TestDeclaration:
             assert not properties & set(NAMES) - {name}, "no technique names another"
 
     def test_properties_are_known(self, name: str) -> None:
-        """What it needs or removes is a property that models have or a technique gives; what it gives is no typo."""
+        """Needed and removed properties exist in models or are given by a technique; given ones are not misspelt."""
         cls = techniques.get(name)
         given = {word for _, other in techniques for word in other.gives if other is not cls}
         needed = {word for _, other in techniques for word in other.needs if other is not cls}
@@ -197,7 +197,7 @@ class TestOnModels:
 def test_rows_do_not_influence_each_other_where_an_engine_runs_them(
     name: str, model: str, tmp_path: Path
 ) -> None:
-    """As `TestOnModels` has it, compiled or converted: by the engine that the technique asks for or needs."""
+    """Like `TestOnModels`, compiled or converted by the engine that the technique asks for or needs."""
     cls = techniques.get(name)
     for i, technique in enumerate(dict.fromkeys((cls(), *cls().variants(make(model)[0])))):
         workload, fresh = make_rows(model)
@@ -262,7 +262,7 @@ def check_coverage(target: Target, name: str) -> None:
 
 
 def all_equal(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two models have the same modules and the same tensors."""
+    """Check whether two models have the same modules and tensors."""
     if [(n, type(m)) for n, m in a.named_modules()] != [(n, type(m)) for n, m in b.named_modules()]:
         return False
     pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
@@ -274,5 +274,5 @@ def _double(x: torch.Tensor) -> torch.Tensor:
 
 
 def _laid_out_otherwise(x: torch.Tensor) -> torch.Tensor:
-    """The same values, of which those of the last dimension are not beside each other."""
+    """Return `x` with the same values and a last dimension that is not contiguous."""
     return x if x.dim() < 2 else x.transpose(-1, -2).contiguous().transpose(-1, -2)

@@ -29,14 +29,14 @@ from torchwright.core.system import ending_signals
 
 SIGNALS = ending_signals()
 POLL_SECONDS = 0.2
-"""How soon an interrupt is seen whose exception was lost."""
+"""Longest delay until an interrupt is seen whose exception was lost."""
 
 
 Leave = Callable[["Interrupted"], NoReturn]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that ends what runs; `exit_code` is what a shell makes of it, 130 for Ctrl-C."""
+    """A signal that ends the command; `exit_code` is the shell's code for the signal, 130 for Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
@@ -45,14 +45,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Handler:
-    """What the signals of one block call, with the note that they leave."""
+    """The signal handler of one block, with the record of a signal."""
 
     def __init__(self, leave: Leave | None) -> None:
         self.noted: int | None = None
         self.deferrals = 0
         self.importing = False
         self.told = False
-        """Whether the main thread has caught the interrupt and is on its way out."""
+        """True if the main thread has caught the interrupt and is exiting."""
         self._leave = leave
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -67,7 +67,7 @@ class Handler:
         return number in SIGNALS and signal.getsignal(number) is self
 
     def leave(self, number: int) -> None:
-        """End the process; quietly where the main thread has told of the signal already."""
+        """End the process; quietly if the main thread has reported the signal already."""
         interrupt = Interrupted(number)
         if self._leave is not None and not self.told:
             self._leave(interrupt)
@@ -175,9 +175,9 @@ def only_note() -> None:
 
 
 def leave_now(code: int) -> None:
-    """End a command that a signal ended without Python's own end: with torch that takes seconds.
+    """End an interrupted command without Python's shutdown, which takes seconds with torch.
 
-    That is one whose interrupt was told, or whose exit `code` says so: a training run has a handler of its own.
+    Its interrupt was reported, or its exit `code` says so: a training run has a handler of its own.
     """
     handler = _current()
     if handler is None or not handler.is_command:

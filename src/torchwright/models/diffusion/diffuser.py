@@ -55,7 +55,7 @@ class Drawn:
 
     @property
     def pixels_HW3(self) -> np.ndarray:
-        """Of the picture, or of a film's first frame."""
+        """Pixels of the picture, or of a film's first frame."""
         return self.frames_FHW3[0]
 
 
@@ -100,7 +100,7 @@ class Diffuser:
 
     @property
     def frames(self) -> int:
-        """Of a film the fewest that are more than one: a length for trying; 1 of a picture."""
+        """The smallest number of frames above one that a film may have, for trials; 1 for a picture."""
         return 1 + self._apart if self.folder.family.video else 1
 
     @property
@@ -209,11 +209,11 @@ class Diffuser:
         on_step: Callable[[int, int], None] | None = None,
         preview: Callable[[int, np.ndarray], None] | None = None,
     ) -> Drawn:
-        """The picture of a prompt: equal seeds give equal pictures, to the bit, on one machine and number of threads.
+        """Draw a prompt. Equal seeds give bitwise equal pictures on one machine with one number of threads.
 
         `size` is (height, width), `frames` a film's length; `steps` and `style` are by default what the model was
-        trained for. `on_step` is told how many of how many steps are done,
-        `preview` is given the picture so far after each of them, (H, W, 3) uint8; a preview takes a pass of the VAE.
+        trained for. `on_step` receives the number of finished steps and of all steps. `preview` receives
+        the picture after each step, (H, W, 3) uint8; a preview takes a pass of the VAE.
 
         Raises `ImagineError` for sizes, numbers and prompts that the pipeline does not take.
         """
@@ -280,7 +280,7 @@ class Diffuser:
         return asked if style.negative is None else asked | {"negative_prompt": style.negative}
 
     def _answer(self, part: str, *args: Any, **kwargs: Any) -> Any:
-        """What a stand-in asks: the denoiser goes through the steps' plan."""
+        """Answer a stand-in's call; the denoiser goes through the steps' plan."""
         if part == self.folder.family.denoiser:
             return self._denoise(*args, **kwargs)
         if part == "vae":
@@ -322,7 +322,7 @@ def _check_prompt(prompt: str, what: str = "prompt") -> None:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it can be written down: half of a surrogate pair cannot, as a shell gives for bytes that are no UTF-8."""
+    """Check whether `text` can be encoded: a shell gives lone surrogates for bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

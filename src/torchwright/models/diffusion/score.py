@@ -1,4 +1,4 @@
-"""How alike two pictures look: LPIPS where its weights are at hand, and multi-scale structural similarity."""
+"""Similarity of pictures: LPIPS if its weights are available, and multi-scale structural similarity."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torchwright.models.diffusion.perceptual import find_backbone, lpips
 
 SSIM = "multi-scale SSIM"
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-"""Of the scales, the finest first (Wang, Simoncelli and Bovik 2003)."""
+"""Weights of the scales, the finest first (Wang, Simoncelli and Bovik 2003)."""
 WINDOW, SIGMA = 11, 1.5
 STABLE = (0.01**2, 0.03**2)
 """The constants that keep the quotients of flat places finite, for values from 0 to 1."""
 
 
 def ms_ssim(before_N3HW: torch.Tensor, after_N3HW: torch.Tensor) -> torch.Tensor:
-    """Of each pair of pictures from 0 to 1: (N,) float64, 1 where they are equal.
+    """Return the MS-SSIM of each pair of pictures from 0 to 1: (N,) float64, 1 if they are equal.
 
-    As Wang, Simoncelli and Bovik (2003) define it, over as many of the five scales as leave a side of the window's 11
-    pixels, whose weights are then brought to a sum of 1. Raises `WorkloadError` for sides of less.
+    Follows Wang, Simoncelli and Bovik (2003), over those of the five scales whose sides hold the window's 11 pixels.
+    The weights of these scales are normalized to 1. Raises `WorkloadError` for smaller sides.
     """
     before, after = before_N3HW.double(), after_N3HW.double()
     shortest = min(before.shape[-2:])
@@ -64,9 +64,9 @@ def _similarity(before: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor
 
 
 def alike(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Quality:
-    """How far the pictures (N, 3, H, W) look apart, with Student's interval, and the cosine of their latents (N, …).
+    """Compare pictures (N, 3, H, W), with Student's interval, and return the cosine of their latents (N, …) as well.
 
-    The drop is the mean LPIPS where the package and AlexNet's weights are at hand, else one minus the mean of
+    The drop is the mean LPIPS if the package and AlexNet's weights are available, else one minus the mean of
     multi-scale SSIM. Raises `WorkloadError` for pictures that differ in shape or hold NaN, and for fewer than two.
     """
     if len(before["pictures"]) < 2:

@@ -1,8 +1,8 @@
-"""Text while somebody speaks: what two hypotheses in a row agree on is settled.
+"""Live transcription: text on which two hypotheses in a row agree is settled.
 
-After Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System" (2023): sound that has no settled
-text is transcribed again as it grows, and the words that stand at its beginning in two hypotheses in a row are given
-out, and stay. A word is thus given out two steps after its end, or sooner.
+After Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System" (2023). Sound without settled
+text is transcribed again as it grows. Words that begin two hypotheses in a row are emitted and stay. A word is thus
+emitted at most two steps after its end.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torchwright.models.speech.sound import RATE
 from torchwright.models.speech.transcript import Options, Word
 
 STEP_SECONDS = 1.0
-"""Of sound between two hypotheses; more where the machine is slower."""
+"""Seconds of sound between two hypotheses; more if the machine is slower."""
 CUT, FULL = 0.5, 0.8
-"""Of a window: from the first on, settled sound is let go; at the second, everything settles."""
+"""Shares of a window: from the first on, settled sound is dropped; at the second, everything settles."""
 TAIL = 5
 """Words that may be heard again behind the place up to which text has settled."""
 JITTER_SECONDS = 0.1
-"""Of a word's time from one hypothesis to the next."""
+"""Change of a word's time between two hypotheses, in seconds."""
 PROMPT_CHARACTERS = 200
-"""Settled text that the model is told before what follows."""
+"""Characters of settled text in the model's prompt."""
 
 
 class Live:
@@ -106,7 +106,7 @@ class Live:
 
 
 def _repeated(settled: Sequence[str], words: Sequence[Word]) -> int:
-    """How many words at the beginning were settled already, as the last ones."""
+    """Count the leading words that repeat the last settled ones."""
     for count in range(min(TAIL, len(settled), len(words)), 0, -1):
         if [_plain(text) for text in settled[-count:]] == _texts(words[:count]):
             return count
@@ -114,7 +114,7 @@ def _repeated(settled: Sequence[str], words: Sequence[Word]) -> int:
 
 
 def _agreed(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many are alike at the beginning."""
+    """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 

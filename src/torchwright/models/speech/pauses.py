@@ -1,7 +1,7 @@
-"""Where nobody speaks, by energy alone: places at which a long sound can be cut, so that its parts are independent.
+"""Pause detection by energy: places at which a long recording can be cut into independent parts.
 
-Where no pause is found a part goes on, and its own windows follow each other as they would in the whole sound: what the
-detector misses costs time, and no word.
+Without a pause a part goes on, and its windows follow each other as in the whole recording: a missed pause costs time,
+but no word.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ FRAME = RATE // 50
 PAUSE = 15
 """Frames of a pause at least: 0.3 s, longer than any consonant holds the breath."""
 QUIET = 0.05
-"""Of the loud frames' amplitude: 26 dB below."""
+"""Threshold relative to the amplitude of the loud frames: 26 dB below."""
 SILENCE = 0.0005
-"""Of full scale: what is nowhere louder (−66 dB) is not looked at."""
+"""Threshold relative to full scale (−66 dB): sound that is nowhere louder is skipped."""
 LONGEST = 10
 """Windows of a part at most; one that has no pause for so long is cut at its quietest place."""
 
 
 def parts(sound: Sound, window: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first sample, samples) of parts that follow each other without a gap; those with nothing in them apart.
+    """Yield (first sample, samples) of consecutive parts; silent parts come separately.
 
-    A part ends in its last pause before `window` samples, or where there is none in the first one behind.
+    A part ends in its last pause before `window` samples, otherwise in the first one after.
     """
     begin = 0
     while len(samples := sound.window(begin, window)):
@@ -37,7 +37,7 @@ def parts(sound: Sound, window: int) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def is_silent(samples: np.ndarray) -> bool:
-    """Whether there is nothing to be heard."""
+    """Check whether the samples are silent."""
     return _silence(samples) == len(samples)
 
 
@@ -51,7 +51,7 @@ def _silence(samples: np.ndarray) -> int:
 
 
 def _end(sound: Sound, begin: int, window: int) -> int:
-    """How many samples a part has that begins with something."""
+    """Return the length in samples of a part that begins with sound."""
     for windows in range(1, LONGEST + 1):
         samples = sound.window(begin, windows * window)
         ended = len(samples) < windows * window
@@ -68,7 +68,7 @@ def _end(sound: Sound, begin: int, window: int) -> int:
 
 
 def pauses(samples: np.ndarray) -> np.ndarray:
-    """The middles of the pauses, as samples; one at the very beginning is none."""
+    """Return the middles of the pauses, in samples, except for one at the very beginning."""
     quiet = ~loud_frames(samples)
     runs = np.flatnonzero(np.diff(quiet.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
     runs = runs[(runs[:, 1] - runs[:, 0] >= PAUSE) & (runs[:, 0] > 0)]

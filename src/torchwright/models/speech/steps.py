@@ -1,4 +1,4 @@
-"""What recognizers run: an encoder that hears a window, and a decoder that reads tokens over what was encoded.
+"""The model interface of recognizers: an encoder of windows, and a decoder with cross-attention to its states.
 
 encoded = model.encode(features)                    once a window
 steps = model.steps(encoded)                        a decoder that has read nothing, any number for one window
@@ -25,21 +25,20 @@ from torchwright.workloads.huggingface import cache_keyword
 Head = tuple[int, int]
 """A decoder layer and one of its heads."""
 Encoded = Any
-"""What a model's encoder gives for its decoder, good for as long as somebody holds it."""
+"""The encoder's output for the decoder, valid while it is referenced."""
 
 
 class SpeechModel(ABC):
     """An encoder and a decoder with a cache."""
 
     description: str
-    """What it runs on, in words."""
+    """Description of the back end, for people."""
     module: Any
-    """What holds its weights, an `nn.Module`."""
+    """The `nn.Module` that holds the weights."""
 
     @abstractmethod
     def encode(self, input_1: torch.Tensor) -> Encoded:
-        """What the encoder makes of one window, in float32 as its family takes it: features (1, M, frames) or samples
-        (1, T)."""
+        """Encode one window: features (1, M, frames) or samples (1, T), as the family takes them, in float32."""
 
     @abstractmethod
     def steps(self, encoded: Encoded) -> Steps:
@@ -55,8 +54,7 @@ class SpeechModel(ABC):
 
     @abstractmethod
     def cross_attention(self, heads: Sequence[Head], ids: Sequence[int], encoded: Encoded) -> torch.Tensor:
-        """How much each head looks at each state of the encoder while each token is read, without softmax: (H, T, S),
-        float32."""
+        """Return each head's cross-attention scores per token and encoder state, before softmax: (H, T, S), float32."""
 
 
 class Steps:

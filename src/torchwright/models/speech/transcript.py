@@ -1,4 +1,4 @@
-"""What is asked of a speech model, and what it finds: plain data, the same in every process. No torch here."""
+"""Options and results of speech recognition: plain data, the same in every process. No torch here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Timestamps = Literal["segment", "word"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a caller may ask of any family; a model refuses what it cannot do."""
+    """Recognition options of every family; a model refuses those that it does not support."""
 
     language: str | None = None
     """A code such as "en", or None: the model's own guess from the first window, where it has several."""
@@ -29,7 +29,7 @@ class Options:
     prompt: str = ""
     """Text as if it had been said before: names and spellings to be expected."""
     temperature: float = 0.0
-    """Of the first attempt at a window, from 0 to 1."""
+    """Temperature of the first attempt at a window, from 0 to 1."""
     only_speech: bool = True
     """Leave out text where no voice is heard, and text that the model itself finds improbable; say so in `unheard`."""
     batch: int = 1
@@ -63,7 +63,7 @@ class Segment:
     text: str
     tokens: tuple[int, ...]
     mean_logprob: float
-    """Of the tokens of the window that it was found in, by the model."""
+    """Mean log-probability of the tokens in the segment's window."""
     temperature: float = 0.0
     no_speech: float | None = None
     """The probability that nobody speaks in the window, where the model says it."""
@@ -81,7 +81,7 @@ class Unheard:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What was found in one window; the text before `until` is settled, of `total` seconds where that is known."""
+    """The result of one window; text before `until` is settled, of `total` seconds if known."""
 
     until: float
     total: float | None
@@ -94,7 +94,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """A whole sound's text. `seconds` is how much of it was read; `language` is None where the model does not say."""
+    """The transcript of a recording. `seconds` is the part that was read; `language` may be unknown (None)."""
 
     seconds: float = 0.0
     language: str | None = None
@@ -104,11 +104,11 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
+        """The whole transcript in one line."""
         return " ".join(segment.text for segment in self.segments)
 
     def and_then(self, window: Window) -> Transcript:
-        """With one more window."""
+        """Return the transcript with one more window."""
         return Transcript(
             seconds=window.until,
             language=window.language,

@@ -1,7 +1,7 @@
 """The engine's process: `python -m torchwright.serve.engine.process --endpoint ipc://… --options {…}`.
 
-It connects to the HTTP process's socket, loads the model, and then takes messages between steps. It ends when it is
-told to, when its parent dies, and when its own accounts turn out wrong; the parent starts another.
+It connects to the HTTP process's socket, loads the model, and then takes messages between steps. It ends on
+`Shutdown`, when its parent dies, and when its own accounts turn out wrong; the parent starts another.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ from torchwright.workloads.generation import Generator
 log = logging.getLogger("torchwright.serve")
 
 SWITCH_S = 5e-4
-"""How long a thread keeps the interpreter: a step gives it up and wants it back hundreds of times, and others import
+"""The interpreter's switch interval: a step releases and reacquires the GIL hundreds of times, and other threads import
 and fill masks meanwhile."""
 IDLE_MS = 250
-"""How long an idle engine waits for a message before it looks after its parent and its own accounts."""
+"""Wait of an idle engine for a message before it checks its parent and its own accounts."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -123,7 +123,7 @@ class Channel:
         self._socket.send(encode(message))
 
     def receive(self, wait_ms: int) -> Iterator[ToEngine]:
-        """What has come; waits so long for the first. Ends the process where the parent is gone."""
+        """Yield received messages, waiting `wait_ms` for the first. End the process if the parent is gone."""
         if os.getppid() != self._parent:
             log.error("the parent has died; so does the engine")
             sys.exit(1)
@@ -134,7 +134,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class ServedDecoder:
-    """A language model's engine, and what the HTTP process is told of it."""
+    """A language model's engine, and its description for the HTTP process."""
 
     engine: ServingEngine | TranslatingEngine | WritingEngine
     ready: EngineReady

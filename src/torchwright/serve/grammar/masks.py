@@ -24,7 +24,7 @@ from torchwright.serve.grammar.thinking import Thinking
 from torchwright.serve.wire.messages import Grammar, Submit
 
 TOKEN_SECONDS = 0.25
-"""Of processor time, to follow a grammar by one token; one that takes longer ends its request. A filling thread cannot
+"""Processor time limit to advance a grammar by one token; a slower grammar ends its request. A filling thread cannot
 be interrupted, and the other sequences of the step wait for it."""
 
 
@@ -49,7 +49,7 @@ def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
 
 
 class Constraint:
-    """What one sequence's grammar allows; it has accepted the sequence's answer so far."""
+    """The grammar state of one sequence, which has accepted the sequence's answer so far."""
 
     def __init__(
         self, grammar: Future[Any], stop_ids: list[int], thinking: Callable[[], Thinking] | None = None
@@ -57,7 +57,7 @@ class Constraint:
         """`grammar` gives None for an answer of any text."""
         self._grammar, self._stop_ids, self._make_thinking = grammar, stop_ids, thinking
         self.seconds = 0.0
-        """Time spent on its masks, most of it while the model ran."""
+        """Time spent on the grammar's masks, mostly while the model ran."""
         self.fault: str | None = None
         """Why the sequence cannot go on: one of its tokens took too long to follow."""
 
@@ -68,7 +68,7 @@ class Constraint:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow: its text is whole and, where the request has stop tokens, one was accepted."""
+        """True if nothing can follow: the text is complete and, if the request has stop tokens, one was accepted."""
         return self._matcher.is_terminated()
 
     def accept(self, token: int) -> bool:
@@ -109,7 +109,7 @@ class Constraint:
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
-        """What one token costs; thread time, because the machine's other work is not the grammar's fault."""
+        """Limit the cost of one token, in thread time: other programs must not count against the grammar."""
         begun = time.thread_time()
         yield
         seconds = time.thread_time() - begun
@@ -170,7 +170,7 @@ class Grammars:
 
     def __init__(self, folder: Path, vocabulary: int, stop_ids: list[int]) -> None:
         self._folder, self._vocabulary, self._stop_ids = folder, vocabulary, stop_ids
-        # Reading a large grammar takes longer than a step, and must not hold the masks of others up.
+        # Reading a large grammar takes longer than a step, and must not delay other requests' masks.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-grammar")
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="fill-masks")
         self._kept: dict[str, Future[Any]] = {}

@@ -1,5 +1,4 @@
-"""What stands around every request: its id, the key or the host, the body's limits, errors in OpenAI's shape, and its
-line of log.
+"""Per-request middleware: id, auth or host check, body limits, OpenAI's error format, access log.
 
 No request ends without a reason: `AccessRecord.reason` is what the log says where something went wrong, and of every
 request with `--log-requests`.
@@ -41,7 +40,7 @@ GONE = 499
 """In the log and the metrics: the client left before its answer."""
 UNROUTED = {404: "there is no such path", 405: "the method is not for this path"}
 PATH_CHARACTERS = 256
-"""Of a request's path, in the log and in errors."""
+"""Longest part of a request's path in the log and in errors."""
 IGNORED = b"x-torchwright-ignored"
 """The header that names the fields of a request that were taken without effect."""
 DISCARDED = 32
@@ -50,7 +49,7 @@ DISCARDED = 32
 
 @dataclass
 class AccessRecord:
-    """What the log says of one request."""
+    """The access-log entry of one request."""
 
     id: str
     method: str
@@ -88,7 +87,7 @@ class Guard:
         self._app, self._log_requests, self._count = app, log_requests, count
         self._keys, self._hosts = [key.encode() for key in keys], hosts
         self.held_bytes = 0
-        """Of long bodies that have come and have not been read."""
+        """Bytes of long bodies that were received but not read yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -153,7 +152,7 @@ class Guard:
         return None
 
     def _admit(self, scope: Scope) -> None:
-        """Raise `ApiError` for a request without the key, or where there is none, to or from a foreign host."""
+        """Raise `ApiError` for a request without the key or, on a server without a key, to or from a foreign host."""
         headers = Headers(scope=scope)
         if _two_lengths(headers):
             raise ApiError(
@@ -190,10 +189,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 @contextlib.asynccontextmanager
 async def held_body(request: Request, limits: Limits) -> AsyncIterator[bytes]:
-    """The body of a JSON request, whose memory is accounted for until the block ends.
+    """Yield the body of a JSON request; its memory is accounted for until the block ends.
 
-    Raises `ApiError` for another content type (415), too many bytes (413), one that comes too slowly (408), and where
-    the long bodies of all requests take too much memory (429).
+    Raises `ApiError` for another content type (415), too many bytes (413), and a body that comes too slowly (408).
+    If the long bodies of all requests take too much memory, the status is 429.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -225,7 +224,7 @@ async def held_body(request: Request, limits: Limits) -> AsyncIterator[bytes]:
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` brings, once the body has come; it is cancelled, and `Gone` raised, when the client leaves."""
+    """Return the result of `work`; cancel it and raise `Gone` if the client disconnects. Read the body first."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_gone(request))
     try:
@@ -271,7 +270,7 @@ async def _refuse(error: ApiError, send: Send) -> None:
 
 
 def record_of(request: Request) -> AccessRecord:
-    """What the log will say of a request, to be added to."""
+    """Return the access-log entry of a request, for additions."""
     return request.scope["record"]
 
 

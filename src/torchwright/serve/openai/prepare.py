@@ -33,7 +33,7 @@ LEAST_TOP_P = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(Language):
-    """What the HTTP process knows of the served model."""
+    """The HTTP process's view of the served model."""
 
     name: str
     folder: Path
@@ -45,7 +45,7 @@ class ServedModel(Language):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a request asks for beside its prompts and what all requests have in common."""
+    """The options of one request, without its prompts and the options that all requests share."""
 
     n: int = 1
     max_tokens: int | None
@@ -66,7 +66,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRequest:
-    """What the engine is asked, one `Submit` for each prompt, and how long it took to say so."""
+    """The engine's messages for a request, one `Submit` for each prompt, and the time to prepare them."""
 
     submits: list[Submit]
     grammar: Grammar | None
@@ -244,13 +244,13 @@ def _left(timeout: float | None, begun: float) -> float | None:
 
 
 def _too_late() -> ApiError:
-    """Clients send a 408 again by themselves unless they are told not to, and here they have asked for it."""
+    """Return a 408 without automatic retry: clients repeat a 408 by default, and this timeout is the client's own."""
     text = "the request's timeout passed before the model could begin with it"
     return ApiError(408, text, param="timeout", code="timeout", headers={"x-should-retry": "false"})
 
 
 def _answer_tokens(tokens: int, wanted: Wanted, min_tokens: int, limits: RequestLimits, param: str) -> int:
-    """How many new tokens one prompt may have."""
+    """Return the limit of new tokens for one prompt."""
     if limits.answer is not None:
         return _separate_answer_tokens(tokens, wanted, min_tokens, limits.context, limits.answer, param)
     context, chunk = limits.context, limits.chunk

@@ -77,9 +77,9 @@ SILENT_SECONDS = 120.0
 LONG_SILENT_SECONDS = 900.0
 """The same for a speech model, whose step is a window, decoded up to six times, and for one of a picture's."""
 LAST_WORDS_SECONDS = 0.05
-"""How long what a dead engine sent may be on its way."""
+"""Longest delay of a dead engine's last messages."""
 KILL_SECONDS = 5.0
-"""How long an engine that was told to end may take."""
+"""Longest time that an engine may take to end after a request."""
 
 
 @dataclass
@@ -111,13 +111,13 @@ class EngineClient:
         """Key → a grammar that this engine keeps, the last used last."""
         self._early_deaths = 0
         self._killed = False
-        """Whether this engine's end was asked for here."""
+        """True if this process ended the engine."""
         self._ready_at: float | None = None
         self._heard = 0.0
         """When the engine last spoke, or was given something to do."""
         self.state: State = "loading"
         self.detail = "starting"
-        """What the engine is doing, or why it is not there."""
+        """The engine's activity, or the reason why it is not running."""
         self.ready: EngineReady | None = None
         """The engine's facts; they stay while it is restarted."""
         self.stats: Stats | None = None
@@ -180,9 +180,9 @@ class EngineClient:
             mailbox.put(Lost("the engine has just died"))  # and is not yet known to have
 
     def hold(self, grammar: Grammar) -> bool:
-        """Have the engine know a grammar until its `release`, and for the next request with the same while it fits.
+        """Keep a grammar in the engine until its `release`, and afterwards for the next request while it fits.
 
-        False where the grammars that are held take as much memory as they may.
+        Returns False if the held grammars have reached their memory limit.
         """
         known = self._grammars.get(grammar.key) or _Known(len(grammar.json))
         held = sum(one.bytes for one in self._grammars.values() if one.holders)
@@ -219,7 +219,7 @@ class EngineClient:
             self._send(Cancel(id=id, reason=reason))
 
     def end_one(self, id: str, index: int, reason: str) -> None:
-        """Tell the engine that one of a request's sequences has all that was wanted of it: a normal end."""
+        """Tell the engine that one of a request's sequences is complete: a normal end."""
         if id in self._mailboxes and self.state == "ready":
             self._send(Cancel(id=id, index=index, reason=reason, finish="stop"))
 
@@ -350,7 +350,7 @@ class EngineClient:
             mailbox.put(item)
 
     def _lose(self, code: int) -> None:
-        """The engine has died: all who wait are told, and its figures are kept."""
+        """Handle the engine's death: fail all waiting requests, and keep its counters."""
         reason = f"the engine died ({self._cause(code)}) and is being restarted"
         log.error("%s; %d requests were waiting", reason, len(self._mailboxes))
         if self.stats is not None:

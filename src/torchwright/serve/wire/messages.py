@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine process say to each other: MessagePack over one ZeroMQ pair, nothing pickled.
+"""Messages between the HTTP process and the engine process: MessagePack over one ZeroMQ pair, nothing pickled.
 
 HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Paint, Shutdown.
 Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Painted, Failed.
@@ -21,11 +21,11 @@ Finish = Literal["stop", "length", "cancelled", "timeout", "grammar", "error"]
 
 
 Activation = Literal["none", "sigmoid", "softmax"]
-"""As `workloads.encoding` has it, which needs torch."""
+"""Copy of the type in `workloads.encoding`, which needs torch."""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request's tokens are chosen; the fields that `decoder.sampling.Sampling` has mean the same."""
+    """Sampling options of one request, with the meaning that they have in `decoder.sampling.Sampling`."""
 
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -48,7 +48,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """No later request names this grammar; those before it keep it."""
+    """Drop a grammar: no later request names it; running requests keep it."""
 
     key: str
 
@@ -82,7 +82,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     thinking: ThinkingBudget | None = None
     """The bound of reasoning, with a grammar or without."""
     logprobs: int | None = None
-    """How many of the most likely tokens to report beside each new one (0: only its own); None: nothing."""
+    """Top tokens to report for each new token (0: only the token's own log-probability); None: nothing."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     priority: int = 0
@@ -99,7 +99,7 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     """One of its n sequences; None is all of them."""
     reason: str
     finish: Literal["stop", "cancelled"] = "cancelled"
-    """`stop`: it has all that was wanted of it, such as a text up to a stop string."""
+    """`stop`: the answer is complete, such as a text up to a stop string."""
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -110,11 +110,11 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     pairs: list[str] | None = None
     """For a classifier: a second text for each, which it reads with the first."""
     special: bool = True
-    """For a classifier: whether the tokens are put around a text that the model expects there."""
+    """For a classifier: add the special tokens that the model expects around a text."""
 
 
 class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
-    """A sound to be written down."""
+    """A recording to transcribe."""
 
     id: str
     samples: str
@@ -123,13 +123,13 @@ class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
 
 
 class Paint(msgspec.Struct, frozen=True, kw_only=True, tag="paint"):
-    """A picture to be made."""
+    """A picture to generate."""
 
     id: str
     prompt: str
     seed: int
     steps: int | None
-    """None is what the model was trained for."""
+    """None: the number that the model was trained for."""
     size: tuple[int, int] | None
     """(height, width) in pixels; the model's own without it."""
     style: Style = Style()
@@ -145,7 +145,7 @@ ToEngine = Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint | Shu
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
-    """What the engine is doing before it is ready."""
+    """The engine's progress before it is ready."""
 
     text: str
 
@@ -169,14 +169,14 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     weight_bytes: int
     kv_bytes: int
     fingerprint: str
-    """Of the weights; part of every prefix-cache key."""
+    """Hash of the weights; part of every prefix-cache key."""
     notices: list[str] = []
     labels: list[str] = []
-    """Of a classifier, by their index."""
+    """Labels of a classifier, by index."""
     activation: Activation = "none"
-    """What makes probabilities of its logits."""
+    """Turns a classifier's logits into probabilities."""
     score_activation: Activation = "none"
-    """What makes a score of its logit where it has one."""
+    """Turns the logit into a score, for a classifier with one."""
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -197,7 +197,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sequence's time went in the engine, in seconds, and where its prompt came from."""
+    """A sequence's seconds per phase in the engine, and the sources of its prompt tokens."""
 
     queue_s: float
     prefill_s: float
@@ -249,11 +249,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     step_tokens: int
     core_share: float
-    """Of the engine's time lately, that in which it had a core: less than 1 where other programs take them."""
+    """Share of the engine's recent time in which it had a core: below 1 if other programs use the cores."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """What one engine step brought; also sent, without outputs, when the engine becomes idle."""
+    """Outputs of one engine step; also sent, empty, when the engine becomes idle."""
 
     outputs: list[TokenOutput]
     stats: Stats
@@ -264,22 +264,22 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
 
     id: str
     places: list[int]
-    """Which of the texts."""
+    """Indices of the texts."""
     vectors: list[list[float]]
     tokens: int
-    """Of these texts."""
+    """Tokens in these texts."""
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
-    """One more window of a sound."""
+    """The next window of a transcript."""
 
     id: str
     window: Window | None
-    """None behind the last one."""
+    """None after the last one."""
 
 
 class Painted(msgspec.Struct, frozen=True, kw_only=True, tag="painted"):
-    """One more step of a picture, or the picture."""
+    """Progress of a picture, or the finished picture."""
 
     id: str
     done: int
@@ -289,7 +289,7 @@ class Painted(msgspec.Struct, frozen=True, kw_only=True, tag="painted"):
     size: tuple[int, int] = (0, 0)
     """(height, width) of the pixels."""
     notices: list[str] = []
-    """What was left out of the prompt, with the last step."""
+    """Parts of the prompt that were left out; sent with the last step."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

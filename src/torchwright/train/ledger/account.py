@@ -1,6 +1,6 @@
-"""The account of a job: sessions grouped into attempts, lost work and recovery told apart, ranks merged.
+"""The account of a job: sessions grouped into attempts, lost work separated from recovery, ranks merged.
 
-A process can only say what it is doing; that a step was done in vain shows when a later attempt resumes before it.
+A process can only say what it is doing; a lost step shows only when a later attempt resumes before it.
 So two things are decided here, after the fact:
 
 - **lost work**: time in `step` after the state that a later attempt (or a rollback in the same one) went back to;
@@ -112,7 +112,7 @@ class Account:
 
 
 def read_account(run_dir: str | Path) -> Account:
-    """The account of the job in `run_dir`. Raises `LedgerError` where there is no readable ledger."""
+    """Return the account of the job in `run_dir`. Raises `LedgerError` if no ledger can be read."""
     return account_of(read_sessions(run_dir))
 
 
@@ -177,9 +177,11 @@ def account_of(sessions: list[ProcessLife]) -> Account:
 
 
 def _attempts(sessions: list[ProcessLife]) -> list[list[ProcessLife]]:
-    """Sessions of one start of the job: no rank twice, one launch and one number of processes; where nothing names the
-    launch, each began before all the others had ended (a process that died may have lived on for as long as it leaves
-    between lines)."""
+    """Group sessions by start of the job: no rank twice, one launch and one number of processes.
+
+    If nothing names the launch, each began before all the others had ended. A process that died may have lived on for
+    as long as it leaves between lines.
+    """
     groups: list[list[ProcessLife]] = []
     for session in sessions:
         group = groups[-1] if groups else []
@@ -231,7 +233,7 @@ def _marks(group: list[ProcessLife], name: str) -> list[int]:
 
 
 def _pieces(session: ProcessLife, kept: int, furthest: int, failed: bool) -> tuple[list[Piece], int]:
-    """What one process did, with lost work and recovery told apart, and the last step it completed.
+    """Return the pieces of one process, with lost work and recovery marked, and the last step that it completed.
 
     `kept`: the step up to which later attempts kept the work; `furthest`: where the attempts before had been;
     `failed`: whether the one before this did.
@@ -281,7 +283,7 @@ def _share(part: int, whole: int) -> tuple[int, int]:
 
 
 def _unseen(launcher: Launcher, before: Launcher | None) -> int:
-    """How often it had started processes since the attempt before, and they left no ledger."""
+    """Count the launcher's starts since the attempt before whose processes left no ledger."""
     same = before is not None and before.pid == launcher.pid and abs(before.wall - launcher.wall) < NANO
     return launcher.restarts - (before.restarts + 1 if before is not None and same else 0)
 
@@ -289,8 +291,10 @@ def _unseen(launcher: Launcher, before: Launcher | None) -> int:
 def _padded(
     pieces: list[Piece], start: int, begun: int, ended: int, end: int, later: int, failed: bool
 ) -> list[Piece]:
-    """`pieces` from the attempt's start (a process that came later was starting, or coming back after an attempt that
-    failed) to its end (one that died is idle)."""
+    """Extend `pieces` to the attempt's start and end.
+
+    A process that came later was starting, or coming back after an attempt that failed; one that died is idle.
+    """
     whole = [("recovery" if failed else "start", start, begun), *pieces, ("idle", ended, end)]
     return [(bucket, first + later, last + later) for bucket, first, last in whole if last > first]
 

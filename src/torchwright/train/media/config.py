@@ -19,14 +19,14 @@ FREE = (
     *("samples", "evaluation", "checkpoint", "layout", "threads", "out", "timeout_s", "log_every", "wandb"),
     "data.strict",
 )
-"""What may change when a run is continued; anything else would make it another run."""
+"""Settings that may change when a run is continued; any other change makes a different run."""
 
 
 AnyMedia = TypeVar("AnyMedia", "ImageRun", "SpeechRun")
 
 
 class Model(Section):
-    """What is trained."""
+    """The model to train."""
 
     folder: str
     """A Hugging Face folder whose weights the run starts from."""
@@ -66,7 +66,7 @@ class ImageData(MediaData):
     image_column: str = "image"
     label_column: str = "label"
     augment: list[Literal["crop", "flip"]] = Field(default=[])
-    """What a training picture undergoes at random: a part of it in place of all, and its mirror image."""
+    """Random augmentations of training pictures: a crop, and a horizontal flip."""
 
 
 class SpeechData(MediaData):
@@ -78,20 +78,20 @@ class SpeechData(MediaData):
     text_column: str = "text"
     language_column: str = "language"
     language: str = "en"
-    """Of rows that name none."""
+    """Language of rows that name none."""
     timestamps: bool = True
-    """Whether the text stands between the times at which the sound begins and ends."""
+    """Put the text between timestamps of the recording's start and end."""
 
 
 class MediaOptimizer(Section):
-    """How parameters move: AdamW."""
+    """The optimizer: AdamW."""
 
     lr: Rate = 1e-4
     """Peak learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Rate = 1e-8
     weight_decay: float = Field(default=0.01, ge=0)
-    """Of matrices; norms and biases have none."""
+    """Weight decay of matrices; norms and biases have none."""
 
 
 class MediaLora(Adapters):
@@ -185,7 +185,7 @@ def read_images(path: Path) -> ImageRun:
 
 
 def read_speech(path: Path) -> SpeechRun:
-    """As `read_images`."""
+    """Read a speech run file, as `read_images` does for pictures."""
     return _parsed(SpeechRun, read_toml(path), str(path))
 
 

@@ -28,7 +28,7 @@ from torchwright.workloads.huggingface import load_model, quiet_transformers
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignConfig:
-    """What the trainer needs to know of a model that it has no family for."""
+    """The trainer's view of a model without a native family."""
 
     architecture: str
     vocabulary: int
@@ -40,7 +40,7 @@ class ForeignConfig:
 
 ModelConfig = DecoderConfig | ForeignConfig
 WINDOWS = ("sliding_window", "attention_chunk_size")
-"""What configurations of transformers call the reach of a layer that does not see all."""
+"""Names for the attention window in transformers' configurations."""
 SAME = 1e-4
 """Relative error of logits in float32 that comes of another order of sums."""
 
@@ -90,7 +90,7 @@ class Foreign(nn.Module):
         super().__init__()
         self.network: Any = network
         self.apart = False
-        """Whether several documents in a row stay strangers to each other (`keeps_apart`)."""
+        """True if packed documents do not attend to each other (`keeps_apart`)."""
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -122,7 +122,7 @@ class Foreign(nn.Module):
         positions_BT: torch.Tensor | None = None,
         documents_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Transformer.loss`; raises `ModelError` for several documents that the model does not keep apart."""
+        """Like `Transformer.loss`; raises `ModelError` for packed documents that the model does not keep apart."""
         if documents_BS is not None and not self.apart:
             raise ModelError(
                 f"{type(self.network).__name__} reads rows of one text each, and these are of several documents",
@@ -133,7 +133,7 @@ class Foreign(nn.Module):
 
 
 def build_foreign(folder: Path, device: str) -> Foreign:
-    """The folder's model, every parameter in float32 and to be trained; each process holds all of it."""
+    """Build the folder's model, every parameter in float32 and trainable; each process holds the whole model."""
     network = load_model(folder, "AutoModelForCausalLM").requires_grad_(True)
     model = Foreign(network.to(device))
     model.apart = keeps_apart(model.eval())
@@ -142,7 +142,7 @@ def build_foreign(folder: Path, device: str) -> Foreign:
 
 @torch.no_grad()
 def keeps_apart(model: Foreign) -> bool:
-    """Whether a document's logits are the same alone and behind another one, as the model itself says."""
+    """Check by running the model whether a document's logits are the same alone and after another document."""
     text = model.network.config.get_text_config()
     if any(getattr(text, name, None) for name in WINDOWS):  # for which one mask for all layers would stand
         return False

@@ -20,7 +20,7 @@ class Limits:
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """Tried in turn; what is drawn depends on the window's place alone."""
     compression_ratio: float = 2.4
-    """Of UTF-8 by zlib; text that repeats itself is above it."""
+    """Ratio of UTF-8 to its zlib size; repetitive text is above this limit."""
     mean_logprob: float = -1.0
     no_speech: float = 0.6
     """Above this probability an improbable text is silence."""
@@ -28,7 +28,7 @@ class Limits:
     """Mean log-probability below which the last attempt's text is left out: twice as improbable as what is decoded
     again. What Whisper writes of tones and loud noise is below it."""
     forget: float = 0.5
-    """Text that took a higher temperature is no prompt for what follows."""
+    """Text decoded at a higher temperature is not used as a prompt."""
 
     def starting_at(self, temperature: float) -> Limits:
         """Without the temperatures below one, which is the first."""
@@ -38,17 +38,17 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What one temperature gave for a window."""
+    """The decoded window at one temperature."""
 
     tokens: tuple[int, ...]
     """Without the end."""
     mean_logprob: float
-    """Of the tokens and the end, at temperature 1."""
+    """Mean log-probability of the tokens and the end token, at temperature 1."""
     no_speech: float
     temperature: float
 
     def silent(self, limits: Limits) -> bool:
-        """Whether nobody speaks, so that the text is none."""
+        """Check whether the window holds no speech, so that its text is dropped."""
         return self.no_speech > limits.no_speech and self.mean_logprob < limits.mean_logprob
 
 
