@@ -2,8 +2,8 @@
 
     python examples/clicks/clicks.py FILE [--shape criteo|pairs] [--rows N] [--first N] [--seed N]
 
-Every block of rows has a generator of its own, seeded by the world's seed and the block's number, so that a row is
-the same however it is requested: held-out rows are later rows of the same world.
+Every block of rows has its own generator, seeded by the world's seed and the block's number. So a row does not depend
+on how it is requested: held-out rows are later rows of the same world.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class World:
 def clicks(world: World, block: int) -> list[list[str]]:
     """Return a block of Criteo-like rows by column: label, 13 numbers, 26 hexadecimal categories; "" is missing.
 
-    The logit of a click adds up an effect of each id, products of hidden vectors of neighbouring categories, and a
+    The logit of a click is a sum: an effect of each id, products of hidden vectors of neighbouring categories, and a
     slope of each number's logarithm.
     """
     generator = np.random.default_rng([world.seed, 2, block])
@@ -179,7 +179,7 @@ def main(file: Path, shape: Shape, rows: int, first: int, seed: int) -> None:
     """Write synthetic clicks to FILE (*.tsv, *.tsv.gz, *.parquet) for a recommender.
 
     `criteo` has a label, 13 numbers and 26 hexadecimal categories, as Criteo's files; `pairs` has users with an item
-    that each took. Rows with another `--first` are other rows of the same hidden model: held-out ones.
+    that each took. Rows from another `--first` are held-out rows of the same hidden model.
     """
     try:
         generate(file, shape, rows, seed=seed, first=first)

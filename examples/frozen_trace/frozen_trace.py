@@ -21,7 +21,7 @@ from torchwright.workloads.base import Case
 class FrozenTrace(Engine):
     """Runs each call as torch.jit.trace records it, with the weights frozen in; any other call by the model itself.
 
-    An artifact holds nothing of it, since TorchScript's files hold pickles: who loads it traces the model again.
+    An artifact does not hold the trace, since TorchScript's files hold pickles: loading traces the model again.
     """
 
     name: ClassVar[str] = "frozen_trace"
@@ -69,7 +69,7 @@ def _traced(model: nn.Module, case: Case) -> Callable[..., Any]:
 
 
 def _looks(case: Case) -> Any:
-    """What must be the same for a trace to hold: sizes and types, by position and name; None where there is more."""
+    """Return the signature for which a trace holds: sizes and types, by position and name; None for other inputs."""
     named = {**dict(enumerate(case.args)), **case.kwargs}
     if not all(isinstance(value, torch.Tensor) for value in named.values()):
         return None

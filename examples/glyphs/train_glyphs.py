@@ -3,10 +3,10 @@
 
     python examples/glyphs/train_glyphs.py FOLDER [--seconds 240] [--seed 0] [--look SECONDS]
 
-FOLDER is a pipeline of diffusers (PixArt's architecture), `reader/` beside its components. What makes it learn in
-minutes of one core: pictures of 32 x 32 whose latents are 8 x 8, two a side to a token, so that a picture is 16 tokens;
-a text encoder that is left random, its words apart enough already; flow matching, whose target has the same size at
-every step. Seconds are of the processor, so that a busy machine trains as long as a quiet one.
+FOLDER is a pipeline of diffusers (PixArt's architecture), with `reader/` next to its components. It learns in
+minutes of one core by these choices: pictures of 32 x 32 whose latents are 8 x 8, 2 x 2 per token, so 16 tokens each;
+a text encoder that stays random, since its words differ enough; flow matching, whose target has the same size at every
+step. Seconds are of the processor, so that a busy machine trains as long as a quiet one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def corpus(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Clock:
-    """Processor time from now on, and how far a share of it has gone."""
+    """Processor time from now on, and the progress within a share of that time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.begun = seconds, time.process_time()
@@ -246,7 +246,7 @@ def contact_sheet(pipe: Any, reader: nn.Module, path: Path) -> float:
 
 
 def save(pipe: Any, reader: nn.Module, folder: Path) -> None:
-    """The pipeline as diffusers saves one, and beside its components the reader and a file of prompts."""
+    """Save the pipeline as diffusers does, with the reader and a file of prompts next to its components."""
     pipe.save_pretrained(folder)
     (folder / glyphs.READER).parent.mkdir(exist_ok=True)
     save_file(reader.state_dict(), folder / glyphs.READER)

@@ -36,7 +36,7 @@ from torchwright.train.run.config.read import parse_run
 from torchwright.train.run.loop.train import train_run
 
 CLIP = 0.2
-"""How far the ratio of a token's probabilities may move its own gradient."""
+"""Clipping range of the ratio of a token's probabilities."""
 WARM_UP = 5
 """Steps: Adam's first ones are as long as its rate, whatever the gradients are worth."""
 
@@ -48,7 +48,7 @@ class Batch:
     ids_BT: torch.Tensor
     labels_BT: torch.Tensor
     answer_BT: torch.Tensor
-    """Whether the label is a token of the answer."""
+    """True if the label is a token of the answer."""
     drawn_BT: torch.Tensor
     """Its log-probability when it was drawn."""
     advantage_B: torch.Tensor

@@ -2,8 +2,8 @@
 
     with simulated(torch.device("cuda", 0)): ...
 
-An operator that mixes them with tensors of the CPU fails as it does on a real card, and so does reading one without
-fetching it. Compiled code is not simulated.
+An operator that mixes them with CPU tensors fails as on a real device, and so does reading a tensor without fetching
+it. Compiled code is not simulated.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def simulated(place: torch.device) -> Iterator[None]:
     inference: Any = torch.inference_mode
     enter, leave = inference.__enter__, inference.__exit__
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    # In inference mode operators that are made of others come whole.
+    # In inference mode composite operators are not decomposed.
     inference.__enter__ = lambda self: None
     inference.__exit__ = lambda self, *error: None
     try:

@@ -66,10 +66,9 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("data")
 def command() -> None:
-    """Look at training data, and make shards of it, or rows for a recommender.
+    """Inspect training data, and convert it to shards, or to rows for a recommender.
 
-    It is that of RUN.toml, or FILES (globs and folders too) that a model is to be trained on. docs/train.md says which
-    forms are read.
+    The data of RUN.toml, or FILES (globs and folders too) for a training run. docs/train.md lists the formats.
     """
 
 
@@ -104,7 +103,7 @@ def check(run: Any, folder: Path, survey: Any, strict: bool, as_json: bool) -> i
 def show(run: Any, folder: Path, sample: Any, window: int, as_json: bool) -> None:
     """Show a window as the model sees it: documents, positions, and the tokens that are trained on.
 
-    Of pictures and sounds it is one sample: its file, what the model sees of it, its class or tokens.
+    For pictures and sounds, show one sample: its file, the model's input, its class or tokens.
 
     Tokens are kept where the run keeps them; those of FILES go again.
     """
@@ -195,7 +194,7 @@ def _run(
 
 
 def _print_survey(found: list[FileSurvey], context: int | None) -> None:
-    """`context` is a language model's; other rows are not of tokens."""
+    """Print the survey; `context` is given for language models, whose rows count tokens."""
     from rich.table import Table
     from rich.text import Text
 

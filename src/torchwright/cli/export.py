@@ -105,9 +105,9 @@ def command(
 ) -> None:
     """Write a model as the package of another runtime, and verify it there.
 
-    The package runs in a fresh process beside the original: numerics at both ends of its sizes and one past them, load
-    time, latency, memory, and where outputs part the first layer at which they do. Exit 1 where they differ. What
-    is lowered to a delegate that is not here is written, and its verdict is "not run here".
+    The package runs in a fresh process and is compared with the original: numerics at both ends of its sizes and one
+    past them, load time, latency and memory. If outputs differ, the first layer that differs is named; exit 1. A
+    package for a delegate that is missing here is written with the verdict "not run here".
     """
     making = {"MODEL": model, "--to": to, "-o": out, "--precision": precision, "--max-batch": max_batch}
     making |= {

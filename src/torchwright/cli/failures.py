@@ -4,7 +4,7 @@
 verdict that noise does not allow; 130 Ctrl-C (128 and the signal's number for any other); 141 a reader that closed the
 pipe, as `| head -1` does and as shells say it of other programs.
 
-With `--json` an error is printed as JSON on standard output too, beside what was measured.
+With `--json` an error is also printed as JSON on standard output, with the measurements.
 """
 
 from __future__ import annotations
@@ -119,5 +119,5 @@ def _discard_stdout() -> None:
     """Keep Python from complaining about the buffer it flushes at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # standard output is no file, as in a test
+    except (OSError, ValueError):  # standard output is not a file, as in a test
         return

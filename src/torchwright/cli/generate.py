@@ -74,7 +74,7 @@ def command(
     """Continue a text, or translate or summarize it, printed as it appears.
 
     An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder, without a
-    search, and one of an encoder and a decoder (T5, BART, Marian, NLLB) answers the text as its source.
+    search. An encoder-decoder model (T5, BART, Marian, NLLB) takes the text as its source.
     """
     with importing():
         from torchwright.optimization import open_model
@@ -103,7 +103,7 @@ def command(
 
 
 def _standard_input() -> str:
-    """All of it, but for a last line break, which `echo` adds."""
+    """Read standard input without a last line break, which `echo` adds."""
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

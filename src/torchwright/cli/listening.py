@@ -27,7 +27,7 @@ def listen(recognizer: Recognizer, *, quiet: bool = False, **options: Any) -> No
 
     Where nothing was said, one line on standard error says what was heard instead, unless `quiet`.
 
-    Raises `WorkloadError` for a model that cannot do it, and for what is no raw sound.
+    Raises `WorkloadError` for a model without live transcription, and for input that is not raw sound.
     """
     import numpy as np
 
@@ -55,7 +55,7 @@ def listen(recognizer: Recognizer, *, quiet: bool = False, **options: Any) -> No
 
 
 def _blocks(least: int) -> Iterator[bytes]:
-    """What has come, whenever there are so many bytes, and at the end; it is read meanwhile."""
+    """Yield received input whenever `least` bytes have come, and at the end; a thread reads meanwhile."""
     waiting = queue.Queue[bytes](WAITING)
 
     def read() -> None:

@@ -95,7 +95,7 @@ settings_option = click.option(
 
 
 def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How much is run in one call. Where nothing is given, the workload decides."""
+    """Options for the size of one call. By default the workload decides."""
     positive = click.IntRange(min=1)
     for name, help in reversed(
         (
@@ -129,7 +129,7 @@ adapter_option = click.option(
 
 
 def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How a language model runs on the native decoder where no search has decided it. The decoder knows the values."""
+    """Options of the native decoder for a language model without a search. The decoder knows the values."""
     for name, metavar, default, help in reversed(
         (
             (

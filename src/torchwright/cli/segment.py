@@ -124,9 +124,8 @@ def command(
 ) -> None:
     """Cut objects out of pictures: the one at a point, those in boxes, or everything.
 
-    A model that names classes (SegFormer) is asked for nothing: it says of each pixel what it shows. Pixels count from
-    the picture's left and top. A picture that cannot be read is told, and the others are segmented all the same; the
-    exit code is then 2.
+    A model that names classes (SegFormer) takes no prompts: it gives each pixel a class. Pixels count from the
+    picture's left and top. A picture that cannot be read is reported, the others are still segmented; exit code 2.
     """
     prompts = {"points": points, "outside": outside, "boxes": boxes}
     asked = _asked(prompts, everything, {"grid": grid, "batch": batch})
@@ -200,7 +199,7 @@ def _asked(prompts: dict[str, Any], everything: bool, how: dict[str, int | None]
 
 
 def _check_fits(segmenter: Segmenter | ClassSegmenter, everything: bool, asked: dict[str, Any]) -> None:
-    """What only the model's kind decides: whether there must be prompts, or none."""
+    """Check that prompts are given exactly if the model's kind needs them."""
     from torchwright.models.segment.semantic import ClassSegmenter
 
     prompted = everything or any(asked.values())
@@ -260,7 +259,7 @@ def _shortened(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _progress(picture: Path, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """What shows how many points are done, on a terminal."""
+    """Yield a callback that shows the number of finished points on a terminal."""
     if quiet or not takes_movement(sys.stderr):
         yield None
         return

@@ -114,8 +114,8 @@ def command(
     """Write down what is said in sound files of any length, rate and number of channels.
 
     WAV, FLAC, OGG and MP3 are read by soundfile, other containers by PyAV. Text appears as it is found. Ctrl-C keeps
-    what was found: with -o in NAME.partial and the format's suffix. A file that cannot be read is told, and the others
-    are transcribed all the same; the exit code is then 2.
+    what was found: with -o in NAME.partial and the format's suffix. A file that cannot be read is reported, and the
+    others are still transcribed; the exit code is then 2.
     """
     options["only_speech"] = not everything
     if live:
@@ -171,7 +171,7 @@ def _check_live(
 
 
 def _targets(files: tuple[Path, ...], form: str, out: Path | None, as_json: bool) -> list[Path | None]:
-    """Where each file's text goes, None for standard output."""
+    """Return the output path of each file's text; None is standard output."""
     if out is None:
         if form != "text" and as_json:
             raise click.UsageError(

@@ -6,7 +6,7 @@ TorchwrightError                 a user can mend it: one paragraph, exit code 2,
 ├── WorkloadError                inputs, metric or text that cannot be used
 ├── RefusedTechnique             asked for by name, but it cannot run here
 ├── ArtifactError                missing, damaged, newer, or foreign artifact
-├── TechniqueFailed              asked for by name, and nothing was measured of it (exit code 1)
+├── TechniqueFailed              asked for by name, and could not be measured (exit code 1)
 ├── RegressionFound              `verify` measured less than the recipe promises (exit code 1)
 └── Inconclusive                 `verify` cannot say: the machine is busy with other things (exit code 3)
 """

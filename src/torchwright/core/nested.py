@@ -186,9 +186,9 @@ def _tuple_fields(cls: type) -> tuple[str, ...] | None:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass instance, then what its `__post_init__` has set besides.
+    """Return the fields of a dataclass instance, then the attributes that its `__post_init__` has set.
 
-    A field that was never set has no value, and a cached property is none.
+    A field that was never set has no value, and a cached property is left out.
     """
     cls = type(value)
     names = [field.name for field in dataclasses.fields(value)]
@@ -248,7 +248,7 @@ def rebuilt(kind: RecordType, values: Sequence[Any]) -> Any:
 
 
 def _mapping(cls: type, given: dict[str, Any]) -> Any:
-    """A dataclass that is a dict as well: what is given is an item and an attribute, other fields are None."""
+    """Build a dataclass that is also a dict: given values are items and attributes, all other fields None."""
     kind: Any = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
     instance = kind.__new__(cls)
     for field in getattr(cls, "__dataclass_fields__", ()):

@@ -13,7 +13,7 @@ RECIPE_FORMAT = 4
 VERIFY_TOLERANCE = 0.1
 """`verify` allows the speed-up to be so much lower than the low end of the recipe's interval: machines are noisy."""
 VERIFY_RETRIES = 2
-"""How often `verify` repeats its turns if they decide nothing."""
+"""Repetitions of `verify`'s turns if they decide nothing."""
 
 CLEARLY = 1.1
 """A gain that others who ran may have hidden is worth another look from here on."""
@@ -85,7 +85,7 @@ class CaseTime:
     name: str
     seconds: float
     repeat: int = 1
-    """How often the workload makes this call; the objective is the sum of seconds times repeat."""
+    """Calls of this kind per pass; the objective is the sum of seconds times repeat."""
 
 
 RELATIVE_ERROR = "relative error"
@@ -204,7 +204,7 @@ class StepResult:
     quality: Quality | None = None
     compile_seconds: float | None = None
     payback_calls: float | None = None
-    """The break-even of the preparation in calls; infinite is None."""
+    """The break-even of the preparation in calls; None if infinite."""
     coverage: tuple[Coverage, ...] = ()
     ranking: tuple[Ranked, ...] = ()
     """Layers by what they lose, worst first, where that chose those to leave alone; the first of them, if many."""

@@ -1,9 +1,9 @@
-"""How a linear layer keeps its weights and rounds its inputs: one value for each way. No torch here.
+"""Quantization schemes of linear layers: types of the weights and of the rounded inputs. No torch here.
 
 bf16             weights and inputs in bfloat16
 w8a8             8-bit weights, one scale for each output feature; each row of inputs is rounded to 8 bits
 w4a8, w4a16      4-bit weights in groups along the input; each row of inputs is rounded to 8 or 16 bits
-w4bf16, w8bf16   the integers of a quantized checkpoint; they compute to the bit what bf16 does with what they stand for
+w4bf16, w8bf16   the integers of a quantized checkpoint; bitwise the results of bf16 on the dequantized weights
 
 The names stand in artifacts and on the command line. What a name means is asked of its `Scheme`.
 """

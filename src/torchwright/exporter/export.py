@@ -105,13 +105,13 @@ def export(
     where the runtime plans memory ahead. Machine code is for this kind of processor, or for a level of its family
     given by `march` ("x86-64-v3"). `delegate` is one of the target's delegates; a delegate that does not run here is
     lowered to, and not verified. `max_error` is the relative error up to which the verdict holds. By default the
-    precision is the recipe's, or the target's one of least error that fits `max_size` bytes on disk and `max_memory`
-    bytes of a process; all are written and verified for that.
+    precision is the recipe's. Given `max_size` bytes on disk or `max_memory` bytes of a process, all precisions
+    are written and verified, and the one of least error is kept.
 
-    Raises `UnknownName` for a target that does not exist, `RefusedTechnique` for one that cannot run here or cannot
-    take the model, with the line of the model's own source at fault, and `ModelError` for a model whose outputs are
-    not numbers. Outputs that differ are in the report, and raise nothing. A model in training mode is exported as its
-    `eval()` copy, with a `TrainingMode` warning and a note in the report.
+    Raises `UnknownName` for a target that does not exist. Raises `RefusedTechnique` for one that cannot run here or
+    cannot take the model, with the line of the model's own source at fault. Raises `ModelError` for a model whose
+    outputs are not numbers. Outputs that differ are in the report, and raise nothing. A model in training mode is
+    exported as its `eval()` copy, with a `TrainingMode` warning and a note in the report.
     """
     target = exports.get(to)
     if reason := target.unavailable() or target.unwritable():

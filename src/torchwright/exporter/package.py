@@ -1,8 +1,8 @@
 # pyright: basic
-"""The folder of an export: the runtime's own files, the reference beside them, and what was found.
+"""The folder of an export: the runtime's own files, the reference, and the report.
 
 package/       what the runtime reads: all that has to travel
-reference/     the original's answers, and the graph that was converted: what `--check` holds the package against
+reference/     the original's answers, and the graph that was converted, for `--check`
 export.json    target, call, versions, report, and the SHA-256 of every other file
 signature      of export.json, with this user's key
 """

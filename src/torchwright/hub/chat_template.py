@@ -63,7 +63,7 @@ def call_arguments(text: str) -> Any:
     """Return a tool call's arguments as an object, or unchanged where they are not JSON that a prompt can hold."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text for a tokenizer
+        json.dumps(value, ensure_ascii=False).encode()  # a tokenizer does not take a lone surrogate
     except (ValueError, RecursionError):
         return text
     return value

@@ -76,15 +76,15 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def find_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is no file; raise `ModelError` for anything else in the file."""
+    """Return the JSON object in a file, empty for a missing file; raise `ModelError` for anything else in the file."""
     return read_object(path) if path.is_file() else {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's config.json.
 
-    Raises `ModelError` when the folder or the file is missing or is not JSON, when a field that every model shares has
-    another type, or when the file describes too many layers.
+    Raises `ModelError` if the folder or the file is missing, or if the file is not JSON. So it does for a wrong type of
+    a field that every model shares, and for too many layers.
     """
     if not folder.exists():
         raise _missing(folder, ANY_MODEL)

@@ -1,4 +1,4 @@
-"""What this machine can run, how fast at most, and why not."""
+"""Diagnosis of this machine: what runs here, peak rates, and reasons for what does not run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Compiler:
 
 @dataclass(frozen=True, kw_only=True)
 class Available:
-    """Whether this machine can run something: `reason` is None, or why not and the command that mends it."""
+    """Availability on this machine; `reason` says what is missing and which command fixes it, else None."""
 
     name: str
     reason: str | None
@@ -59,7 +59,7 @@ class Available:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that decides what can run here. Plain data: `dataclasses.asdict` makes JSON of it."""
+    """All facts that decide what can run here. Plain data: `dataclasses.asdict` gives JSON."""
 
     platform: str
     device: DeviceFacts

@@ -368,7 +368,7 @@ def _check_text(prompt: str) -> None:
         raise WorkloadError("the prompt is empty", allowed="a text of at least one character")
     try:
         prompt.encode()
-    except UnicodeEncodeError as error:  # bytes of the command line that are no text
+    except UnicodeEncodeError as error:  # bytes of the command line that are not text
         raise WorkloadError("the prompt is no UTF-8 text", found=str(error)) from error
 
 

@@ -311,7 +311,7 @@ def _rung(rung: StepResult, number: str, recipe: Recipe, words: _Words, width: i
     lines[0].stylize("bold" if rung.kept else "not dim", len(number), len(number) + len(rung.step.name))
     reason = " ".join(wording.clean(view.reason(rung)).split())
     message = f"{rung.status}: {reason}" if reason else rung.status
-    # A first line beside the numbers is as much shorter as they are wide; the others have the whole width.
+    # The first line shares its width with the numbers; the others have the whole width.
     short = width - left if len(lines) < beside else 0
     flowed = textwrap.wrap(
         message, width, initial_indent=" " * (_INDENT + short), subsequent_indent=" " * _INDENT
@@ -351,7 +351,7 @@ def _fields(words: _Words, line: Text, left: int, fields: Sequence[str], styles:
 
 
 def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
-    """The total and what it is of, one line per case, other rows, memory, the metric and the engine."""
+    """Yield the total and its subject, one line per case, other batch sizes, memory, the metric and the engine."""
     base, final = recipe.baseline, recipe.final
     pairs = [pair for pair in view.case_pairs(recipe) if not view.is_total(pair, recipe)]
     names = [pair.name if not pair.often else f"{pair.name} x{pair.often}" for pair in pairs]
@@ -403,7 +403,7 @@ def _times(words: _Words, label: str, before: float, after: float) -> Text:
 
 
 def _labelled_lines(words: _Words, label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
-    """A sentence with `label` in its first column, folded beside it."""
+    """Yield a sentence with `label` in the first column and the text folded in the second."""
     for index, line in enumerate(textwrap.wrap(text, width - _LABEL)):
         yield _labelled(words, "" if index else label).append_text(words(line, style))
 

@@ -32,12 +32,12 @@ SERVED = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServeTarget:
-    """What `torchwright serve` was given."""
+    """The target of `torchwright serve`."""
 
     name: str
     """The model's name for clients."""
     folder: Path
-    """Where config.json and the tokenizer are."""
+    """The folder of config.json and the tokenizer."""
     artifact: Path | None = None
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
@@ -48,8 +48,8 @@ class ServeTarget:
 def find(target: str | None) -> ServeTarget:
     """Return the folder of a target; a hub id is downloaded first.
 
-    Raises `ModelError` where there is no such model or one that is not served, such as an architecture that neither
-    the native decoder nor transformers knows, and `ArtifactError` for an artifact that cannot be read.
+    Raises `ModelError` for a missing model or one that cannot be served, such as an architecture that neither the
+    native decoder nor transformers knows. Raises `ArtifactError` for an artifact that cannot be read.
     """
     if target is None:
         return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parents[1] / "workloads" / "bundled")

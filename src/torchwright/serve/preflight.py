@@ -1,4 +1,4 @@
-"""What a server will need and how fast it should be, before anything is loaded: from file headers and config.json.
+"""Prediction of a server's memory and speed before anything is loaded, from file headers and config.json.
 
 No torch here: the figures are there at once. They are predictions; the engine's own follow when it is ready.
 """
@@ -133,7 +133,7 @@ def _check_fields(config: Fields) -> None:
 
 
 def _scheme(target: ServeTarget, options: EngineOptions) -> Scheme | None:
-    """What layers are rounded to here: as asked, or as the folder's weights were trained for."""
+    """Return the layers' quantization scheme: the requested one, or the one that the weights were trained for."""
     if options.quantize is None and target.artifact is None:
         return read_scheme(trained_scheme(target.folder))
     return read_scheme(options.quantize)

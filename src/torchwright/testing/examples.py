@@ -21,7 +21,7 @@ from torchwright.workloads.detect import from_target
 from torchwright.workloads.texts import BUNDLED
 
 VOCABULARY = 4096
-"""Of the bundled tokenizer."""
+"""Vocabulary size of the bundled tokenizer."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

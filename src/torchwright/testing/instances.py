@@ -58,7 +58,7 @@ class Hidden:
 
 @dataclass
 class Output(OrderedDict[str, Any]):
-    """A dict as well, as transformers' `ModelOutput` is: what is None is no item."""
+    """A dict as well, like transformers' `ModelOutput`: fields that hold None are not items."""
 
     logits: torch.Tensor | None = None
     states: tuple[torch.Tensor, ...] | None = None

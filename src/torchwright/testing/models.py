@@ -103,7 +103,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 
 
 class Parts(nn.Module):
-    """Takes keywords and plain values; answers with a dict of tensors in several layouts, and of what is no tensor."""
+    """Takes keywords and plain values; answers with a dict of tensors in several layouts and of other values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,9 +35,9 @@ def check_rows(
     batched: Sequence[int],
     tolerance: float,
 ) -> None:
-    """Assert that the rows beside a disturbed one are as the original gives them, and that its own NaN is kept.
+    """Assert that a disturbed row keeps its own NaN, and that the undisturbed rows are as the original gives them.
 
-    `tolerance` is the relative error of all the other rows together, by the Frobenius norm.
+    `tolerance` is the relative error of all undisturbed rows together, by the Frobenius norm.
     """
     rows = len(tensors[batched[0]])
     assert rows > DISTURBED

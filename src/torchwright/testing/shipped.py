@@ -54,7 +54,7 @@ class Ready:
     takes: InputCapabilities
     engine: Engine
     folder: Path
-    """What an engine that is `apart` has written."""
+    """The folder that an engine with `apart` has written."""
 
 
 def prepared(workload: Workload, steps: Sequence[Step], name: str | None, folder: Path) -> Ready:

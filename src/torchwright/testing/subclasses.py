@@ -85,7 +85,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class Net(nn.Module):
-    """Convolutions, norms and linear layers of given classes, each beside one of torch's own."""
+    """Convolutions, norms and linear layers of given classes, each next to one of torch's own."""
 
     def __init__(self, conv: Any = nn.Conv2d, norm: Any = nn.BatchNorm2d, linear: Any = nn.Linear) -> None:
         super().__init__()

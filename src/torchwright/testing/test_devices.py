@@ -1,4 +1,4 @@
-"""What every registered device must keep, whoever wrote it; one that this machine has not is asked only why."""
+"""Contract tests of every registered device; a device that this machine lacks only gives its reason."""
 
 from __future__ import annotations
 

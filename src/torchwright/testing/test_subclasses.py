@@ -24,7 +24,7 @@ from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 
 ERROR = 1e-3
-"""Of an engine in float32: sums in another order."""
+"""Tolerance for an engine in float32: sums in another order."""
 QUICK = {"fold_batchnorm", "pointwise_linear", "int8_static", "int8_weight_only", "int4_weight_only", "eager"}
 FEW = {"norm with activation", "standardized weight", "padded", "hooks"}
 """Techniques and models of which the plain run has every pair; the sweep has the rest."""

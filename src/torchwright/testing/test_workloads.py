@@ -1,4 +1,4 @@
-"""What every registered workload must keep, whoever wrote it."""
+"""Contract tests of every registered workload."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _calls(workload: Workload) -> list[Any]:
 
 
 def _compared(workload: Workload, candidate: nn.Module) -> Quality:
-    """The metric of `candidate` beside the original, as a recipe would keep it."""
+    """Return the metric of `candidate` against the original, as a recipe would keep it."""
     reference = workload.observe(run_of(adapted(workload)), torch.float32)
     quality = workload.compare(reference, workload.observe(run_of(candidate), torch.float32))
     assert quality.metric

@@ -16,8 +16,8 @@ from torchwright.workloads.factory import names_factory, refuse_python_file
 def from_target(target: str | None, **options: Any) -> Workload:
     """Return the workload of a model as named on the command line.
 
-    `target` is None (the bundled language model), `package.module:factory`, `file.py:factory`, a Hugging Face folder,
-    a hub id, or the name of a workload that brings a model of its own. `options` are the workload's own, such as
+    `target` may be None (the bundled language model), `package.module:factory`, `file.py:factory`, a Hugging Face
+    folder or a hub id. A workload with a model of its own is chosen by name. `options` are the workload's own, such as
     batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an option at the workload's default.
 
     Raises `ModelError` for a model that is missing or of no supported kind, `WorkloadError` for an option that its

@@ -155,8 +155,8 @@ class TextModel:
         only one. A regression's scores are its raw outputs. Texts are truncated at the model's own limit. One text
         gives one answer, several a list.
 
-        Raises `WorkloadError` for no texts, for a number of pairs that differs from the number of texts, for a text
-        that is longer than was optimized for, and for a model that answers for each token.
+        Raises `WorkloadError` for an empty list of texts, and for another number of pairs than of texts. So it does
+        for a longer text than was optimized for, and for a model that answers per token.
         """
         inputs = self._inputs(_many(texts), None if pairs is None else _many(pairs))
         logits_NC = self(**inputs)["logits"].float()
@@ -239,7 +239,7 @@ class Tokens:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Raise `WorkloadError` if there is no folder, and `ModelError` if the folder has no tokenizer."""
+        """Raise `WorkloadError` if the folder is missing, and `ModelError` if the folder has no tokenizer."""
         if self._folder is None:
             raise WorkloadError(
                 "this model has no tokenizer", next="pass input_ids and attention_mask instead"

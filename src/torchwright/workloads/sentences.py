@@ -16,8 +16,8 @@ from torchwright.workloads.texts import Split, own_text, read_texts, spread, too
 class Sentences:
     """A text's sentences as token ids, in batches that are each about as ragged as the text is.
 
-    `text` is None for the bundled ones. Raises `WorkloadError` for a text that is not there, and, when it is first
-    read, for one that is too short or a folder without a tokenizer.
+    Without `text`, the bundled ones are used. Raises `WorkloadError` for a missing text; on first reading also for a
+    text that is too short or a folder without a tokenizer.
     """
 
     def __init__(

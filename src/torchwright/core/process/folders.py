@@ -23,9 +23,9 @@ RANDOM = 8
 """Characters that `tempfile.mkdtemp` ends names with."""
 SUFFIX = "[0-9a-z_]" * RANDOM
 SHORT = ("/tmp", "/dev/shm")
-"""Where sockets lie when TMPDIR is too long a path for them."""
+"""Folders for sockets if the path of TMPDIR is too long for them."""
 PREFIX = "torchwright.scratch-"
-"""Of folders in the system's own place for temporary files."""
+"""Prefix of folders in the system's temporary folder."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Folder:
     lock: int
 
     def remove(self) -> None:
-        """Delete the folder and let go of it."""
+        """Delete the folder and release its lock."""
         remove(self.path, self.lock)
         self.release()
 

@@ -1,4 +1,4 @@
-"""Ending what takes too long, in the middle of it."""
+"""Time limits that interrupt running code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TimeIsUp(BaseException):
 def time_limit(seconds: float) -> Generator[None]:
     """Raise `TimeIsUp` in the block after `seconds`; in a thread other than the main one, and on Windows, to its end.
 
-    Another timer of the process is put back with what is left of it.
+    Another timer of the process is restored with its remaining time.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield

@@ -1,7 +1,7 @@
 """Folders that take each other's place whole: readers see one or the other, and writers lose no result.
 
-A writer fills a folder beside its place, and moves it there at the end. Whoever came first keeps the place: the result
-of the other is saved under a name of its own.
+A writer fills a temporary folder next to the destination, and moves it there at the end. The first writer keeps the
+destination; the other's result is saved under its own name.
 """
 
 from __future__ import annotations
@@ -74,14 +74,13 @@ def _number(place: Path | int) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
-    """Yield a temporary folder beside `path` that takes its place when the block ends well, and vanishes otherwise.
+    """Yield a temporary folder next to `path` that replaces it when the block ends well, and is deleted otherwise.
 
-    A folder of the kind that `not_ours` knows is replaced; anything else that was there is left alone. What processes
-    that were killed in the middle left beside `path` is removed, and a folder that one of them had moved aside is put
-    back.
+    A folder of the kind that `not_ours` knows is replaced; anything else is left alone. Leftovers of killed processes
+    next to `path` are removed, and a folder that one of them had moved aside is restored.
 
     Raises `ArtifactError` when `path` exists and is not of that kind, and `WorkloadError` where nothing can be written.
-    Where another process wrote to `path` meanwhile, the result is saved beside it, and the `ArtifactError` names it.
+    If another process wrote to `path` meanwhile, the result is saved next to it, and the `ArtifactError` names it.
     """
     path = path.absolute()
     _refuse_to_replace(path, not_ours)
@@ -165,7 +164,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _take_place(made: Path, path: Path, seen: Seen, not_ours: NotOurs) -> None:
-    """Move a finished folder to `path`, or, where somebody else was there meanwhile, beside it with an error."""
+    """Move a finished folder to `path`; if another process was faster, save it next to `path` and raise."""
     if _is_free(path):
         with contextlib.suppress(OSError):  # another process was faster
             os.replace(made, path)

@@ -1,7 +1,7 @@
 """Convolutions over images whose channels lie side by side: packed weights, and the shapes of results.
 
 A dense weight lies in blocks of 16 output features, each (inputs, 16), the inputs being those of a window, row after
-row. `pack_pairs` makes bfloat16 of it, in steps of 32 inputs, each (parts, 16, 16, 2). The last block ends with the
+row. `pack_pairs` converts to bfloat16, in steps of 32 inputs, each (parts, 16, 16, 2). The last block ends with the
 last feature and repeats some of the block before; fewer features than a block are made up by zeros. A depthwise weight
 is float32 (window height, window width, channels).
 """
@@ -31,9 +31,9 @@ def unpack_dense(packed: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def pack_pairs(weight_NCHW: torch.Tensor) -> torch.Tensor:
-    """The same in bfloat16, for inputs of the weight's type.
+    """Return the weight packed in bfloat16, for inputs of the weight's type.
 
-    Other types have two parts, whose sum is a float16 weight, and a float32 one up to 2^-17 of it.
+    Other types have two parts, whose sum is a float16 weight exactly, and a float32 one up to a relative 2^-17.
     """
     wide = weight_NCHW.detach().float()
     parts = [wide.bfloat16()]

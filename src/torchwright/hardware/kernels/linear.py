@@ -66,7 +66,7 @@ class PackedForm:
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b on a packed weight; x is float32 or bfloat16 (..., K), y has x's type.
 
-    A row of y is bitwise independent of x's other rows (on the compiled kernels). The bytes are laid out for
+    A row of y depends, bitwise, only on its own row of x (on the compiled kernels). The bytes are laid out for
     the device that the layer is made for; on any other it computes in plain PyTorch.
     """
 
@@ -88,7 +88,7 @@ class PackedLinear(nn.Module):
         """`device` is where the layer will run, by default that of the weight; its tensors stay where they are.
 
         `importance`, for 4-bit weights: mean squares (K,) of the input features over calibration data, or the means of
-        their products (K, K), with which errors are made up for (`gptq.py`).
+        their products (K, K), which correct errors (`gptq.py`).
         """
         super().__init__()
         if scheme.kept:

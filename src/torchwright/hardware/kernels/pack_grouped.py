@@ -25,7 +25,7 @@ def pack_grouped(
     depth, rows = padded_depth(K, group_size), -(-N // PANEL) * PANEL
     padded = F.pad(integers_NK, (0, depth - K, 0, rows - N))
     values = 32 // bits
-    # Panel, block, half, feature of it; word, pair of inputs, input of it.
+    # Panel, block, half, feature of the half; word, pair of inputs, input of the pair.
     parts = padded.view(rows // PANEL, PANEL // BLOCK, PAIR, HALF, depth // values, values // 2, PAIR)
     words = parts.permute(0, 4, 1, 3, 6, 5, 2)
     if bits == 4:

@@ -2,7 +2,7 @@
 
 A family gives its defaults, the names of its tensors, and a function that reads the fields that only it has. A field
 that is neither read nor known to be inert is refused by name (`inert_fields.py`). To add a family, add an entry to
-`FAMILIES` and to `hub.architectures.NATIVE`, and small random models to tests/models/decoder/tiny.py
+`FAMILIES` and to `hub.architectures.NATIVE`. Small random models go to tests/models/decoder/tiny.py
 (docs/contributing/model-family.md).
 """
 
@@ -433,8 +433,8 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
 def decoder_config(data: dict[str, Any], path: Path | str) -> DecoderConfig:
     """Return the decoder that the fields of a config.json describe; errors name `path`.
 
-    Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
-    for fields that are missing, contradictory, not honoured, or of a checkpoint format that is not read here.
+    Raises `UnsupportedArchitecture` for a model that no family here describes. Raises `ModelError`, naming file and
+    key, for fields that are missing, contradictory, not honoured, or of an unsupported checkpoint format.
     """
     from torchwright.hub.checkpoint import check_format
 

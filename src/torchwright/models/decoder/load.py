@@ -38,15 +38,15 @@ def load_decoder(
 ) -> LoadedDecoder:
     """The language model of a Hugging Face folder, GGUF file or hub id on Torchwright's own decoder.
 
-    `dtype` is float32 or bfloat16. `quantize` is none, w8a8, w4a8 or w4a16, the last two with `:group_size=N` (32, 64
-    or 128) where it is not 32; weights are rounded to nearest, and `optimize` chooses them with calibration. `kv` is
+    `dtype` is float32 or bfloat16. `quantize` takes none, w8a8, w4a8 or w4a16, the last two with `:group_size=N` (32,
+    64 or 128) if it is not 32; weights are rounded to nearest, and `optimize` chooses them with calibration. `kv` is
     the type of cached keys and values: fp32, bf16 or int8, by default the model's own. `make_linear(weight (N, K),
     bias (N,) or None)` makes every linear layer but the experts' routers, in place of `quantize`. `device` is cpu or
     cuda, which is the current card; each layer goes there once it is packed. `adapter` is a folder of LoRA or DoRA as
     peft writes it, added to the weights as they are read (`hub/adapter.py`).
 
-    Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for
-    weights or configurations that cannot be used, and `TorchwrightError` for a device that this machine does not have.
+    Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`. Raises `ModelError`, naming the file, for
+    weights or configurations that cannot be used, and `TorchwrightError` for a device that this machine lacks.
     """
     if device != "cpu":
         get_device(device)

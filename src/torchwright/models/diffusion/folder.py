@@ -20,13 +20,13 @@ LIBRARIES = ("diffusers", "transformers")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What is not the same for all pipelines."""
+    """The properties that differ between pipelines."""
 
     denoiser: str = "transformer"
     patch: int = 1
     """Latents of a side that the pipeline packs into one before the denoiser sees them, where no configuration says."""
     previews: bool = True
-    """Whether what the scheduler gives is what the VAE takes, but for a factor and a shift."""
+    """True if the scheduler's output is the VAE's input, up to a factor and a shift."""
     turns: int = 1
     """Calls of the denoiser that a step makes: two where guidance is a second call, the first with the prompt."""
     video: bool = False
@@ -70,7 +70,7 @@ class PipelineFolder:
     constants: dict[str, Any]
     """The other entries of model_index.json."""
     notices: tuple[str, ...]
-    """What its user should know."""
+    """Notices for the user."""
 
     @property
     def family(self) -> Family:
@@ -88,8 +88,8 @@ def is_pipeline(folder: Path) -> bool:
 def open_pipeline(source: str | Path) -> PipelineFolder:
     """The pipeline in a folder, or of a hub id.
 
-    Raises `UnknownName` for a pipeline that is not in `FAMILIES`, `ModelError` for a folder without model_index.json,
-    for a component that is missing, and for one of another library than diffusers and transformers.
+    Raises `UnknownName` for a pipeline that is not in `FAMILIES`. Raises `ModelError` for a folder without
+    model_index.json, a missing component, and one of another library than diffusers and transformers.
     """
     path = resolve(str(source), Wanted("a folder as diffusers saves a pipeline, or the hub id of one"))
     if not is_pipeline(path):

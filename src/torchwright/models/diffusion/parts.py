@@ -28,8 +28,8 @@ Ask = Callable[..., Any]
 class PipelineModules(nn.Module):
     """Text encoders, denoiser and VAE as one module.
 
-    forward("transformer", …) gives what the denoiser says of a step, forward("vae", latents) pictures (B, 3, H, W) or
-    films (B, 3, F, H, W) from -1 to 1, and forward("text_encoder", …) the encoder's outputs by name.
+    `forward("transformer", …)` returns the denoiser's output for a step, and `forward("text_encoder", …)` the encoder's
+    outputs by name. `forward("vae", latents)` returns pictures (B, 3, H, W) or films (B, 3, F, H, W) from -1 to 1.
     """
 
     def __init__(self, components: dict[str, nn.Module]) -> None:
@@ -185,7 +185,7 @@ def _stand_in(module: nn.Module, part: str, ask: Ask, device: str) -> nn.Module:
         return PipelineOutput({"sample": output}) if kwargs.get("return_dict", True) else (output,)
 
     cls: Any = type(module)
-    # What a pipeline reads of a model beside its configuration; the parameters here have no data, and no device.
+    # A pipeline reads more of a model than its configuration; the parameters here have no data, and no device.
     changed = {
         "forward": forward,
         "device": property(lambda _: torch.device(device)),
@@ -212,6 +212,6 @@ class PipelineOutput(dict[str, Any]):
 
 
 def _is_tensors(value: Any) -> bool:
-    """Whether it is a tensor or a tuple of them."""
+    """Check whether `value` is a tensor or a tuple of tensors."""
     items = value if isinstance(value, tuple) else (value,)
     return all(isinstance(item, torch.Tensor) for item in items)

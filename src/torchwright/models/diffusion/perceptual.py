@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from torchwright.core.errors import first_line
 
 BACKBONE = "alexnet-owt-7be5be79.pth"
-"""As torchvision names the file that `alexnet(weights="IMAGENET1K_V1")` downloads."""
+"""torchvision's name for the file that `alexnet(weights="IMAGENET1K_V1")` downloads."""
 LAYERS = ((0, 4, 2), (3, 1, 2), (6, 1, 1), (8, 1, 1), (10, 1, 1))
 """Number among AlexNet's `features`, stride and padding of each convolution; the second and third follow a pooling."""
 POOLED = (3, 6)
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"""Of the red, green and blue of pictures from -1 to 1."""
+"""Normalization of red, green and blue, for pictures from -1 to 1."""
 SMALLEST = 31
 """Pixels of a side that leave AlexNet's last layers one place."""
 LARGEST_FILE = 2**30
@@ -38,7 +38,7 @@ class Backbone:
 
 
 def lpips(backbone: Backbone, before_N3HW: torch.Tensor, after_N3HW: torch.Tensor) -> torch.Tensor:
-    """Of each pair of pictures from 0 to 1: (N,) float32, 0 where they are equal."""
+    """Return the LPIPS of each pair of pictures from 0 to 1: (N,) float32, 0 if they are equal."""
     found_N = torch.zeros(len(before_N3HW))
     pairs = zip(
         _features(backbone, before_N3HW), _features(backbone, after_N3HW), backbone.weights, strict=True
@@ -60,12 +60,12 @@ def _features(backbone: Backbone, pictures_N3HW: torch.Tensor) -> list[torch.Ten
 
 
 def _unit(features_NCHW: torch.Tensor) -> torch.Tensor:
-    """Of length 1 at each place; as the package does it, so that zeros stay zeros."""
+    """Normalize features to length 1 at each position, as the package does: zeros stay zeros."""
     return features_NCHW / (features_NCHW.norm(dim=1, keepdim=True) + 1e-10)
 
 
 def find_backbone(sides: tuple[int, int]) -> Backbone | str:
-    """What `lpips` needs for pictures of these sides, or why it is not to be had here, in words."""
+    """Return the weights that `lpips` needs for pictures of these sides, or the reason why they are missing."""
     if min(sides) < SMALLEST:
         return f"LPIPS needs sides of {SMALLEST} pixels"
     found = importlib.util.find_spec("lpips")

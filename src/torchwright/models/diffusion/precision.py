@@ -1,4 +1,4 @@
-"""What of a denoiser is worth float32 in a model of half precision: embeddings of time, norms and modulation."""
+"""Modules of a half-precision denoiser that stay in float32: time embeddings, norms and modulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 HOMES = ("diffusers.models.embeddings", "diffusers.models.normalization")
-"""Where diffusers keeps embedders and norms, those that modulate among them."""
+"""Modules of diffusers with embedders and norms, modulating ones included."""
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -28,7 +28,7 @@ def delicate(denoiser: nn.Module, prefix: str) -> tuple[str, ...]:
 def bound(model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> None:
     """Have what `keep` names compute in float32 inside a model of `dtype`, in place.
 
-    Each layer of it widens what it is given; the outermost modules give `dtype` back. A whole component, whose calls'
+    Each such layer widens its inputs; the outermost modules return `dtype`. A whole component, whose calls'
     inputs are cast to its own type already, is left as it is.
     """
     kept = {name for name, module in model.named_modules() if "." in name and keep(name, module)}

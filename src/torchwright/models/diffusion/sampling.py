@@ -17,7 +17,7 @@ Denoise = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is left out of a picture's steps, which count from 0."""
+    """The parts of a picture's steps (from 0) that are skipped."""
 
     reused: frozenset[int] = frozenset()
     """Steps that take what the last computed one predicted."""
@@ -29,7 +29,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may be a stranger's."""
+        """Read the result of `as_dict`; raises `ArtifactError` for anything else, since it may be untrusted."""
         reused, unguided = data.get("reused") or [], data.get("unguided") or 0
         numbers = [*reused, unguided] if isinstance(reused, list) else [None]
         if not all(type(number) is int and 0 <= number <= MOST_STEPS for number in numbers):
@@ -92,7 +92,7 @@ class Steps:
 
     @property
     def _unguided(self) -> bool:
-        """Whether the step of the last call is one of those without guidance."""
+        """True if the step of the last call runs without guidance."""
         return (self._calls - 1) // self._turns >= self._count() - self._plan.unguided
 
     def _computed(self, *args: Any, **kwargs: Any) -> torch.Tensor:

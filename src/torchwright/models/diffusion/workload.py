@@ -50,21 +50,21 @@ PROMPTS = (
     "a cup of coffee beside a book",
     "a sailing boat on a lake, watercolour",
 )
-"""As many as judge, as many others, and the last, which judges nothing: layers and steps are chosen by it."""
+"""Prompts that judge, as many held-out ones, and the last, which only chooses layers and steps."""
 JUDGED = (4, 16)
 """Fewest and most prompts that the search is judged by; what it chose is judged by as many others, if there are any."""
 JUDGED_PIXELS = 2e6
-"""Of all steps of all pictures that are judged, beyond the fewest."""
+"""Budget of pixels over all steps of all judged pictures, beyond the fewest."""
 GLANCED = 2
 """Steps of a picture by which the effect of one layer is measured."""
 MOST_PROMPTS, MOST_PROMPT_BYTES = 1000, 2**20
 
 
 class DiffusionWorkload(Workload):
-    """A pipeline that makes pictures from text: text encoders, the denoiser's steps and the VAE, of one picture.
+    """A text-to-image pipeline: text encoders, the denoiser's steps and the VAE, for one picture.
 
-    Metric: LPIPS between the original's and the candidate's pictures of the same prompts and seeds, where its weights
-    are at hand, else multi-scale SSIM; the cosine of their latents beside it.
+    Metric: LPIPS between the original's and the candidate's pictures of the same prompts and seeds, if its weights
+    are available, else multi-scale SSIM. The cosine of their latents is reported as well.
     """
 
     name = "diffusion"
@@ -236,7 +236,7 @@ class DiffusionWorkload(Workload):
         return [0.0, *(((b - a).norm() / a.norm().clamp(min=1e-12)).item() for a, b in pairs)]
 
     def guided(self) -> bool:
-        """Whether the denoiser sees each picture with and without its prompt, in a call or in two."""
+        """True if the denoiser sees each picture with and without its prompt, in one call or two."""
         if self.opened.family.turns == 2:
             return True
         denoiser = next(case for case in self._calls if case.name == self.opened.family.denoiser)
@@ -304,7 +304,7 @@ def _parts_in(model: nn.Module) -> PipelineModules:
 
 
 def _type_of(part: nn.Module) -> torch.dtype:
-    """Of most of its numbers: some of its modules may be kept in float32."""
+    """Return the type of most parameters: some modules may be kept in float32."""
     numbers = Counter[torch.dtype]()
     for parameter in part.parameters():
         if parameter.is_floating_point():

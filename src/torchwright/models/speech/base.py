@@ -1,4 +1,4 @@
-"""What every family of speech models answers: windows of a sound with the segments found in them."""
+"""Base class of speech model families: windows of a recording with their segments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Recognizer(ABC):
     """A speech model of one family, opened by `load_speech`."""
 
     model_type: ClassVar[str]
-    """Of config.json."""
+    """`model_type` in config.json."""
     positions: int
     """Tokens of a window at most, its prompt included."""
     window: int
@@ -36,7 +36,7 @@ class Recognizer(ABC):
     @classmethod
     @abstractmethod
     def cache(cls, folder: Path) -> CacheSizes:
-        """Of a folder's decoder; raises `ModelError` for a config.json that does not say."""
+        """Return the cache sizes of a folder's decoder; raises `ModelError` if config.json lacks them."""
 
     @abstractmethod
     def check(self, options: Options) -> None:
@@ -44,7 +44,7 @@ class Recognizer(ABC):
 
     @abstractmethod
     def heard(self, samples: np.ndarray) -> torch.Tensor:
-        """What the model's encoder takes for a window of samples, in float32."""
+        """Return the encoder's input for a window of samples, in float32."""
 
     @abstractmethod
     def begin(self, language: str | None) -> list[int]:
@@ -52,7 +52,7 @@ class Recognizer(ABC):
 
     @abstractmethod
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
-        """The windows of a sound in order, each when it is done. Every second of it is in exactly one of them."""
+        """Yield a recording's windows in order, each when it is done. Every second is in exactly one window."""
 
     @torch.inference_mode()
     def windows(self, source: Any, **options: Any) -> Iterator[Window]:

@@ -27,7 +27,7 @@ from torchwright.workloads.huggingface import cache_keyword
 CHUNK = 32
 """Tokens of one prefill call."""
 MOST = 2**20
-"""Of each size of a cache that a file describes."""
+"""Upper bound of each cache size in a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class CacheSizes:
     positions: int
     """Tokens of a window at most."""
     states: int
-    """Of the encoder, for the window that is timed."""
+    """Encoder states of the timed window."""
 
     @property
     def slots(self) -> int:
@@ -52,7 +52,7 @@ class CacheSizes:
 
     @classmethod
     def from_dict(cls, data: Any) -> CacheSizes:
-        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may come from a stranger's file."""
+        """Read the result of `as_dict`; raises `ArtifactError` for anything else, since the file may be untrusted."""
         found = typed(data, cls, "the cache's sizes")
         if not all(1 <= size <= MOST for size in asdict(found).values()):
             raise ArtifactError("the cache's sizes are damaged", found=str(data)[:200])
@@ -201,7 +201,7 @@ class CalledSpeech(SpeechModel):
         return [self._read(steps, ids) for steps, ids in pieces]
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
-        """What `read` gave."""
+        """Return the logits of the hidden states from `read`."""
         return hidden_NE
 
     def cross_attention(self, heads: Sequence[Head], ids: Sequence[int], encoded: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
 """Sound files, a few seconds at a time: WAV, FLAC, OGG and MP3 through soundfile, other containers through PyAV.
 
-A file is a stranger's: it is opened here and handed over as a stream, so that no library follows a name inside of it.
+Files are untrusted: they are opened here and passed as streams, so that no library follows a name inside a file.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def as_srt(transcript: Transcript) -> str:
 
 
 def as_vtt(transcript: Transcript) -> str:
-    """WebVTT, in which "&", "<" and "-->" of the text are no markup."""
+    """Return WebVTT, with "&", "<" and "-->" of the text escaped."""
     cues = "".join(
         f"\n{_times(cue, '.')}\n{_escaped(cue.text.strip())}\n" for cue in _cues(transcript.segments)
     )
@@ -30,7 +30,7 @@ def as_vtt(transcript: Transcript) -> str:
 
 
 def as_json(transcript: Transcript) -> str:
-    """All that is known of it."""
+    """Return all fields of the transcript."""
     return json.dumps(facts(transcript), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 

@@ -31,7 +31,7 @@ class Pages:
 
 
 class NativeSpeech(SpeechModel):
-    """On Torchwright's kernels. A window's tokens do not depend on those that are read beside it, to the bit."""
+    """Speech model on Torchwright's kernels. A window's tokens are bitwise independent of the rest of the batch."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class NativeCalls(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, model_folder: Path) -> Self:
-        """What `save` kept."""
+        """Load the files that `save` wrote."""
         return cls(read_packed(folder, model_folder))
 
     def save(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class NativeCalls(nn.Module):
         return nn.functional.pad(logits_TV, (0, 0, 0, len(ids) - len(wanted)))[None]
 
     def _memory(self, heard: torch.Tensor) -> Pages:
-        """What was made of the states that are given, or of as many zeros as keys (1, H, S, D) have states."""
+        """Return the cross-attention pages of the given states; keys (1, H, S, D) stand for as many zero states."""
         known: Any = self._encoded.get(heard)
         if known is None:
             states_SE = torch.zeros(heard.shape[2], self.encoder.config.model, dtype=heard.dtype)

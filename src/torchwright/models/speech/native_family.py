@@ -1,4 +1,4 @@
-"""How a family of speech models becomes one of Torchwright's own layers: what differs from family to family."""
+"""The differences between families of speech models that are built from Torchwright's own layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NativeFamily:
     stem: Callable[[StemParts, Fields], nn.Module]
     """From a window's input (1, …) to what the encoder takes (S, E)."""
     refuse: Callable[[Fields], str | None] = lambda fields: None
-    """What our layers do not compute of a configuration that is sound, or None."""
+    """Return the part of a valid configuration that our layers do not support, or None."""
 
     def native_fault(self, folder: Path) -> str | None:
         """Why our kernels do not run this folder's model here, or None."""
@@ -63,7 +63,7 @@ class NativeFamily:
         return self.assembled(found, fields, precision.describe(dtype))
 
     def config(self, fields: Fields, side: Side) -> DecoderConfig:
-        """Of one stack; raises `ModelError` for a config.json that no such model has."""
+        """Return the configuration of one stack; raises `ModelError` for an invalid config.json."""
         return self.stack(fields, side).read(fields, side)
 
     def assembled(self, parts: dict[str, Any], fields: Fields, description: str) -> NativeSpeech:

@@ -1,4 +1,4 @@
-"""A native encoder and decoder as an artifact keeps them: packed for the kernels, beside the form of each layer.
+"""Native encoders and decoders in an artifact: weights packed for the kernels, with the form of each layer.
 
 speech.safetensors   every tensor of stem, encoder and decoder under its module's name
 speech.json          the form of each packed layer, and the type of everything else
@@ -40,7 +40,7 @@ def write_packed(model: NativeSpeech, folder: Path) -> None:
 
 
 def described_by(layers: dict[str, PackedLinear]) -> str:
-    """What runs, in words: the schemes of each side's layers, the most frequent first."""
+    """Describe the schemes of each side's layers, the most frequent first."""
     found = []
     for side in SIDES:
         schemes = Counter(str(layer.scheme) for name, layer in layers.items() if name.startswith(f"{side}."))
@@ -76,7 +76,7 @@ class SpeechParts(ArtifactParts):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the stream."""
+        """The dtype of the hidden states."""
         return self._tensors["decoder.embedding"].dtype
 
     def positions(self) -> torch.Tensor | None:

@@ -17,7 +17,7 @@ SPELLINGS = "normalizer.json"
 
 
 def normalizer(language: str | None = "en", folder: Path | None = None) -> Callable[[str], str]:
-    """What words are compared after: transformers' copy of Whisper's own, the basic one but for English.
+    """Return the normalizer before comparison: transformers' copy of Whisper's own, the basic one except for English.
 
     English numbers, contractions and titles are written in one way, and spellings where `folder` has a list of them.
     """
@@ -42,7 +42,7 @@ def word_error_rate(
 def word_errors(
     references: Sequence[str], texts: Sequence[str], normalize: Callable[[str], str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each utterance its reference's words and the errors, both (U,); raises as `word_error_rate` does."""
+    """Count each utterance's reference words and errors, both (U,); raises as `word_error_rate` does."""
     if len(references) != len(texts):
         raise WorkloadError(f"{len(texts)} texts for {len(references)} references")
     pairs = [

@@ -1,4 +1,4 @@
-"""What stands before a speech model's encoder: convolutions over frames, as linear layers of several frames each."""
+"""The stem of a speech model's encoder: convolutions over frames, as linear layers of several frames each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchwright.models.decoder.seq2seq.stack_weights import StackParts
 
 
 class StemParts(Protocol):
-    """What a stem is built from, wherever it comes from."""
+    """The source of a stem's layers and tensors."""
 
     config: DecoderConfig
     dtype: torch.dtype
-    """Of the stream that the encoder reads."""
+    """The dtype of the encoder's input."""
 
     def positions(self) -> torch.Tensor | None: ...
 
@@ -25,7 +25,7 @@ class StemParts(Protocol):
         ...
 
     def stem(self, name: str, *shape: int) -> torch.Tensor:
-        """A tensor that is no linear layer's."""
+        """Return a tensor that does not belong to a linear layer."""
         ...
 
 

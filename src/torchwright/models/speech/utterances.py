@@ -1,4 +1,4 @@
-"""What a speech model is judged by: recordings with what was said in them, or sounds that are made up."""
+"""Evaluation data of a speech model: recordings with references, or synthetic sounds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torchwright.workloads.sounds import wave
 from torchwright.workloads.texts import read_texts
 
 LOUDNESS = 0.1
-"""Of made-up sound, as its deviation."""
+"""Standard deviation of synthetic sound."""
 CHARACTERS = 16
-"""Of text for each token that is wanted of it; no tokenizer of speech needs nearly as many."""
+"""Characters of text per requested token; no speech tokenizer needs nearly as many."""
 LONGEST_REFERENCE = 2**20
 """Bytes."""
 
@@ -30,10 +30,10 @@ class Recordings:
 
     @classmethod
     def of(cls, audio: Any, reference: Any) -> Recordings:
-        """Of the options of a workload: a path or a list of them, each.
+        """Build from the options of a workload, each a path or a list of paths.
 
-        Raises `WorkloadError` for files that are not there, for references without sound or of another number, and for
-        one that is no text.
+        Raises `WorkloadError` for missing files, for references without sound or in another number, and for a reference
+        that is not text.
         """
         sounds, texts = _paths("--audio", audio), _paths("--reference", reference)
         if texts and len(texts) != len(sounds):

@@ -43,11 +43,11 @@ from torchwright.workloads.base import (
 from torchwright.workloads.huggingface import cache_keyword, load_model
 
 WINDOWS = 8
-"""Of made-up sound, by which a model without recordings is judged; of recordings so many are read in that way, too."""
+"""Windows of synthetic sound that judge a model without recordings, and recordings that are read in the same way."""
 FORCED = 64
 """Tokens of each that are read, whatever the model would say."""
 NEW_TOKENS = 64
-"""Of a window, where no number is asked for and the model has room for so many."""
+"""Default new tokens per window, if the model's context allows."""
 DECODED = 8
 """So many of them one at a time."""
 CALIBRATION = 1_000_000
@@ -131,7 +131,7 @@ class SpeechWorkload(Workload):
 
     @classmethod
     def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
-        """Of one window: its time over the sound's, the time until the first word, and what the decoder takes."""
+        """Rates of one window: its time over the sound's, the time to the first word, and the decoder's time."""
         written = seconds["prefill"] + description["new_tokens"] * seconds["decode"]
         return {
             "real_time_factor": (seconds["encode"] + written) / description["window_seconds"],
@@ -273,7 +273,7 @@ class SpeechWorkload(Workload):
         return encoding(model.heard(made_up(seed, model.window)).to(self.device))
 
     def _count(self) -> int:
-        """Of recordings, or made-up windows, by which the search is judged."""
+        """Number of recordings, or synthetic windows, that judge the search."""
         there = len(self.recordings.audio)
         return min(batches_to_judge(there, there), there) if there else WINDOWS
 

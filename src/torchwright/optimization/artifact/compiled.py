@@ -57,7 +57,7 @@ class CompiledCalls:
         return self._behind_door(self.path / artifact.NATIVE, programs, how, SAME_MACHINE_ERROR)
 
     def graphs(self, *, compiled: bool) -> Ready | None:
-        """Return the graphs, compiled if requested and possible; None if there are none."""
+        """Return the graphs, compiled if requested and possible; None without graphs."""
         from torchwright.hardware.measure.toolchain import compiler_fault
 
         if not (self.path / "programs.json").is_file():
@@ -171,7 +171,7 @@ class CompiledCalls:
             temporary = folders.make(folder.parent, unfinished)
         except OSError as error:
             self.say(f"what is compiled here cannot be kept for the next time ({error})")
-            with folders.temporary() as passing:  # what is loaded of it is unpacked elsewhere
+            with folders.temporary() as passing:  # loading unpacks the package elsewhere
                 self._compile(programs, passing)
                 yield passing
             return

@@ -11,8 +11,8 @@
     report.html
 
 Nothing here is pickled. Native code is loaded only when the signature is this user's own, or when the caller says
-`trust`; otherwise, and on another machine or torch version, the graphs are compiled afresh. Where no key can be kept
-there is no signature, and the artifact is nobody's own.
+`trust`; otherwise, and on another machine or torch version, the graphs are compiled afresh. If no key can be kept,
+the artifact is unsigned, and untrusted everywhere.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _not_ours(path: Path) -> str | None:
 def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None:
     """Write the recipe, and the manifest with the checksums of everything else, and sign the manifest.
 
-    Returns a notice if there is no key to sign with: the artifact is whole, and has no owner.
+    Returns a notice if the signing key is missing: the artifact is whole, but unsigned.
     """
     (folder / RECIPE).write_text(to_json(recipe), encoding="utf-8")
     names = [name for name in _names(folder) if name != MARK]
@@ -163,8 +163,8 @@ def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None
 def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
     """Return the recipe and manifest of an artifact whose every file is whole.
 
-    Raises `ArtifactError` for a folder that is missing or not an artifact, a file that is missing, added or changed,
-    a newer format, or an invalid recipe.
+    Raises `ArtifactError` for a missing folder, one that is not an artifact, and a newer format. So it does for an
+    invalid recipe, and for a file that is missing, added or changed.
     """
     return steady(path, lambda: _opened(path))
 
@@ -190,7 +190,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def report_path(path: Path) -> Path:
-    """Return the path of an artifact's report.html; raises `ArtifactError` when there is none."""
+    """Return the path of an artifact's report.html; raises `ArtifactError` if it is missing."""
     file = path / REPORT
     if not file.is_file():
         raise ArtifactError(

@@ -40,8 +40,8 @@ engines: Registry[type[Engine]] = Registry(
 )
 
 ShippingForm = Literal["native", "package", "graphs", "rebuild", "module"]
-"""The contents of an artifact: its engine's own files, compiled packages with the graphs they come from, graphs
-alone, the folder from which the model is rebuilt, or none of these, for the recipe on the caller's own module."""
+"""The contents of an artifact: the engine's own files; compiled packages with their graphs; graphs alone; the folder
+from which the model is rebuilt; or none of these, for the recipe on the caller's own module."""
 NATIVE, MODEL = "native", "model"
 """Folders of an artifact: compiled code for one machine; configuration, tokenizer and weights."""
 SAME_MACHINE_ERROR = 1e-2
@@ -101,7 +101,7 @@ class Engine:
     how: ClassVar[str]
     """The reported name of the running code (`Loaded.how`)."""
     compiles: ClassVar[bool] = True
-    """True if `prepare` takes time that calls must pay back."""
+    """True if `prepare` takes time, so that a break-even exists."""
     apart: ClassVar[bool] = False
     """True if `prepare` writes files, which `opened` runs in a process that has seen neither model nor compiler."""
     whole: ClassVar[bool] = False

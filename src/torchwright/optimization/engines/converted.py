@@ -428,8 +428,8 @@ def _graph(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec]:
 
 
 def _free_sizes(target: Target, case: Case, *, only: bool) -> tuple[ExportedProgram, CallSpec] | None:
-    """Return the graph with the call's dynamic dimensions or, for the `only` call, a dynamic batch size; None if
-    there are no dynamic dimensions, or the model does not allow them."""
+    """Return the graph with the call's dynamic dimensions or, for the `only` call, a dynamic batch size; None
+    without dynamic dimensions, or if the model does not allow them."""
     if case.dynamic is not None:
         return _exported(target, case, dynamic_shapes(target.model, case))
     tensors = tensors_of(case)
@@ -502,7 +502,7 @@ def _error(model: Callable[..., Any], call: ConvertedCall, case: Case) -> float:
         with torch.no_grad():
             wanted = flatten(model(*case.args, **case.kwargs))
         return relative_error(wanted, flatten(call.run(tensors_of(case)))).value
-    except Exception:  # of the other library, or of a model that takes no such number of rows
+    except Exception:  # of the other library, or of a model that does not take this batch size
         return float("inf")
 
 

@@ -58,8 +58,8 @@ class OpenVino(Converted):
     name: ClassVar[str] = "openvino"
     how: ClassVar[str] = "OpenVINO"
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
-    # Its plugin for CPUs computes int64 in 32 bits, drops NaN in ReLU, Clamp, Maximum and Softmax, and reads zeros or
-    # other rows for indices out of range.
+    # Its plugin for CPUs computes int64 in 32 bits and drops NaN in ReLU, Clamp, Maximum and Softmax. For indices out
+    # of range it reads zeros or wrong rows.
     domain: ClassVar[NumberDomain] = NumberDomain(integer_bits=32, values="finite", checks_indices=False)
 
     @classmethod
@@ -231,7 +231,7 @@ def _quantized(
         [tensor.contiguous().numpy() for tensor in tensors_of(case)]
         for case in target.workload.calibration(target.compute_dtype)
     ]
-    # Ranges come from any number of rows, also from one, which a graph with its rows free was not exported for.
+    # Ranges come from any batch size, also from one, which a graph with a dynamic batch size was not exported for.
     shape = replace(spec, sizes={})
     given = [call for call in arrays if shape.bind([array.shape for array in call]) is not None]
     if not given:

@@ -29,10 +29,10 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
     """Return the error from each module that the last of `steps` would change, worst first.
 
     Earlier steps are those without which it has nothing to change. If the workload gives a `glance`, the error is the
-    glance's, with this module alone changed. Otherwise, and for modules that there was no time for, it is the error
+    glance's, with this module alone changed. Otherwise, or if time runs out, it is the error
     of the module's output, on the inputs that the unchanged model gives it. The metric judges how errors add up
-    through the network; this function only orders the retreat. For a technique whose `errors_add` it is the module's
-    share of the whole model's error, measured by groups of neighbours, each of which has an equal share.
+    through the network; this function only orders the retreat. If the technique's `errors_add`, it is the module's
+    share of the whole model's error, measured by groups of neighbours with equal shares.
     """
     technique = from_step(steps[-1])
     if steps[:-1]:
@@ -142,7 +142,7 @@ def _instead(
 
 
 def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
-    """Return each module's own effect on the workload's glance, worst first; empty if there is no glance."""
+    """Return each module's own effect on the workload's glance, worst first; empty without a glance."""
     model, begun = target.model, time.monotonic()
 
     def glance() -> torch.Tensor | None:

@@ -38,11 +38,11 @@ class NumpyReport:
     graph_breaks: int = 0
     break_reasons: tuple[str, ...] = ()
     dtype_differences: tuple[str, ...] = ()
-    """Where a candidate returned another dtype than NumPy: such a candidate never serves."""
+    """Results with another dtype than NumPy's: such a candidate never serves."""
     max_relative_error: float | None = None
     """Largest |compiled - NumPy| over the largest |NumPy| of the same result."""
     edge_differences: tuple[str, ...] = ()
-    """Where the compiled function leaves NumPy on values that the first call did not hold: NumPy serves."""
+    """Differences from NumPy on values that the first call did not hold: NumPy serves."""
     candidates: tuple[str, ...] = ()
     rechecks: int = 0
     """Guard misses after the first call, each compared with NumPy before it was allowed to serve."""

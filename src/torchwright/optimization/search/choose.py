@@ -122,8 +122,8 @@ def _is_settled(rung: StepResult) -> bool:
 def take(search: Search, queue: list[Step]) -> Step:
     """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time.
 
-    The largest expected gain goes before what would leave it no time, and a rival's variants before what will not bring
-    our own recipe past it.
+    A step that would leave no time for the largest expected gain comes after it. Steps that will not bring our own
+    recipe past a rival come after the rival's variants.
     """
     ready = [step for step in queue if not waits(search, step, queue)] or queue
     fitting = [step for step in ready if no_time(search, step, plan(search, step)) is None]
@@ -500,8 +500,8 @@ def second_chances(search: Search) -> list[Step]:
 def changes_verdicts(technique: Technique) -> bool:
     """Check whether a kept technique makes other steps worth another trial.
 
-    A compiler fuses what was slow alone. Memory that stays in the process spares the page faults (twice the time of an
-    8-bit ResNet-50) that would hide what every other step is worth.
+    A compiler fuses what was slow alone. Memory that stays in the process avoids the page faults that hide the gain of
+    every other step (twice the time of an 8-bit ResNet-50).
     """
     return "compiled" in technique.gives or technique.phase == Phase.PROCESS
 

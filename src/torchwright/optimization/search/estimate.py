@@ -11,9 +11,10 @@ from torchwright.optimization.search.state import FINISH_SHARE, Search, Spent
 from torchwright.optimization.techniques.base import Technique, compiles, conversion_of, from_step
 
 CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 12.0
-"""Converting the model for a library of others, or compiling it, is expected to take a process and so many exports of
-the model, until it was done once (conversions took 10 to 13 on four models, compilers 11 to 50 on seven: DETR's 41 s
-are 11 of its exports, and at 20 of them a search of 150 s never compiled it).
+"""Expected time of a third-party conversion and of a compilation, in exports of the model, until one was measured.
+
+Conversions took 10 to 13 exports on four models, compilers 11 to 50 on seven. DETR's 41 s are 11 of its exports; with
+an estimate of 20 a search of 150 s never compiled it.
 
 A guess is on the low side: a longer trial is stopped in time, and one that was not begun yields nothing.
 """

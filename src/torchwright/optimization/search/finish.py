@@ -79,7 +79,7 @@ def compare_with_third_party(search: Search) -> None:
 def _compare_recipes(search: Search, rival: Candidate, proven: Comparison) -> tuple[Comparison, str, bool]:
     """Compare the third-party engine with our own recipe; return the verdict in words, and whether the engine loses.
 
-    Where turns decide nothing, or there is no time for them, what each was proven at beside the original does.
+    If turns decide nothing, or no time is left for them, the proven speed-ups over the original decide.
     """
     if not search.best.steps:
         return proven, f"{proven.total} where we have none", False
@@ -288,7 +288,7 @@ def settle(
     """The last comparison: the first form that holds, against an original in a fresh process of its own.
 
     A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
-    Without a form that is faster than the original the third is None, and the recipe has no steps.
+    If no form is faster than the original, the recipe has no steps and the third result is missing (None).
     """
     search.tell("stage", "the artifact, loaded in a fresh process, against the original")
     promised = search.proven.total.value if search.best is not search.baseline else 1.0

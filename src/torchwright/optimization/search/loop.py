@@ -38,10 +38,10 @@ from torchwright.optimization.trial.threads import settle_threads
 def run(search: Search) -> Outcome:
     """Run the whole search. The time budget starts when the original has been measured.
 
-    Once that is done there is a result: where a process is lost without which the search cannot go on, the original.
+    From then on the search returns a result: the original, if a process is lost without which the search cannot go on.
 
-    Raises `ModelError` or `WorkloadError` when the original cannot be run or judged, `RefusedTechnique` when a
-    technique asked for by name cannot run, `ArtifactError` when the search to continue was of another model.
+    Raises `ModelError` or `WorkloadError` if the original cannot be run or judged, and `RefusedTechnique` if a
+    technique requested by name cannot run. Raises `ArtifactError` if the search to continue was of another model.
     """
     search.begin()
     search.tell("baseline", "measuring the original")
@@ -168,7 +168,7 @@ def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
 
 
 def _try(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
-    """Try one step on top of the best recipe; returns what is worth another trial because of it. `queue` comes after.
+    """Try one step on top of the best recipe; return the steps that deserve another trial. `queue` comes after.
 
     A step that nothing can build on is compared with other such steps, apart from our own recipe.
     """

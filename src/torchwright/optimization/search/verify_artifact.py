@@ -3,8 +3,8 @@
 
 The forms that a recipe may ship in are written one after another, until one holds against the original. Each is a whole
 artifact in the search's scratch folder. The original is timed in the same process; where the recipe changes the whole
-process, it has a fresh one of its own. Neither is forked: what a long life has done to the heap of a process (glibc
-moves the sizes from which it maps memory) would be measured with it.
+process, it has a fresh one of its own. Neither is forked, because the heap of a long-lived process would distort the
+measurement: glibc raises the size from which it maps memory.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class VerifiedArtifact:
 class OriginalInProcess:
     """The original in the artifact's own process, asked as if it had one to itself.
 
-    How a process's heap grew decides whether large activations fault their pages in at every call, and with that
-    whether the same module takes 13 or 32 ms. In one process both have the same heap.
+    The growth of a process's heap decides whether large activations fault their pages in at every call: the same module
+    takes 13 or 32 ms. In one process both have the same heap.
     """
 
     def __init__(self, process: Any) -> None:

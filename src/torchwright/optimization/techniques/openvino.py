@@ -28,9 +28,9 @@ from torchwright.optimization.techniques.shared.wrapping import known_names, nam
 NAME = "openvino"
 LIBRARIES = ("openvino", "nncf")
 EPSILONS = {"f32": 0.0, "f16": 2.0**-10, "bf16": 1.3 * 2.0**-8, "int8": EPSILON}
-"""`Technique.epsilon` by precision. Its bfloat16 loses 1.3 times as much as PyTorch's autocast (the median of 22
-models of benchmarks/optimize/zoo.py, 0.3 to 2.8 times each), and a model in bfloat16 twice as much as PyTorch's
-autocast."""
+"""`Technique.epsilon` by precision. OpenVINO's bfloat16 loses 1.3 times as much as PyTorch's autocast: the
+median of 22 models of benchmarks/optimize/zoo.py, 0.3 to 2.8 times each. A model in bfloat16 loses twice as much as
+with PyTorch's autocast."""
 AUTOCAST = 0.6
 """The share that `autocast` loses (seven transformers: 0.1 to 0.8, the most where the budget is near)."""
 RATES = {"bf16": "bfloat16", "f16": "float16"}
@@ -52,7 +52,7 @@ class RunOpenVino(Technique):
     it.
     """
     hint: Literal["latency", "throughput"] = "latency"
-    """Whether one call uses all threads, or calls from several threads share them."""
+    """Use all threads for one call, or share them between calls from several threads."""
     autocast: bool = False
     """Compute products alone in half precision, and what stands between them in float32, as torch.autocast does."""
     skip: tuple[str, ...] = ()

@@ -5,8 +5,8 @@ refused = engine.submit(Submit(id="a", ids=[1, 2, 3], max_tokens=16, sampling=Sa
 while not engine.idle:
     engine.step().outputs
 
-A step is schedule → run → choose: the scheduler says how many tokens of which sequences, one forward call computes
-them, and each sequence that has caught up chooses one token more, or several where proposals were right.
+A step is schedule → run → choose. The scheduler says how many tokens of which sequences, and one forward call computes
+them. Each sequence that has caught up chooses one more token, or several if draft tokens were accepted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torchwright.serve.wire.messages import Finish, RequestRefused, Stats, StepO
 log = logging.getLogger("torchwright.serve")
 
 FINISH_WEIGHT = 0.1
-"""Of the latest request in the mean time between two that end."""
+"""Weight of the latest request in the mean time between two ends."""
 
 
 class ServingEngine(TokenEngine):
@@ -150,7 +150,7 @@ class ServingEngine(TokenEngine):
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        """Compute one batch, if there is one; what has ended since the last step is told too."""
+        """Compute one batch, if any; also report the sequences that have ended since the last step."""
         begun = self._clock()
         self._expire(begun)
         self._take_loaded()

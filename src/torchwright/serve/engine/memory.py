@@ -1,4 +1,4 @@
-"""How many pages of keys and values the engine gets."""
+"""The engine's number of key-value pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.serve.options import KV_SHARE
 
 MOST = 0.9
-"""Of the available memory for one sequence of the whole context, if half is too little for that."""
+"""Share of the available memory for one sequence of the whole context, if half is too little for that."""
 
 ALLOCATORS_SAY = ("can't allocate memory", "bad_alloc")
 

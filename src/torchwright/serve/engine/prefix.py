@@ -6,8 +6,8 @@ tree.keep(sequence)         add the full pages that it has computed since
 tree.detach(sequence)       before its pages are freed
 tree.evict(3)               give pages back that no sequence uses, the least recently used first
 
-One edge is one page's 16 tokens. The tree is a user of every page in it; a sequence that reads a page of the tree has
-all pages above it too, so what lies below an unused page is unused as well.
+One edge is one page's 16 tokens. The tree is a user of every page in it. A sequence that reads a page of the tree also
+reads all pages above it, so pages below an unused page are unused as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The engine of an encoder and a decoder of text: sources in, answers of all of them side by side.
+"""The engine of encoder-decoder text models: sources in, batched answers out.
 
-A source is read once, when its turn comes; its answers share what is remembered of it. From then on a step gives each
-answer one token. Room for whole answers is taken before they begin, so that none ever has to wait for another.
+A source is encoded once, when its turn comes; its answers share the encoder's keys and values. From then on a step
+gives each answer one token. Pages for whole answers are reserved before they begin, so no answer waits for another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Source(LiveRequest):
 
     @property
     def answer_pages(self) -> int:
-        """What one of its answers takes at most."""
+        """The largest number of pages that one answer takes."""
         return -(-self.submit.max_tokens // PAGE)
 
 
@@ -175,7 +175,7 @@ class TranslatingEngine(AnsweringEngine):
         )
 
     def _refusal(self, submit: Submit) -> RequestRefused | None:
-        # Options as for any language model; the source has its own bound, beside the answer's.
+        # Options as for any language model; the source and the answer have separate bounds.
         alone = msgspec.structs.replace(submit, ids=[0])
         if refused := refuse(alone, self._bounds, known=submit.id in self._live):
             return refused
@@ -250,7 +250,7 @@ class TranslatingEngine(AnsweringEngine):
             scored = (
                 None if submit.logprobs is None else [logprob(logits.row(row)[0], token, submit.logprobs)]
             )
-            if forced is None:  # what nobody chose is no draw, and no penalty counts it: as in `generate`
+            if forced is None:  # a forced token is not sampled, and no penalty counts it: as in `generate`
                 answer.chooser.accept(token)
             answer.last = token
             self._put(answer, token, scored, self._count(answer, token))

@@ -52,7 +52,7 @@ class ObjectScanner:
 
 
 def read_call(text: str) -> tuple[str, str]:
-    """Return name and arguments of a call's object, whatever the order of its parts; no name where it is none."""
+    """Return name and arguments of a call's object, in any order; the name is empty if the text is not a call."""
     found = decode(text)
     if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
         return "", ""
@@ -65,7 +65,7 @@ def read_call(text: str) -> tuple[str, str]:
 
 
 def unescape(text: str) -> str:
-    """Return the text of a JSON string without its quotes, empty where it is none."""
+    """Return the text of a JSON string without its quotes; empty for anything else."""
     found = decode(f'"{text}"')
     return found if isinstance(found, str) else ""
 

@@ -16,9 +16,9 @@ from torchwright.serve.grammar.values import schema_of, value_of
 ARGUMENT_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 """GLM's tokens around names and values."""
 ARGUMENT_NAME = re.compile(r"\s*[^\s<>=]+\s*")
-"""Another text is no name: what follows is no call, and stays text."""
+"""Anything that does not match is not a name: the element stays text."""
 VALUE_END_CHARACTERS = 96
-"""A value's end, with the tags by which it is told, is shorter."""
+"""Upper bound of a value's end, including its tags."""
 
 
 class _MarkupReader(CallReader):
@@ -63,7 +63,7 @@ class _MarkupReader(CallReader):
             return True  # cut off: the arguments stay open, as JSON's do
         left = self._taken.strip() and self._taken
         self._argue(index, "}")
-        if left:  # an element that is no argument ends the call, and is text
+        if left:  # an element other than an argument ends the call, and is text
             self._end()
             self._taken = left
             return False

@@ -30,7 +30,7 @@ class ReasoningFormat:
     end: str
     around: tuple[str, str] | None = None
     hints: tuple[str, ...] = ()
-    """Texts by which a chat template tells that its model reasons so; `begin` and `end` where there are none."""
+    """Texts in a chat template that show this kind of reasoning; `begin` and `end` by default."""
     also: str = ""
     """A text that the template holds besides."""
     doubtful: bool = False
@@ -69,7 +69,7 @@ class ReasoningFormat:
         return ("" if prompt_end == "open" else self.begin, self.end) if self.prefix(prompt_end) else None
 
     lead = ""
-    """The text before a constrained answer that is no call."""
+    """The text before a constrained answer that does not call a tool."""
 
 
 class HarmonyReasoning(ReasoningFormat):

@@ -34,7 +34,7 @@ class GrammarJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled grammar as JSON, or why there is none."""
+    """A compiled grammar as JSON, or the reason for the failure."""
 
     json: str | None = None
     fault: str | None = None
@@ -52,7 +52,7 @@ class GrammarCompiler:
         self._folder, self._limits = folder, limits
         self._workers: Workers | None = None
         self._known: OrderedDict[GrammarJob, Grammar | str] = OrderedDict()
-        """`GrammarJob` → its grammar, or why there is none; the last used last."""
+        """`GrammarJob` → its grammar, or the reason for the failure; the last used last."""
         self._known_bytes = 0
         self._running: dict[GrammarJob, asyncio.Task[Grammar | str]] = {}
 

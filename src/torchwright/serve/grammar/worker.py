@@ -28,11 +28,11 @@ from torchwright.serve.workers import forks
 
 REHEARSALS, REHEARSED_TOKENS = 4, 24
 MASK_SECONDS = 0.1
-"""Of processor time, for one token's mask."""
+"""Processor time limit for one token's mask."""
 
 
 def load(folder: str, vocabulary: int, stop_ids: list[int]) -> Callable[[bytes], bytes]:
-    """What compiles one grammar: a `GrammarJob` in MessagePack, to a `Compiled`."""
+    """Return the compiler of grammars: a `GrammarJob` in MessagePack to a `Compiled`."""
     info = tokenizer_info(Path(folder), vocabulary, stop_ids)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
@@ -48,7 +48,7 @@ def load(folder: str, vocabulary: int, stop_ids: list[int]) -> Callable[[bytes],
 
 
 class Warnings:
-    """What xgrammar's C++ writes on standard error: parts of a schema that it would not enforce."""
+    """Capture xgrammar's standard error: parts of a schema that it would not enforce."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("warnings")

@@ -1,4 +1,4 @@
-"""What a server says of itself, in the words of vLLM and SGLang: gateways find out by it what stands behind them.
+"""Server information in the format of vLLM and SGLang, by which gateways recognize their back end.
 
 vLLM's are /v1/models, /version and /load; SGLang's are /server_info, /model_info, /v1/loads and /health_generate, with
 their older names.
@@ -33,7 +33,7 @@ from torchwright.serve.wire.messages import (
 )
 
 PROBE_SECONDS = 20.0
-"""How long the engine may take for the one token of /health_generate."""
+"""Time limit of the engine for the one token of /health_generate."""
 PROBE_BYTES = 4 * 16_000
 """A second of silence."""
 Probe = Submit | Embed | Transcribe | Paint

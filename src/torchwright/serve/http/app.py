@@ -229,7 +229,7 @@ def _vector(vector: list[float], form: str) -> list[float] | str:
 
 
 def _state(service: Service, facts: dict[str, Any]) -> Response:
-    """What the engine is doing: 200 while it is ready, else 503."""
+    """Answer with the engine's state: 200 while it is ready, else 503."""
     if service.client.state == "ready":
         return Json(facts)
     return Json(facts, status_code=503, headers=unavailable("the engine is not ready").headers)

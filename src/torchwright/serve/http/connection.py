@@ -18,7 +18,7 @@ from torchwright.serve.log import Once
 log = logging.getLogger("torchwright.serve")
 
 READ_BYTES = 16 * 1024
-"""What is read at once: as much of one connection's work is done before another's turn."""
+"""Bytes per read, which bound the work for one connection before another's turn."""
 SMALL_CHUNK = 256
 """Bytes of a chunk, below which reading its head costs more than what it brings; a few are nothing."""
 _SMALL = re.compile(rb"\r\n[0-9a-fA-F]{1,2}\r\n")
@@ -96,7 +96,7 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 
 
 def _abortable(app: Any, transport: Any) -> ASGIApp:
-    """The application, told how to drop the connection without waiting for its reader."""
+    """Wrap the application with a way to drop the connection without waiting for its reader."""
 
     async def app_with_abort(scope: Scope, receive: Receive, send: Send) -> None:
         scope["abort"] = transport.abort

@@ -1,4 +1,4 @@
-"""Which names a server without a key answers to, so that no web page reaches it from a browser beside it.
+"""Host and Origin checks of a server without a key, so that no web page reaches it from a local browser.
 
 A page may lead its own name to 127.0.0.1 (DNS rebinding), and then read what a server there answers: its requests name
 the page's host. A page of another site may send requests without reading the answers: they name the page as Origin.
@@ -24,7 +24,7 @@ LOOPBACK_NAMES = ("localhost", "*.localhost")
 EXPOSED = "x-request-id, x-torchwright-ignored, x-torchwright-notices, retry-after"
 """Headers of answers that a page's script may read."""
 PREFLIGHT_SECONDS = "600"
-"""How long a browser remembers what it may send: Chromium keeps no more than two hours, and a server is restarted."""
+"""Lifetime of a preflight's answer in a browser: Chromium allows at most two hours, and a server is restarted."""
 Pairs = list[tuple[bytes, bytes]]
 
 
@@ -60,7 +60,7 @@ class Hosts:
         ]
 
     def preflight(self, headers: Headers) -> Pairs:
-        """Return the further headers of a preflight's answer; none where the request is no allowed page's preflight."""
+        """Return the further headers of a preflight's answer; empty unless an allowed page sent the preflight."""
         if "access-control-request-method" not in headers or not self.cors(headers):
             return []
         asked = headers.get("access-control-request-headers", "")
@@ -86,7 +86,7 @@ class Hosts:
 
 
 def _name(url: str) -> str:
-    """The host of a URL, empty where there is none."""
+    """Return the host of a URL, or an empty string."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

@@ -97,7 +97,8 @@ def load_model(
 ) -> ServedModel:
     """Return what the HTTP process needs of a language model; raises `ModelError` for files that cannot be read.
 
-    The formats are names of their tables; `AUTO` is what the chat template or the tokenizer shows, `NONE` is none.
+    The formats are names of their tables; `AUTO` takes what the chat template or the tokenizer shows, `NONE` disables
+    them.
     """
     language = load_language(target.folder)
     source = "".join(language.template.sources.values())
@@ -169,7 +170,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn leaves the application's end out where it is forced, and then complains of it."""
+        """Shut down; uvicorn skips the application's end on a forced exit, and then complains that it is missing."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()

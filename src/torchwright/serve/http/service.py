@@ -1,4 +1,4 @@
-"""What is served: one model, its engine, and what every request is checked against."""
+"""The service: one model, its engine, and the limits that every request is checked against."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Service:
     model: ServedModel | None
     """The tokenizer and its companions; None for an encoder, whose engine tokenizes."""
     folder: Path
-    """Where the model's configuration and tokenizer are."""
+    """The folder of the model's configuration and tokenizer."""
     sounds: Sounds | None = None
-    """Where a speech model's uploads are."""
+    """Uploads of a speech model."""
     aliases: Sequence[str] = ()
     """Further names by which requests may ask for the model."""
     limits: Limits = field(default_factory=Limits)
@@ -143,7 +143,7 @@ class Service:
         return model, ready
 
     def recognizer(self) -> Sounds:
-        """Where a speech model's uploads go; raises `ApiError` where another kind is served, or it is not ready."""
+        """Return the uploads of a speech model; raises `ApiError` for another kind, or before the model is ready."""
         ready = self.engine()
         if self.sounds is None:
             wrong = (

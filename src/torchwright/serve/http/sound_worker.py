@@ -1,6 +1,6 @@
 """The process that reads sound files: `python -m torchwright.serve.http.sound_worker FD PARENT FACTS` (`forks.py`).
 
-A file is a stranger's, and so is what it does to the libraries that read it: each has a process of its own.
+Files are untrusted and may crash the libraries that read them, so each file has a process of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SoundJob(msgspec.Struct, frozen=True):
 
 
 class SoundRead(msgspec.Struct, frozen=True):
-    """How many bytes of samples there are, and what the user should know; or what is wrong with the file."""
+    """The number of bytes of samples and notices for the user, or what is wrong with the file."""
 
     bytes: int = 0
     notices: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class SoundRead(msgspec.Struct, frozen=True):
 
 
 def load(most_seconds: int) -> Callable[[bytes], bytes]:
-    """What reads one sound of at most so many seconds: a `SoundJob` in MessagePack, to a `SoundRead`."""
+    """Return the reader of sounds up to `most_seconds`: a `SoundJob` in MessagePack to a `SoundRead`."""
     for package in ("soundfile", "soxr", "av"):  # once, and not in every job
         if find_spec(package) is not None:
             import_module(package)

@@ -25,15 +25,15 @@ PART_HEADER_BYTES = 8192
 async def read_form(
     request: Request, path: Path, limits: Limits, hold: Callable[[int], None]
 ) -> dict[str, Any]:
-    """The fields by name, with `path` for the file that was written there; those that come several times have a list.
+    """Return the fields by name, with `path` for the file that was written there; repeated fields have a list.
 
-    `hold` is told of bytes before they are written, and may refuse them. Raises `ApiError` for another content type
-    (415), too many bytes (413), one that comes too slowly (408), and what is no such form (400).
+    `hold` is called with the number of bytes before they are written, and may refuse them. Raises `ApiError` for
+    another content type (415), too many bytes (413), a slow body (408), and a malformed form (400).
     """
     boundary = _boundary(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.upload_bytes + DISCARDED_BYTES:
-        raise _too_large(limits)  # nothing of it is read
+        raise _too_large(limits)  # the body is not read
     with path.open("wb", buffering=0) as file:
         form = _Form(boundary, file, limits.settings_bytes, hold)
         try:
@@ -114,7 +114,7 @@ class _Form:
         return {name: found[0] if len(found) == 1 else found for name, found in self._values.items()}
 
     def write(self, chunk: bytes) -> None:
-        """Raises `ApiError` (400) for what is no form."""
+        """Parse a chunk; raises `ApiError` (400) for a malformed form."""
         try:
             self._parser.write(chunk)
         except self._fault as error:

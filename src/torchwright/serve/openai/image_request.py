@@ -1,4 +1,4 @@
-"""What is asked of a pipeline of pictures, as OpenAI's clients send it."""
+"""Image requests in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ImageRequest(Body):
     }
 
     prompt: Annotated[str, Field(min_length=1, max_length=LONGEST_PROMPT)]
-    """What the picture is of."""
+    """Description of the picture."""
     model: Text | None = None
     """The served model's name."""
     n: Annotated[int, Field(ge=1, le=PICTURES)] = 1
@@ -51,7 +51,7 @@ class ImageRequest(Body):
     size: Annotated[str, AfterValidator(_sized)] = "auto"
     """Width and height in pixels, such as 512x512; auto is the size that the model was trained for."""
     response_format: Literal["b64_json", "url"] = "b64_json"
-    """Only b64_json: nothing is stored here, so that there is no url."""
+    """Only b64_json: pictures are not stored, so they have no URL."""
     output_format: Literal["png", "jpeg", "webp"] = "png"
     """The form of the files."""
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None

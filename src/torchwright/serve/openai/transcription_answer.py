@@ -1,4 +1,4 @@
-"""What was heard, in the forms of OpenAI's transcriptions; and as events while it is found."""
+"""Transcripts in the formats of OpenAI's API, and as events during recognition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchwright.models.speech.transcript import Segment, Transcript, Window, co
 from torchwright.serve.openai.transcription_request import TranslationRequest
 
 MEDIA_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
-"""Of forms that are no JSON."""
+"""Media types of the formats other than JSON."""
 NOTICES = "X-Torchwright-Notices"
 SEEKS_PER_SECOND = 100
 
@@ -22,7 +22,7 @@ class TranscriptionAnswer:
     def __init__(self, body: TranslationRequest, notices: tuple[str, ...] = ()) -> None:
         self._body, self._found = body, Transcript(notices=notices)
         self._seeks = list[float]()
-        """Where each segment's window begins, in seconds."""
+        """Start of each segment's window, in seconds."""
 
     @property
     def media_type(self) -> str:

@@ -39,9 +39,9 @@ class TranslationRequest(Body):
     response_format: Form = "json"
     """srt and vtt are subtitles; verbose_json has times."""
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of the first attempt at a window; one that is improbable is decoded again at higher ones."""
+    """Temperature of the first attempt at a window; an improbable one is decoded again at higher temperatures."""
     timestamp_granularities: Granularities = Field(default=["segment"])
-    """What verbose_json has. Words take longer."""
+    """Timestamps in verbose_json. Words take longer."""
     stream: bool = False
     """Send json or text as server-sent events, as it is found."""
 
@@ -54,7 +54,7 @@ class TranslationRequest(Body):
         return self
 
     def options(self) -> Options:
-        """What the model is asked for."""
+        """Return the options for the model."""
         return self._options(translate=True)
 
     def _options(self, **more: Any) -> Options:

@@ -95,7 +95,7 @@ def write_dump(
     failed: bool = False,
     finished: bool = False,
 ) -> Path:
-    """Write `folder/rank_N.json`, beside and renamed.
+    """Write `folder/rank_N.json` through a temporary file and a rename.
 
     `failed`: the rank left its program by an exception. `finished`: it came to its end; then only the last calls.
     """
@@ -164,8 +164,8 @@ def _groups() -> dict[str, Any]:
 
 @contextmanager
 def _without_inductor(torch: Any) -> Generator[None]:
-    """Where Inductor was never used, keep the recorder from importing it to look for generated code: it takes seconds,
-    and a process that dumps may not have them."""
+    """Keep the recorder from importing an unused Inductor to look for generated code: the import takes seconds, which a
+    dumping process may not have."""
     if "torch._inductor" in sys.modules:
         yield
         return

@@ -19,9 +19,9 @@ class Launcher:
 
 
 def torchrun() -> Launcher | None:
-    """The torchrun whose child this process is; None where there is none, or it has died.
+    """Return the torchrun that is this process's parent; None without one, or if it has died.
 
-    torchrun as the first process of a container is not told from a parent that died.
+    torchrun as the first process of a container looks like a parent that died.
     """
     restarts, parent = os.environ.get("TORCHELASTIC_RESTART_COUNT"), os.getppid()
     if restarts is None or parent == 1:

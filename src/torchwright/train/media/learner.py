@@ -1,4 +1,4 @@
-"""What of a run computes: the model, its loss and its optimizer, and one step of them."""
+"""The learner of a run: the model, its loss and its optimizer, and the training step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MediaLearner:
         return self.run.batch // self.run.parallel.batch_ways
 
     def of_step(self, step: int, samples: Samples) -> list[MediaBatch]:
-        """What this process reads in a step (from 0): its part of the samples, in micro-batches."""
+        """Return this process's part of the samples of a step (from 0), in micro-batches."""
         return [
             self.on_device(samples.batch(step * self.run.batch + place.start, len(place)))
             for place in self.places()
@@ -65,7 +65,7 @@ class MediaLearner:
         return MediaBatch(inputs=inputs, labels=batch.labels.to(self.device))
 
     def begin(self, step: int) -> None:
-        """What a step draws at random depends on the run's seed, the step and the process alone."""
+        """Seed the step: random draws depend only on the run's seed, the step and the process."""
         torch.manual_seed(hash((self.run.seed, step, self.part)))
 
     def gradients(

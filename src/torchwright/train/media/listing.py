@@ -1,6 +1,6 @@
-"""What a run reads, by name: pictures in folders of classes, tables that name pictures or sounds. Nothing is opened.
+"""File lists of a run: pictures in folders of classes, tables that name pictures or sounds. Nothing is opened.
 
-What a table names lies below the table's own folder; a row that names anything else is broken.
+A table names files below its own folder; a row that names anything else is broken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SYNONYMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A file and what is to be learnt of it."""
+    """A file and its training target."""
 
     path: Path
     target: str | int
@@ -65,7 +65,7 @@ class Listing:
         return found
 
     def digest(self) -> str:
-        """Of every item; not of what lies in its file."""
+        """Hash of the items, without the contents of their files."""
         made = hashlib.sha256()
         for item in self.items:
             made.update(f"{item.path.name}\0{item.target}\0{item.language}\n".encode())
@@ -88,7 +88,7 @@ def list_images(patterns: Sequence[str], data: ImageData, folder: Path) -> Listi
 
 
 def list_sounds(patterns: Sequence[str], data: SpeechData, folder: Path) -> Listing:
-    """As `list_images`, of manifests."""
+    """Like `list_images`, for manifests."""
     listing = Listing()
     for path in _sources(patterns, folder):
         report = listing.reports[str(path)] = FileReport()
@@ -218,7 +218,7 @@ def _table(
 
 
 def _file(values: dict[str, Any], column: str, root: Path) -> Path | str:
-    """Return the file that a row names below `root` or holds, or why there is none.
+    """Return the file that a row names below `root` or holds, or the reason for a missing one.
 
     `datasets` writes pictures and sounds as `{bytes, path}`; bytes are kept in the user's cache folder.
     """

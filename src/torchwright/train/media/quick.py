@@ -38,7 +38,7 @@ RATES = {IMAGES: 1e-4, "speech": 2e-5}
 LORA_FASTER = 10
 """Adapters begin at zero and take larger steps than whole weights (as for text)."""
 HELD_OUT = ("validation", "valid", "val", "test")
-"""Beside `train` in a folder: what is held out, the first of these that is there."""
+"""Names of the held-out folder next to `train`; the first that exists is used."""
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def files_run(
 
 
 def _divided(folder: Path) -> tuple[list[str], list[str]]:
-    """A folder as it is, or its `train` and what is held out beside it; of manifests each file by itself."""
+    """Return the training and held-out files: a folder, or its `train` and held-out folders, or single manifests."""
     if not (folder / "train").is_dir():
         if any((folder / name).is_file() for name in METADATA):
             return [str(folder)], []

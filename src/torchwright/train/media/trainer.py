@@ -44,7 +44,7 @@ from torchwright.train.run.runtime.processes import ProcessRank, on_first
 from torchwright.train.run.runtime.source import write_files
 
 BROKEN_TOLD = 100
-"""Files of one source that are told with their reasons; all are counted."""
+"""Broken files of one source that are listed with their reasons; all are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ class MediaOutcome(RunOutcome):
 
 
 def train_images(path: Path, **how: Any) -> MediaOutcome:
-    """As `train` of language models; there is nothing to `merge`, and no compiled code to `trust`."""
+    """Like `train` for language models, without `merge`, and without compiled code to `trust`."""
     return train_media(read_images(path), path.parent, **how)
 
 
 def train_speech(path: Path, **how: Any) -> MediaOutcome:
-    """As `train_images`."""
+    """Like `train_images`, for speech models."""
     return train_media(read_speech(path), path.parent, **how)
 
 
@@ -273,7 +273,7 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         )
 
     def _tell_files(self) -> None:
-        """The files that any process could not read since it was told last. Collective."""
+        """Report the files that any process failed to read since the last report. Collective."""
         everyones: list[Any] = [None] * self.place.world
         mine = {**self.train.broken, **self.validation.broken}
         dist.all_gather_object(

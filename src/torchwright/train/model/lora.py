@@ -1,11 +1,11 @@
-"""Low-rank adapters beside frozen matrices: LoRA (Hu et al., 2021), QLoRA (Dettmers et al., 2023), DoRA (Liu et al.,
+"""Low-rank adapters on frozen matrices: LoRA (Hu et al., 2021), QLoRA (Dettmers et al., 2023), DoRA (Liu et al.,
 2024).
 
     W x  becomes  W x + s · B (A x)        s = alpha / r; A (r, K) random, B (N, r) zero, so that training begins at W
     with DoRA     m / ‖W + s · B A‖ · (W x + s · B (A x))        one norm a row, taken as a constant; m begins at ‖W‖
 
-An adapter hangs on its layer by a forward hook: the layer's own code, names and kind stay what they were. Where a plain
-linear layer has nothing but the two products beside it, `AdaptedLinear` computes layer and adapter in one.
+An adapter hangs on its layer by a forward hook: the layer's own code, names and kind stay what they were. If a plain
+linear layer adds only the adapter's two products, `AdaptedLinear` computes layer and adapter in one.
 """
 
 from __future__ import annotations

@@ -30,17 +30,17 @@ class Target:
     """One linear layer as the model's files have it, and the modules that are it."""
 
     name: str
-    """As in "model.layers.0.self_attn.q_proj"."""
+    """Module path, such as "model.layers.0.self_attn.q_proj"."""
     modules: tuple[str, ...]
 
     @property
     def leaf(self) -> str:
-        """What peft calls it in `target_modules`."""
+        """peft's name in `target_modules`."""
         return self.name.rpartition(".")[2]
 
 
 def decoder_targets(config: DecoderConfig) -> list[Target]:
-    """The linear layers of a decoder's layers; stacked experts and routers are none."""
+    """Return the linear layers of a decoder's layers, without stacked experts and routers."""
     found = []
     for tensor in file_tensors(config):
         modules = tuple(name.removesuffix(".weight") for name in tensor.parameters)

@@ -38,7 +38,7 @@ class FileTensor:
     parameters: tuple[str, ...]
     expert: int | None = None
     bias: bool = False
-    """Whether experts are chosen by it."""
+    """True if the bias chooses experts."""
 
 
 def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[FileTensor]:
@@ -196,9 +196,9 @@ def save_folder(
     source: Path | None = None,
     value: Callable[[str], torch.Tensor] | None = None,
 ) -> None:
-    """Write the weights as safetensors under the family's names, whole, beside the folder, and rename.
+    """Write the weights as safetensors under the family's names to a temporary folder, and rename it.
 
-    With `source`, its config.json (told the new dtype), tokenizer and licence files are copied, so that
+    With `source`, its config.json (with the new dtype), tokenizer and licence files are copied, so that
     `load_decoder(folder)` and transformers read the result; without, the folder holds the weights alone. Where the
     model is sharded every process calls this, and the first one of the group writes. `value` gives a parameter's whole
     value by its name, by default as it is. Raises `ModelError` for a folder that exists and holds anything.

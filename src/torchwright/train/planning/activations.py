@@ -71,7 +71,7 @@ class Activations:
 
     def again(self, kind: Kind, recompute: Recompute) -> float:
         """The activations that recomputing a layer restores during its backward pass."""
-        if recompute == "selective":  # what was kept is used, not made again
+        if recompute == "selective":  # stored activations are used, not recomputed
             return max(0.0, self._whole(kind) - self._selective(kind))
         return self._whole(kind) if recompute == "full" else 0.0
 

@@ -2,9 +2,9 @@
 
 Parameters, gradients and optimizer state are float32 and sharded (FSDP2). A layer's parameters are gathered in the
 activations' dtype, one layer ahead, the embedding's in float32, and gradients are reduced in float32. A single
-process gathers nothing, and keeps the copies that autocast makes of its parameters. The peak depends on the batch:
-the loss, the backward pass of the last layer, or the end of it, when the gradients of the embedding and of the output
-layer are reduced together.
+process gathers nothing, and keeps the copies that autocast makes of its parameters. The batch decides where the peak
+is: the loss, the backward pass of the last layer, or the end of the pass. There the gradients of the embedding and of
+the output layer are reduced together.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _moments(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool
     ends = Ends.of(shape, stage, layout, width)
     mine = owned_by(shape, stage, layout)
     tokens = plan.tokens(job)
-    # However the batch is split into replicas and shards, a device keeps as much of it.
+    # A device keeps the same share of the batch, however it is split into replicas and shards.
     same = LayoutPlan(
         layout=Layout(pp=layout.pp, cp=layout.cp, tp=layout.tp),
         micro_batch=plan.micro_batch,

@@ -1,9 +1,10 @@
 """Seconds of one training step: a roofline for a device's computation, and its collectives with their overlap.
 
 Assumed overlap: a layer's all-gather and reduce-scatter (FSDP) and all-reduce (HSDP) run concurrently with the
-computation of the neighbouring layer, and only the excess counts. The following are waited for: the embedding's
-gather before the first layer, the gradients of embedding and output layer after the last, tensor-parallel and
-expert-parallel collectives, and the all-to-all of context parallelism. A ring passes keys on during its attention.
+computation of the neighbouring layer, and only the excess counts. The step waits for the embedding's
+gather before the first layer, and for the gradients of embedding and output layer after the last. It also waits for
+tensor-parallel and expert-parallel collectives and for the all-to-all of context parallelism. A ring passes keys on
+during its attention.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class Clock:
     ) -> None:
         """Return the seconds of FSDP's and HSDP's collectives that the computation does not hide."""
         layout, parameters = plan.layout, held(layer, plan.layout)
-        # A forward pass is a third of the layer's computation, a quarter where all of it is repeated.
+        # A forward pass is a third of the layer's computation, a quarter with full recomputation.
         forward = computing / (4 if plan.recompute == "full" else 3)
         backward = computing - forward
         if groups["fsdp"].size > 1 and layout.pp == 1:

@@ -2,7 +2,7 @@
 
 MODEL/recommender.json           the model as the run file has it
 MODEL/dense.safetensors          the dense layers
-MODEL/tables/0000.safetensors    "weight" (rows, dim) of the first column, and so on; column names are no file names
+MODEL/tables/0000.safetensors    "weight" (rows, dim) of the first column, and so on, numbered by column
 """
 
 from __future__ import annotations

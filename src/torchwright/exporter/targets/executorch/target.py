@@ -175,8 +175,8 @@ def _edge(program: ExportedProgram, methods: dict[str, Any], lowering: Lowering)
         program,
         partitioner=lowering.partitioners(),
         constant_methods=methods,
-        # Its checks take the first tensor of an operator that gives a list of them for the list, and freeze its
-        # number of rows by counting them (1.4.1: split_with_sizes, and so every GRU).
+        # ExecuTorch's checks take the first tensor of an operator's list for the whole list, and freeze its batch
+        # size by counting tensors (1.4.1: split_with_sizes, and so every GRU).
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
 

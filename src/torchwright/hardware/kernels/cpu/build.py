@@ -1,7 +1,7 @@
 """Compiles the C++ of `csrc/` on first use: once per version of the sources, the flags, the compiler and torch.
 
-One object file per instruction set, chosen at run time (`TORCHWRIGHT_ISA` forces one), so that a library built here
-runs on a lesser machine that shares the cache folder.
+One object file per instruction set, chosen at run time (`TORCHWRIGHT_ISA` forces one). A library built here thus runs
+on a lesser machine that shares the cache folder.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
     common = ("-std=c++20", *system.shared_code(), *COMMON)  # torch's headers ask for C++20 since 2.14
     for name, flags in sets.items():
         target = folder / f"{name}.o"
-        # Where there are vector instructions the portable code is for the very old machine, and as slow to compile as
-        # all others together at the level at which the compiler looks for vectors itself.
+        # With vector instructions the portable code is only for very old machines. At the level at which the compiler
+        # vectorizes by itself that code takes as long to compile as all others together.
         last = name == "portable" and len(sets) > 1
         commands[target] = [
             compiler,

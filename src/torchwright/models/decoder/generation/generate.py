@@ -113,8 +113,8 @@ class LoadedDecoder:
         prompt, or one number from which each gets its own. `stop` replaces the model's end-of-text ids; an empty list
         never stops. A forward call takes at most `prefill_chunk` tokens.
 
-        Raises `WorkloadError` for an empty prompt, ids out of range, a prompt that does not fit the context together
-        with the new tokens, or an option out of range, and `UnknownName` for an option that does not exist.
+        Raises `WorkloadError` for an empty prompt, ids or options out of range, or a prompt that with the new tokens
+        does not fit the context. Raises `UnknownName` for an option that does not exist.
         """
         items, single = as_list(prompts)
         texts = isinstance(items[0], str)

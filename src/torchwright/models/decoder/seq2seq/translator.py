@@ -159,7 +159,7 @@ class LoadedSeq2Seq:
         `sampling` takes the fields of `Sampling`; the default is greedy. `stop` replaces the model's end-of-text ids;
         an empty list never stops. An answer does not depend on the other sources where the model is packed.
 
-        Raises `WorkloadError` for an empty source, ids out of range, or what is longer than the model takes, and
+        Raises `WorkloadError` for an empty source, ids out of range, or a source longer than the model takes. Raises
         `UnknownName` for an option that does not exist.
         """
         items, single = as_list(sources)

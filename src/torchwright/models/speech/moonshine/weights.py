@@ -12,7 +12,7 @@ from torchwright.models.decoder.seq2seq.stacks import ACTIVATIONS, Side, StackFa
 from torchwright.models.speech.moonshine.windows import LONGEST, states
 
 EPS = 1e-5
-"""Of all of its norms."""
+"""Epsilon of all norms."""
 THETA = 10_000.0
 ATTENTION = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -33,7 +33,7 @@ NORMS = {
 
 
 def refuse(fields: Fields) -> str | None:
-    """What our layers do not compute, or None."""
+    """Return the part of the configuration that our layers do not support, or None."""
     if fields.flag("attention_bias", False):
         return "projections of attention with biases"
     for side in ("encoder", "decoder"):

@@ -1,4 +1,4 @@
-"""How long Moonshine's windows are, where they are cut, and how many states its encoder makes of one. No torch here."""
+"""Length and cuts of Moonshine's windows, and the number of encoder states of a window. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = RATE // 10
 
 
 def states(samples: int) -> int:
-    """Of the encoder for so many samples: three convolutions without padding."""
+    """Return the number of encoder states for so many samples: three convolutions without padding."""
     for kernel, stride in CONVOLUTIONS:
         samples = (samples - kernel) // stride + 1
     return samples

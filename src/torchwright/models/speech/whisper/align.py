@@ -19,9 +19,9 @@ FILTER = 7
 
 
 def read_heads(folder: Path, layers: int, heads: int) -> list[Head]:
-    """The heads that follow the sound, as the folder names them; else those of the upper half of the layers.
+    """Return the alignment heads that the folder names; by default those of the upper half of the layers.
 
-    Raises `ModelError` for what is no such list.
+    Raises `ModelError` for an invalid list.
     """
     fields = Fields(folder / "generation_config.json", find_object(folder / "generation_config.json"))
     named = fields.data.get("alignment_heads")
@@ -51,7 +51,7 @@ def median(values: torch.Tensor) -> torch.Tensor:
 
 
 def starts(gain_TS: np.ndarray) -> np.ndarray:
-    """Where each row begins (T,) on the path from corner to corner that gains most: by steps right, down or both.
+    """Return each row's start (T,) on the best path from corner to corner, with steps right, down or both.
 
     Float64. A tie goes to the right.
     """

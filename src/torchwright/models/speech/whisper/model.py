@@ -109,7 +109,7 @@ class Whisper(Recognizer):
         return in_order(tracks, options.batch, _Rounds(self, options, sound.seconds).advance)
 
     def encode(self, samples: np.ndarray) -> Encoded:
-        """What the encoder makes of a window's samples."""
+        """Encode a window's samples."""
         return self.model.encode(self.heard(samples))
 
     def heard(self, samples: np.ndarray) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Whisper(Recognizer):
     def decode(
         self, encoded: Encoded, before: Sequence[int], prompt: Sequence[int], limits: Limits, *, seed: int
     ) -> Reading[Attempt]:
-        """A window's tokens after the text of the windows before, as much of it as half the positions hold."""
+        """Decode a window after the text of earlier windows, which may fill half of the positions."""
         previous = self.vocabulary.previous
         if before and previous is not None:
             prompt = [previous, *before[-(self.positions // 2 - 1) :], *prompt]
@@ -154,7 +154,7 @@ class Whisper(Recognizer):
         return tokens
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What tokens say, without timestamps."""
+        """Return the text of tokens, without timestamps."""
         return self.tokenizer.decode(self.vocabulary.text(tokens))
 
 
@@ -168,7 +168,7 @@ class _Heard:
 
 
 class _Rounds:
-    """What is asked of one sound: in each round, every track's next window is decoded beside the others'."""
+    """Decoding rounds over one recording: each round decodes the next window of every track as a batch."""
 
     def __init__(self, whisper: Whisper, options: Options, total: float | None) -> None:
         self._whisper, self._options, self._total = whisper, options, total

@@ -20,9 +20,9 @@ class Track:
     before: list[int] = field(default_factory=list)
     """Tokens of the text before the next window."""
     frame: int = 0
-    """Where the next window begins."""
+    """Start of the next window."""
     found: deque[Window] = field(default_factory=deque)
-    """What was found and has not been given out."""
+    """Finished windows that were not emitted yet."""
     done: bool = False
 
 

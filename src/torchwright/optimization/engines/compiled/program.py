@@ -144,8 +144,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 def _drop_metadata_checks(graph_module: torch.fx.GraphModule) -> None:
     """Remove export's checks that a tensor has the dtype it was traced with, one at every `.to()`.
 
-    They can never fail in the exported graph, and as an additional reader of a value they keep Inductor's patterns,
-    which count readers, from fusing anything into a layer before or after them.
+    They can never fail in the exported graph. As an additional reader of a value they keep Inductor's patterns, which
+    count readers, from fusing into the layers around them.
     """
     for node in list(graph_module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
@@ -169,7 +169,7 @@ def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, An
     """
     if any(str(node.target).startswith("quantized_decomposed.") for node in program.graph.nodes):
         from torchwright.optimization.techniques.shared.int8 import (
-            register_patterns,  # loading a package needs none of it
+            register_patterns,  # loading a package does not need this import
         )
 
         register_patterns()

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What one compiled call takes, as plain data, and how a caller's arguments are brought into its form.
+"""The signature of a compiled call, as plain data, and the conversion of a caller's arguments to its form.
 
 spec = spec_of("forward", program)              of an exported graph
 key, leaves = seen((args, kwargs))              what a call looks like, and its tensors, in one pass

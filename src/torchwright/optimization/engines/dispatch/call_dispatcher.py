@@ -8,13 +8,13 @@ Compiled code takes its inputs as if they were laid out like the example's. So t
 part of a call's signature. The paths, the fastest first:
 
 1. a compiled call of these sizes; a tensor that lies otherwise in memory is copied
-2. other numbers of rows in pieces, or padded, by a compiled call
-3. a graph, operator by operator: with every size free, or for one row
-4. one of these with tensors of another type, where the original was seen to answer alike for them
-5. the original, where the caller has given it
+2. other batch sizes in pieces, or padded, by a compiled call
+3. a graph, operator by operator: with all shapes dynamic, or for one row
+4. one of these with tensors of another type, if the original gave equal answers for them
+5. the original, if the caller has given it
 
-Which of the first three comes first for a number of rows, `by_rows` says where that was measured. Ways 2 to 5 are said
-once, as a `SlowerCall` warning; with `strict` only the first is taken.
+`by_rows` gives the order of the first three per batch size, where it was measured. Paths 2 to 5 are reported once, as a
+`SlowerCall` warning; with `strict` only the first is taken.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ class CallDispatcher:
         return self.by_original(args, kwargs)
 
     def by_original(self, args: Any, kwargs: Any) -> Any:
-        """Return the original's answer; raises `WorkloadError` if there is no original."""
+        """Return the original's answer; raises `WorkloadError` without an original."""
         if self.original is None or self.strict:
             raise self._refused(args, kwargs)
         with torch.no_grad():

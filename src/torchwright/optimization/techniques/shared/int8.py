@@ -1,8 +1,8 @@
 """8-bit integer layers, written as quantize → dequantize → layer so that Inductor puts oneDNN's int8 kernels there.
 
 The form is the output of PyTorch's own PT2E flow (`quantized_decomposed` operators around a float layer). It runs
-anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
-`qconv_pointwise` with the weight packed ahead of time, and the following activation and re-quantization fused in.
+anywhere, slowly. Compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
+`qconv_pointwise`. The weight is packed ahead of time; the following activation and re-quantization are fused in.
 Activations between layers keep the model's own dtype, float32 or bfloat16; `int8_graph.py` joins the quantizations
 that they share.
 
@@ -65,8 +65,8 @@ def largest_activation() -> int:
 def activation_range(low: float, high: float) -> tuple[float, int]:
     """Return (scale, zero point) of `largest_activation` steps for values in [low, high].
 
-    The whole range is kept: clipping for the least squared error moves the mean of an activation, and over the layers
-    of a random ResNet-50 that costs 14% of the output where the full range costs 2% (MiniLM's shape: 2.0% and 0.8%).
+    The whole range is kept, because clipping for the least squared error moves the mean of an activation. Over the
+    layers of a random ResNet-50 clipping costs 14% of the output, the full range 2% (MiniLM's shape: 2.0% and 0.8%).
     """
     low, high, top = min(low, 0.0), max(high, 0.0), largest_activation()
     scale = max((high - low) / top, 1e-9)

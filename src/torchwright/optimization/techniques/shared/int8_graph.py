@@ -1,7 +1,7 @@
 """Whole-graph passes over the modules of `int8.py`: decide which values are read as integers.
 
-share_integers(graph) lets readers of one value share one quantization, and lets a residual addition next to an 8-bit
-layer read the integers that the next layer reads. Inductor then fuses addition, activation and re-quantization into
+`share_integers(graph)` lets readers of one value share one quantization. A residual addition next to an 8-bit layer
+reads the integers that the next layer reads. Inductor then fuses addition, activation and re-quantization into
 the layer, and writes no float copy of the activation. PT2E's quantizer arranges the same by annotation.
 """
 
@@ -101,8 +101,8 @@ def _read_integers(addition: Node) -> None:
     """Let an addition with an 8-bit layer's output read the integers of its other operand, if the sum is read only as
     integers.
 
-    Inductor fuses the sum in place of the dequantized operand, and in a bfloat16 model takes the result for float32,
-    as that operand is (the operator's meta function returns its dtype, whatever `output_dtype` says). A bfloat16
+    Inductor fuses the sum in place of the dequantized operand. In a bfloat16 model it takes the result for float32,
+    like that operand: the operator's meta function returns its dtype, whatever `output_dtype` says. A bfloat16
     convolution that reads it has its weight, packed for bfloat16, cast to float32 and read in float32's order.
     """
     if len(addition.args) < 2 or addition.kwargs or not _ends_in_integers(addition):

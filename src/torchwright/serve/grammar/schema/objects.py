@@ -28,7 +28,7 @@ from torchwright.serve.grammar.schema.writer import Writer
 PATTERNS = 4
 """Patterns of names at most: each set of them that a name can match has its own schema."""
 EXCLUDED = 400
-"""Characters of listed names that other names are told apart from; with more, there are no other names."""
+"""Limit of characters in listed names; beyond it other names are not allowed."""
 
 
 class MemberForm(Protocol):
@@ -148,7 +148,7 @@ class _Object:
         return alt(*(texts(one) for one in found if "string" in one.types))
 
     def _others(self) -> str | None:
-        """Return the members whose names are not listed; None where there are none."""
+        """Return the rule of members with unlisted names, or None."""
         extras = [extra for part in self._one.parts if (extra := _extra(part)) is not None]
         counted = len(dict.fromkeys([*self._listed, *self._required]))
         closed = not extras and (bool(self._listed) or bool(self._patterns)) and self._least <= counted

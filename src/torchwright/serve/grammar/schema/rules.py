@@ -75,7 +75,7 @@ class GrammarRules:
         return "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
 
     def string(self, node: Node) -> str | None:
-        """Return the rule of the JSON strings whose texts are in a language; None where there are none."""
+        """Return the rule of the JSON strings whose texts are in a language; None if it is empty."""
         inner = self.language(node, quoted=True)
         return None if inner is None else f'"\\"" {inner} "\\""'
 
@@ -177,7 +177,7 @@ COMMON = {
     "comma": 'ws "," ws',
     "colon": 'ws ":" ws',
     "hex": "[0-9a-fA-F]",
-    # Half of a pair of UTF-16 is no character.
+    # A lone UTF-16 surrogate is not a character.
     "unicode": '"u" ([0-9a-cA-CeEfF] hex hex hex | [dD] [0-7] hex hex '
     '| [dD] [89abAB] hex hex "\\\\u" [dD] [c-fC-F] hex hex)',
     "string": '"\\"" char* "\\""',

@@ -12,7 +12,7 @@ from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefuse
 from torchwright.serve.grammar.schema.rules import GrammarRules
 
 Kind = Callable[["Writer", Alternative, frozenset[str]], str | None]
-"""Writes the values of one JSON type that satisfy an alternative of these types; None where there are none."""
+"""Writes the values of one JSON type that satisfy an alternative of these types; None if no value does."""
 
 
 class Writer:
@@ -33,7 +33,7 @@ class Writer:
         return self._expander.expand(parts)
 
     def node(self, parts: Iterable[SchemaAssertion]) -> str | None:
-        """Return the rule of values for which all parts hold; None where there are none."""
+        """Return the rule of values for which all parts hold; None if no value does."""
         parts = [part for part in parts if not _says_nothing(part)]
         if not parts:
             return "value"

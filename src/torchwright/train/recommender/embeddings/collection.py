@@ -30,7 +30,8 @@ class ShardedEmbeddings(nn.Module):
 
     Every process of a group must call forward, and backward through what it returned: both exchange. The gradient of a
     row is the mean over the group's processes of what each one's own loss gives, as with data parallelism. Without
-    `groups` one process holds everything. The weights are no parameters: no optimizer and no other wrapper sees them.
+    `groups` one process holds everything. The weights are not registered as parameters: no optimizer or wrapper sees
+    them.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Optimizers that update only the rows of a table whose gradient has just been computed.
 
-The gradient of a step exists for the rows that were looked up, each once; there is no dense gradient. Gradients and
+The gradient of a step exists only for the rows that were looked up, each once, never as a dense tensor. Gradients and
 state are float32 or better whatever the weights are: in bfloat16 a count stops at 256, and a sum soon after.
 """
 
@@ -73,7 +73,7 @@ class RowWiseAdagrad:
 
 @dataclass
 class Adam:
-    """Adam (Kingma and Ba, 2015) on the rows that a step looks up; the other rows' moments stay (torch's
+    """Adam (Kingma and Ba, 2015) on the rows that a step looks up; the moments of all others stay (torch's
     SparseAdam).
     """
 
