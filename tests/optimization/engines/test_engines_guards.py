@@ -73,6 +73,12 @@ def bounds(index: Callable[..., torch.Tensor], *inputs: torch.Tensor, domain: Nu
         (lambda ids: torch.where(ids > 5, ids, 0), [(0, 99)]),
         (lambda ids: ids.clamp(0, 99), [(-(2**31), LARGEST)]),
         (lambda ids: ids % 100, [(-(2**31), LARGEST)]),
+        (lambda ids: ids.fmod(100), [(0, LARGEST)]),
+        (lambda ids: ids.square() % 100, [(-46340, 46340)]),
+        (lambda ids: (ids**3) % 100, [(-1290, 1290)]),
+        (lambda ids: (ids @ ids.T) % 100, [(-26754, 26754)]),
+        (lambda ids: (~ids) % 100, [(-(2**31), LARGEST)]),
+        (lambda ids: ids.tril() % 100, [(-(2**31), LARGEST)]),
         (lambda ids: (ids * 1000) % 100, [(-(2**31) // 1000 + 1, LARGEST // 1000)]),
         (lambda ids: ids.argmax(-1), [(-(2**31), LARGEST)]),
         (lambda ids: ids.ne(1).long().cumsum(1) * 30, [(-(2**31), LARGEST)]),
@@ -84,6 +90,38 @@ def test_integers_stay_in_32_bits_and_indices_in_their_table(index: Any, wanted:
         assert bounds(index, IDS) == wanted
     else:  # nothing is computed of their values
         assert bounds(index, IDS) in ([], [(-(2**31), LARGEST)])
+
+
+def test_integers_of_an_unknown_range_keep_the_inputs_to_the_examples_own() -> None:
+    """A product of all values may need any number of bits."""
+
+    class Product(nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return ids.prod(-1)
+
+    assert [(guard.least, guard.most) for guard in found(Product(), IDS)] == [(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [(torch.int8, (-11, 11)), (torch.int16, (-181, 181)), (torch.uint8, (0, 15))]
+)
+def test_narrow_integers_stay_in_their_type(dtype: torch.dtype, wanted: tuple[int, int]) -> None:
+    """PyTorch's products wrap around, OpenVINO's saturate."""
+
+    class Squared(nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return ids * ids
+
+    assert [(guard.least, guard.most) for guard in found(Squared(), IDS.to(dtype))] == [wanted]
+
+
+def test_what_wraps_around_for_the_example_is_refused() -> None:
+    class Difference(nn.Module):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels - pixels.flip(1)
+
+    with pytest.raises(RefusedTechnique, match="wraps around"):
+        found(Difference(), IDS.to(torch.uint8))
 
 
 def test_with_64_bits_only_indices_are_bounded() -> None:

@@ -49,6 +49,7 @@ from torchwright.optimization.engines.dispatch.input_capabilities import (
 from torchwright.optimization.engines.dispatch.results import arranged, call_result
 from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, InputCapabilities
 from torchwright.optimization.engines.rewrites.attention_graph import attention_as_in_pytorch
+from torchwright.optimization.engines.rewrites.floor_division import exact_division
 from torchwright.optimization.engines.rewrites.real_constants import real_constants
 from torchwright.optimization.engines.rewrites.whole_slices import remove_whole_slices
 from torchwright.optimization.engines.safety.graph_check import structure
@@ -97,6 +98,7 @@ class Converted(Engine):
             drop_constant_results(program)
             real_constants(program)
             remove_whole_slices(program)
+            exact_division(program)
             attention_as_in_pytorch(program)
             cls.convert(program, spec, file, target)
 

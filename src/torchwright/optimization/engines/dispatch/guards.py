@@ -123,7 +123,7 @@ def _bounds(
         except TooWide as error:
             raise RefusedTechnique(
                 "the engine computes int64 in 32 bits",
-                found=f"{error} needs more for the example's own values",
+                found=f"{error} needs more, or wraps around, for the example's own values",
             ) from error
     bounds: dict[int, tuple[float | None, float | None]] = {
         places[node]: found[node] for node in whole if found[node] != full[node]

@@ -49,7 +49,9 @@ KEPT = frozenset(
         "max",
         "min",
         "movedim",
+        "mT",
         "narrow",
+        "numpy_T",
         "permute",
         "repeat",
         "repeat_interleave",
@@ -79,11 +81,12 @@ TRUTH = frozenset(
 
 
 class TooWide(Exception):
-    """An operator whose integers may need more than 32 bits."""
+    """An operator whose integers may need more than 32 bits, or more than their own type has."""
 
 
 class OutOfBounds(Exception):
-    """An operator whose index may lie outside of what it indexes, and the inputs that the index depends on."""
+    """An operator whose index or integers have no known bounds, or an index beyond its table, and the inputs that it
+    depends on."""
 
     def __init__(self, node: fx.Node, inputs: frozenset[fx.Node]) -> None:
         super().__init__(node.name)
@@ -98,7 +101,7 @@ class IntegerBounds:
     indices: bool = True
     """Indices lie within what they index."""
     but: frozenset[fx.Node] = frozenset()
-    """Operators whose indices are not looked at."""
+    """Operators that are not looked at."""
 
 
 class IntegerRanges:
@@ -111,6 +114,8 @@ class IntegerRanges:
         self.inputs: list[fx.Node] = []
         self._constants: dict[fx.Node, Range] = {}
         self.sources: dict[fx.Node, frozenset[fx.Node]] = {}
+        self._of_floats: set[fx.Node] = set()
+        """Integers computed of floating-point values, whose range nobody knows."""
         for node in self._nodes:
             if node.op != "placeholder":
                 # A size is no value: what is computed of sizes depends on no input.
@@ -118,6 +123,8 @@ class IntegerRanges:
                     self.sources[node] = frozenset()
                 else:
                     self.sources[node] = frozenset().union(*(self.sources[n] for n in node.all_input_nodes))
+                if any(_is_float(n) or n in self._of_floats for n in node.all_input_nodes):
+                    self._of_floats.add(node)
                 continue
             spec = kinds.get(node.name)
             user = spec is not None and spec.kind is InputKind.USER_INPUT
@@ -137,12 +144,22 @@ class IntegerRanges:
             found[node] = self._range(node, given, found)
             if not self.sources[node]:
                 continue
-            if rules.indices and node not in rules.but:
+            if node in rules.but:
+                continue
+            if rules.indices:
                 self._check_index(node, found)
-            value, limits = node.meta.get("val"), found[node]
-            whole = isinstance(value, torch.Tensor) and _is_whole(value)
-            if rules.bits == 32 and whole and limits and not _within(limits, INT32):
-                raise TooWide(str(node.target))
+            if rules.bits == 32:
+                self._check_width(node, found[node])
+
+    def _check_width(self, node: fx.Node, limits: Range | None) -> None:
+        """Engines that compute in 32 bits saturate narrower types, where PyTorch's wrap."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not _is_whole(value) or value.dtype == torch.bool:
+            return
+        if limits is None and node not in self._of_floats:
+            raise OutOfBounds(node, self.sources[node])
+        if limits is not None and not (_within(limits, INT32) and _within(limits, _limits(value.dtype))):
+            raise TooWide(str(node.target))
 
     def _range(
         self, node: fx.Node, given: dict[fx.Node, Range], found: dict[fx.Node, Range | None]
@@ -264,8 +281,8 @@ def _cast(node: fx.Node, limits: Range) -> Range | None:
     """A cast to a narrower type wraps, so its range is unknown."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and _is_whole(value) and value.dtype != torch.bool:
-        info = torch.iinfo(value.dtype)
-        return limits if info.min <= limits[0] and limits[1] <= info.max else (info.min, info.max)
+        whole = _limits(value.dtype)
+        return limits if _within(limits, whole) else whole
     return limits
 
 
@@ -308,6 +325,59 @@ def _remainder(node: Any, of: _Of) -> Range:
     if c <= 0:
         raise ValueError  # of a negative divisor, or by zero
     return (a, b) if a >= 0 and b < c else (0, d - 1)
+
+
+def _fmod(node: Any, of: _Of) -> Range:
+    """The result has the sign of the dividend."""
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    if c <= 0:
+        raise ValueError
+    return max(a, min(1 - d, 0)) if a < 0 else 0, min(b, d - 1) if b > 0 else 0
+
+
+def _power(node: Any, of: _Of) -> Range:
+    """A fixed exponent that is not negative; a larger one than 64 leaves every type from 2 on."""
+    (a, b), (exponent, last) = of(node.args[0]), of(node.args[1])
+    if exponent != last or not 0 <= exponent <= 64:
+        raise ValueError
+    values = [x**exponent for x in (a, b)]
+    return min(*values, 0) if a < 0 < b else min(values), max(values)
+
+
+def _square(node: Any, of: _Of) -> Range:
+    a, b = of(node.args[0])
+    return 0 if a < 0 < b else min(a * a, b * b), max(a * a, b * b)
+
+
+def _product(node: Any, of: _Of) -> Range:
+    """A matrix product: sums of as many products as the last dimension of the first argument holds."""
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    count = _hint(node.args[0].meta["val"].shape[-1])
+    if count is None:
+        raise ValueError
+    values = [count * x * y for x in (a, b) for y in (c, d)]
+    return min(*values, 0), max(*values, 0)
+
+
+def _inverted(node: Any, of: _Of) -> Range:
+    a, b = of(node.args[0])
+    return ~b, ~a
+
+
+def _triangle(node: Any, of: _Of) -> Range:
+    return _union(of(node.args[0]), (0, 0))
+
+
+def _written(place: int) -> Callable[[fx.Node, _Of], Range]:
+    """Values of the first argument and of the one at `place`."""
+    return lambda node, of: _union(of(node.args[0]), of(node.args[place]))
+
+
+def _counted(node: Any, of: _Of) -> Range:
+    count = _hint(node.args[0].meta["val"].numel())
+    if count is None:
+        raise ValueError
+    return 0, count
 
 
 def _floor_divide(node: Any, of: _Of) -> Range:
@@ -421,7 +491,27 @@ RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
     "neg": _negated,
     "abs": _absolute,
     "remainder": _remainder,
-    "fmod": _remainder,
+    "fmod": _fmod,
+    "pow": _power,
+    "square": _square,
+    "mm": _product,
+    "bmm": _product,
+    "matmul": _product,
+    "mv": _product,
+    "dot": _product,
+    "bitwise_not": _inverted,
+    "tril": _triangle,
+    "triu": _triangle,
+    "copy": _written(1),
+    "select_scatter": _written(1),
+    "slice_scatter": _written(1),
+    "diagonal_scatter": _written(1),
+    "masked_scatter": _written(2),
+    "index_put": _written(2),
+    "index_fill": _written(3),
+    "index_copy": _written(3),
+    "scatter": _written(3),
+    "count_nonzero": _counted,
     "floor_divide": _floor_divide,
     "div": _floor_divide,
     "clamp": _clamp,
@@ -440,6 +530,10 @@ RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
     "arange": _arange,
     "full": _full,
     "full_like": _full,
+    "new_full": lambda node, of: of(int(node.args[2])),
+    "fill": lambda node, of: of(node.args[1]),
+    "scalar_tensor": lambda node, of: of(int(node.args[0])),
+    "zero": _constant(0, 0),
     "zeros": _constant(0, 0),
     "zeros_like": _constant(0, 0),
     "new_zeros": _constant(0, 0),
@@ -458,6 +552,7 @@ RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
     "bitwise_xor": _bits,
     "__lshift__": _corners(lambda x, y: x << y),
     "bitwise_left_shift": _corners(lambda x, y: x << y),
+    "__rshift__": _corners(lambda x, y: x >> y),
     "bitwise_right_shift": _corners(lambda x, y: x >> y),
 }
 
@@ -485,6 +580,16 @@ def _hint(size: Any) -> int | None:
 
 def _within(limits: Range, others: Range) -> bool:
     return others[0] <= limits[0] and limits[1] <= others[1]
+
+
+def _limits(dtype: torch.dtype) -> Range:
+    info = torch.iinfo(dtype)
+    return info.min, info.max
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not _is_whole(value)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
