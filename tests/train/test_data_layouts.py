@@ -137,6 +137,12 @@ CASES: list[Case] = [
         "preference pairs",
         [("The sky is blue.<|end|>", " blue.<|end|>"), ("The sky is green.<|end|>", " green.<|end|>")],
     ),
+    (
+        "axolotl's pairs of one message each",
+        {"messages": [USER], "chosen": ANSWER, "rejected": WRONG},
+        "preference pairs",
+        [FOUR, FIVE],
+    ),
     ("hh-rlhf", {"chosen": HH + "4", "rejected": HH + "5"}, "preference pairs", [FOUR, FIVE]),
     (
         "orca_dpo_pairs",

@@ -167,8 +167,10 @@ def test_rows_are_read_from_lists_tables_and_gzip(tmp_path: Path) -> None:
     (tmp_path / "lines.json").write_text(text)
     with gzip.open(tmp_path / "lines.jsonl.gz", "wt") as file:
         file.write(text)
-    for name, mark in (("table.csv", ","), ("table.tsv", "\t")):
-        with (tmp_path / name).open("w", newline="", encoding="utf-8-sig") as file:
+    tables = {"table.csv": ",", "table.tsv": "\t", "europe.csv": ";", "tabs.csv": "\t", "table.csv.gz": ","}
+    for name, mark in tables.items():
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "wt", newline="", encoding="utf-8-sig") as file:
             writer = csv.DictWriter(file, [*wanted[0]], delimiter=mark)
             writer.writeheader()
             writer.writerows(wanted)
@@ -215,6 +217,19 @@ def test_no_utf8_is_a_broken_row(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     assert [row.fault and row.fault[:8] for row in read_rows(path)] == [None, "no UTF-8"]
+
+
+def test_utf_16_is_refused_in_words(tmp_path: Path) -> None:
+    """As Excel and PowerShell write it: before, a table had columns that nobody knows."""
+    for name in ("a.csv", "a.jsonl", "a.json", "a.jsonl.gz"):
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "wb") as file:
+            file.write('[{"text": "a"}]\n'.encode("utf-16"))
+        with pytest.raises(DataError, match=r"is UTF-16.*UTF-8"):
+            list(read_rows(tmp_path / name))
+    (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_rows(tmp_path / "b.jsonl.gz"))
 
 
 def test_a_template_that_rewrites_turns_is_refused_in_words(tmp_path: Path) -> None:

@@ -206,12 +206,54 @@ def test_answers_share_a_document_whatever_stands_behind_them(tmp_path: Path) ->
     assert not report.notes
 
 
-def test_an_answer_of_weight_zero_is_not_trained_on(tmp_path: Path) -> None:
-    """OpenAI's fine-tuning files leave answers out by their weight."""
-    talk = [*TALK[:2], {**TALK[2], "weight": 0}, TALK[3], {**TALK[4], "weight": 1}]
+@pytest.mark.parametrize("field", ["weight", "loss", "train", "trainable", "loss_mask"])
+@pytest.mark.parametrize("no", [0, False])
+def test_an_answer_of_weight_zero_is_not_trained_on(tmp_path: Path, field: str, no: float) -> None:
+    """OpenAI's fine-tuning files leave answers out by their weight, AgentInstruct by `loss`, others likewise."""
+    talk = [*TALK[:2], {**TALK[2], field: no}, {**TALK[3], field: None}, {**TALK[4], field: True}]
     (document,), _ = read(tmp_path, {"messages": talk}, template=CHATML)
     assert learnt(document) == "It is four.<|end|>"
     assert "It is two." in text(document)
+
+
+def test_an_empty_answer_is_a_broken_row(tmp_path: Path) -> None:
+    """Its end token alone would be learnt: to stop at once."""
+    for talk in (
+        [TALK[1], {**SAID[2], "content": " "}, *SAID[3:]],
+        [{"role": "assistant", "content": ""}, *TALK[1:]],
+    ):
+        (document,), report = read(tmp_path, {"messages": talk}, {"messages": SAID}, template=CHATML)
+        assert learnt(document) == "It is two.<|end|>It is four.<|end|>"
+        assert "is an empty answer" in report.listed[0][1]
+    unlearnt = [TALK[1], {**SAID[2], "content": "", "weight": 0}, *SAID[3:]]
+    (document,), report = read(tmp_path, {"messages": unlearnt}, template=CHATML)
+    assert (learnt(document), report.broken) == ("It is four.<|end|>", 0)
+
+
+def test_a_rows_own_switches_reach_the_template(tmp_path: Path) -> None:
+    """TRL's rows switch reasoning off by `chat_template_kwargs`: the prompt then holds the empty reasoning."""
+    block = "{% if enable_thinking is false %}<think></think>{% endif %}"
+    header = "{% if m.role == 'assistant' %}" + block + "{% endif %}{{ m.content }}"
+    template = CHATML.replace("{{ m.content }}", header).replace(
+        PROMPT, PROMPT.replace("<|assistant|>", "<|assistant|>" + block)
+    )
+    off = {"enable_thinking": False, "unknown": None}
+    for switches, before in ((off, "<think></think>"), (json.dumps(off), "<think></think>"), (None, "")):
+        row = {"messages": SAID[1:3], "chat_template_kwargs": switches}
+        (document,), report = read(tmp_path, row, template=template)
+        asked, answered = text(document).strip().split("\n")
+        assert (asked, answered) == (
+            "<|user|>One plus one?<|end|>",
+            f"<|assistant|>{before}It is two.<|end|>",
+        )
+        assert (learnt(document), report.notes) == ("It is two.<|end|>", {})
+    rows = [{"messages": SAID, "chat_template_kwargs": {name: 1}} for name in ("messages", "eos_token")]
+    _, report = read(tmp_path, *rows, {"messages": SAID, "chat_template_kwargs": "x"}, {"messages": SAID})
+    assert [reason for _, reason in report.listed] == [
+        "'chat_template_kwargs' cannot set messages",
+        "'chat_template_kwargs' cannot set eos_token",
+        "'chat_template_kwargs' is no object, nor JSON text of one",
+    ]
 
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
@@ -242,6 +284,13 @@ def test_tools_and_calls_are_read_in_every_published_form(tmp_path: Path, tools:
     (document,), _ = read(tmp_path, row, template=WITH_TOOLS)
     assert text(document).startswith(json.dumps(TOOL))
     assert learnt(document) == 'weather({"city": "Rome"})<|end|>'
+
+
+def test_a_call_without_arguments_has_none(tmp_path: Path) -> None:
+    for arguments in ({}, {"arguments": None}, {"arguments": ""}):
+        calling = {"role": "assistant", "tool_calls": [{"function": {"name": "weather", **arguments}}]}
+        (document,), _ = read(tmp_path, {"messages": [TALK[1], calling]}, template=WITH_TOOLS)
+        assert learnt(document) == "weather({})<|end|>", arguments
 
 
 def test_tools_that_are_no_list_are_a_broken_row(tmp_path: Path) -> None:

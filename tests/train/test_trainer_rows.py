@@ -59,6 +59,23 @@ def test_a_chat_run_tells_its_broken_row_and_goes_on_bit_for_bit(tmp_path: Path)
     assert broken["rows"][0][0] == 1
 
 
+def test_a_run_says_what_rows_are_read_as_and_which_no_window_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left out is reported in a quiet run as well: nothing of it is learnt."""
+    run = run_on(tmp_path, {"train": ["chats.jsonl"]}, tokens=256)
+    long = [{"role": "user", "content": "moon " * 99}, {"role": "assistant", "content": "sun"}]
+    with (tmp_path / "chats.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"messages": long}))
+    train(run, live=True)
+    assert "chats.jsonl: read as conversations (62 rows)" in capsys.readouterr().err
+    train(run, fresh=True, live=False)
+    told = capsys.readouterr().err
+    assert "read as" not in told
+    assert "leave 1 out" in told
+    assert "1 of 62 rows are broken" in told
+
+
 def test_a_held_out_part_is_evaluated_and_its_best_checkpoint_stays(tmp_path: Path) -> None:
     """At a rate that destroys the model the first evaluation is the best one."""
     run = run_on(

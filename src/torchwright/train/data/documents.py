@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BROKEN_LISTED = 100
 """Broken rows of a file that are kept with their reasons; all are counted."""
-VERSION = 2
+VERSION = 3
 """The version of how rows become tokens: another one makes the shards again."""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.train.data.layouts import NEEDS, ColumnLayout
-from torchwright.train.data.messages import RowFault
+from torchwright.train.data.messages import RowFault, plain_switches
 from torchwright.train.data.turns import Marked, Stops, conversation, shared_length
 
 TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
@@ -53,28 +53,35 @@ def render(
             Marked(text=_filled(part, named[name]), closing=0)
             for part, name in zip(parts, NEEDS[layout.form], strict=True)
         ]
-    speaker = _Speaker(chat, values.get("tools"), stops)
+    speaker = _Speaker(chat, values.get("tools"), stops, plain_switches(values.get("chat_template_kwargs")))
     if layout.form == "chat":
-        return conversation(parts[0], chat, speaker.tools, stops)
+        return speaker.talked(parts[0])
     if layout.form == "completion":
         if values.get("label") is False:
             raise RowFault("its 'label' is false: the completion is one that is not wanted")
         return speaker.answered(*parts)
-    return speaker.pair(values.get(named["prompt"]), *parts)
+    prompt = values.get(named["prompt"])
+    if prompt is None and all(isinstance(part, dict) for part in parts):  # axolotl's pairs: one message each
+        prompt = values.get("messages")
+    return speaker.pair(prompt, *([part] if isinstance(part, dict) else part for part in parts))
 
 
 class _Speaker:
     """Renders prompts and answers, which are texts or messages, by a chat template."""
 
-    def __init__(self, chat: ChatTemplate, tools: Any, stops: Stops) -> None:
-        self.chat, self.tools, self.stops = chat, tools, stops
+    def __init__(self, chat: ChatTemplate, tools: Any, stops: Stops, switches: Mapping[str, Any]) -> None:
+        self.chat, self.tools, self.stops, self.switches = chat, tools, stops, switches
+
+    def talked(self, messages: Any, first: int = 0) -> list[Marked]:
+        """Return the texts of a conversation."""
+        return conversation(messages, self.chat, self.tools, self.stops, first, self.switches)
 
     def answered(self, prompt: Any, answer: Any) -> list[Marked]:
         """Return a prompt with what follows it; that alone is trained on."""
         if isinstance(answer, list) and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, list) and isinstance(answer, list):
-            return conversation([*prompt, *answer], self.chat, self.tools, self.stops, first=len(prompt))
+            return self.talked([*prompt, *answer], first=len(prompt))
         if isinstance(prompt, list) and isinstance(answer, str):
             return self.answered(prompt, [{"role": "assistant", "content": answer}])
         prompt, answer = _text(prompt, "prompt"), _text(answer, "completion")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchwright.hub.chat_template import call_arguments, join_parts
+from torchwright.hub.chat_template import RESERVED, call_arguments, join_parts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
@@ -30,6 +30,11 @@ SHAREGPT = {
 """Names in ShareGPT's `from`, in addition to the roles themselves."""
 NO_TOOL_LIST = "'tools' is no list of functions, nor JSON text of one"
 TEXT_PARTS = ("text", "input_text", "output_text")
+WEIGHTS = ("weight", "loss", "train", "trainable", "loss_mask")
+"""Fields of a message that leave an answer out where they are 0 or false.
+
+OpenAI's, AgentInstruct's, axolotl's, and the two of verl.
+"""
 
 
 class RowFault(Exception):
@@ -119,8 +124,11 @@ def _calls(place: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"]) if isinstance(call.get("function"), dict) else dict(call)
     around = {name: value for name, value in call.items() if value is not None} if "function" in call else {}
-    if isinstance(function.get("arguments"), str):
-        function["arguments"] = call_arguments(function["arguments"])
+    arguments = function.get("arguments")
+    if arguments in (None, ""):  # tables drop empty objects, and templates cannot write what is missing
+        function["arguments"] = {}
+    elif isinstance(arguments, str):
+        function["arguments"] = call_arguments(arguments)
     return {**around, "type": "function", "function": function}
 
 
@@ -153,6 +161,19 @@ def from_json(value: Any) -> Any:
     return value
 
 
+def plain_switches(switches: Any) -> dict[str, Any]:
+    """Return a row's `chat_template_kwargs`, by which TRL's rows switch reasoning off. Raises `RowFault`."""
+    switches = from_json(switches)
+    if not switches:
+        return {}
+    if not isinstance(switches, dict):
+        raise RowFault("'chat_template_kwargs' is no object, nor JSON text of one")
+    if taken := sorted(RESERVED & switches.keys()):
+        raise RowFault(f"'chat_template_kwargs' cannot set {', '.join(taken)}")
+    # A null stands for a missing key, as in messages.
+    return {name: value for name, value in switches.items() if value is not None}
+
+
 def weights(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Return for each message whether it may be trained on: OpenAI's `weight` of 0 leaves an answer out."""
-    return [message.get("weight", 1) != 0 for message in messages]
+    """Return for each message whether it may be trained on: a field of `WEIGHTS` may leave an answer out."""
+    return [all(message.get(name, 1) != 0 for name in WEIGHTS) for message in messages]

@@ -5,9 +5,12 @@ Each file is read front to back, a piece at a time. What is not a row is reporte
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import re
 import zlib
@@ -25,7 +28,9 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 """Files that `datasets` writes into the folder of a data set, and of a data set of several splits."""
 INSTALL = "pip install 'torchwright[data]'"
 COMPRESSED = ".gz"
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
+"""Separators of a table's fields; of several the first that stands in its first line: Excel writes `;` in Europe."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PIECE = 1 << 20
 """Characters of a JSON list that are read at a time."""
 BETWEEN = re.compile(r"[\s,]*")
@@ -94,7 +99,16 @@ def _reader(path: Path) -> Callable[[Path], Iterator[DataRow]]:
 
 
 def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.GzipFile(path) if path.name.lower().endswith(COMPRESSED) else path.open("rb")
+    """Open a file of text. Raises `DataError` for UTF-16, as Excel and PowerShell write it."""
+    with contextlib.ExitStack() as held:
+        compressed = path.name.lower().endswith(COMPRESSED)
+        file = held.enter_context(gzip.GzipFile(path) if compressed else path.open("rb"))
+        if file.peek(2)[:2] in UTF_16:
+            raise DataError(
+                f"{path} is UTF-16", allowed="text in UTF-8", next="iconv -f UTF-16 -t UTF-8 FILE > NEW"
+            )
+        held.pop_all()
+    return file
 
 
 def _text(path: Path) -> TextIO:
@@ -221,7 +235,9 @@ def _read_csv(path: Path) -> Iterator[DataRow]:
     csv.field_size_limit(LONGEST_LINE)  # the library's own limit is shorter than many documents
     with _text(path) as file:
         lines = iter(lambda: file.readline(LONGEST_LINE), "")
-        reader = csv.reader(lines, delimiter=SEPARATORS[rows_suffix(path)], strict=True)
+        separators, first = SEPARATORS[rows_suffix(path)], next(lines, "")
+        separator = next((one for one in separators if one in first), separators[0])
+        reader = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
         names = next(reader, [])
         while True:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,10 +148,17 @@ class _Document:
         return *turn.spans, (turn.spans[-1][1], end)
 
 
-def conversation(messages: Any, chat: ChatTemplate, tools: Any, stops: Stops, first: int = 0) -> list[Marked]:
+def conversation(
+    messages: Any,
+    chat: ChatTemplate,
+    tools: Any,
+    stops: Stops,
+    first: int = 0,
+    switches: Mapping[str, Any] | None = None,
+) -> list[Marked]:
     """Return a conversation's texts; of its messages from `first` on the assistant's are trained on.
 
-    Raises `RowFault`.
+    `switches` are further variables of the template. Raises `RowFault`.
     """
     plain, functions = plain_messages(messages), plain_tools(tools)
     wanted = weights(plain)
@@ -162,7 +169,10 @@ def conversation(messages: Any, chat: ChatTemplate, tools: Any, stops: Stops, fi
     ]
     if not turns:
         raise RowFault("no message is the assistant's: nothing of the row is trained on")
-    renderer = _Renderer(chat, functions, stops, whole_tags=first == 0)
+    empty = [place + 1 for place in turns if not _says_something(plain[place])]
+    if empty:
+        raise RowFault(f"message {empty[0]} is an empty answer, which would teach to stop at once")
+    renderer = _Renderer(chat, functions, stops, dict(switches or {}), whole_tags=first == 0)
     documents: list[_Document] = []
     for place in turns:
         turn = renderer.turn(plain, place)
@@ -176,6 +186,12 @@ def conversation(messages: Any, chat: ChatTemplate, tools: Any, stops: Stops, fi
     return found
 
 
+def _says_something(message: Mapping[str, Any]) -> bool:
+    return any(message.get(name) for name in ("tool_calls", "reasoning_content")) or bool(
+        message["content"].strip()
+    )
+
+
 def shared_length(one: str, other: str) -> int:
     """Return how many characters two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
@@ -186,10 +202,17 @@ class _Renderer:
     """Renders the turns of a row by one template."""
 
     def __init__(
-        self, chat: ChatTemplate, tools: list[dict[str, Any]] | None, stops: Stops, *, whole_tags: bool
+        self,
+        chat: ChatTemplate,
+        tools: list[dict[str, Any]] | None,
+        stops: Stops,
+        switches: dict[str, Any],
+        *,
+        whole_tags: bool,
     ) -> None:
         """`whole_tags` keeps a generation block that begins within the generation prompt whole."""
         self._chat, self._tools, self._stops, self._whole_tags = chat, tools, stops, whole_tags
+        self._switches = switches
 
     def turn(self, messages: Sequence[dict[str, Any]], place: int) -> _Turn:
         until = self._render(messages[: place + 1])
@@ -275,7 +298,11 @@ class _Renderer:
     ) -> str:
         try:
             return self._chat.render(
-                list(messages), tools=self._tools, add_generation_prompt=prompt, marks=marks
+                list(messages),
+                tools=self._tools,
+                add_generation_prompt=prompt,
+                extra=self._switches,
+                marks=marks,
             )
         except TemplateRefused as error:
             raise RowFault(error.summary) from error

@@ -178,7 +178,9 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         for source, packed in left_out(walk, strict=bool(self.run.data.strict)).items():
             cut, dropped = packed.pieces.cut, packed.pieces.dropped
             self.metrics.event("long_documents", source=source, cut=cut, left_out=dropped)
-            self.metrics.show(
+            # Under --quiet as well: of a document that is left out nothing is learnt.
+            tell = self.metrics.warn if dropped else self.metrics.show
+            tell(
                 f"{source}: windows of {packed.context:,} tokens cut off the end of {cut:,} documents and leave "
                 f"{dropped:,} out, of which nothing would be trained on"
             )
