@@ -368,7 +368,7 @@ def _triangle(node: Any, of: _Of) -> Range:
     return _union(of(node.args[0]), (0, 0))
 
 
-def _written(place: int) -> Callable[[fx.Node, _Of], Range]:
+def _written(place: int) -> Callable[[Any, _Of], Range]:
     """Values of the first argument and of the one at `place`."""
     return lambda node, of: _union(of(node.args[0]), of(node.args[place]))
 
@@ -530,9 +530,9 @@ RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
     "arange": _arange,
     "full": _full,
     "full_like": _full,
-    "new_full": lambda node, of: of(int(node.args[2])),
+    "new_full": lambda node, of: of(node.args[2]),
     "fill": lambda node, of: of(node.args[1]),
-    "scalar_tensor": lambda node, of: of(int(node.args[0])),
+    "scalar_tensor": lambda node, of: of(node.args[0]),
     "zero": _constant(0, 0),
     "zeros": _constant(0, 0),
     "zeros_like": _constant(0, 0),
