@@ -37,6 +37,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # in a trial's process nobody
 class Steps(nn.Module):
     """Embeds numbers of steps as diffusion models do."""
 
+    rates: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("rates", torch.logspace(0, -4, 32))
@@ -104,6 +106,26 @@ def test_one_thread_runs_a_narrower_type_only_where_it_was_tried(tried: int) -> 
     else:
         assert on_one_thread < 1e-5
         assert "in float32" in slower[0]
+
+
+@pytest.mark.parametrize("kept", ["2025.3.0 on another processor", True, None])
+def test_that_another_machine_tried_one_thread_is_not_believed(tmp_path: Path, kept: object) -> None:
+    """A file that was moved, or whose options were forged, could end the process of its caller (openvino#33300)."""
+    needs("openvino")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).eval(), torch.randn(32, 64)
+
+    def found() -> float:
+        run = OpenVino.opened(tmp_path, engine.calls, "cpu")
+        return error(run(Case(name="forward", args=(x,))), model(x))
+
+    with torch_threads(1), torch.no_grad():
+        engine = prepared(["openvino:precision=bf16"], model, x, folder=tmp_path)
+        assert found() > 1e-4  # tried here
+        (options,) = tmp_path.rglob(OPTIONS)
+        options.write_text(json.dumps(json.loads(options.read_text()) | {"one_thread": kept}))
+        with pytest.warns(SlowerCall, match="in float32"):
+            assert found() < 1e-5
 
 
 class Hidden(nn.Module):

@@ -44,8 +44,9 @@ LARGEST = 256 * 2**20
 """Bytes of GRAPH."""
 PRECISION = "INFERENCE_PRECISION_HINT"
 ONE_THREAD = "one_thread"
-"""True in OPTIONS if the file was tried on one thread. There OpenVINO 2025.3 to 2026.4 can divide by zero as it
-compiles a model in a narrower type (openvino#33300), which ends the process."""
+"""In OPTIONS the OpenVINO and the processor for which the file was compiled for one thread; null if it was not. There
+OpenVINO 2025.3 to 2026.4 can divide by zero as it compiles a model in a narrower type (openvino#33300), which ends the
+process. A file that was moved is not believed; one that was forged is read only if the caller trusts it."""
 HINTS = ("LATENCY", "THROUGHPUT")
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """The required processor features."""
@@ -125,7 +126,7 @@ class OpenVino(Converted):
         except RuntimeError as error:
             raise ArtifactError(f"{file} is damaged", found=first_line(error)) from error
         _keep_finite(model, settings[PRECISION])
-        proven = read_json(file / OPTIONS).get(ONE_THREAD) is True
+        proven = read_json(file / OPTIONS).get(ONE_THREAD) == _runtime()
 
         def compiled(threads: int) -> Infer:
             usable = settings | {"INFERENCE_NUM_THREADS": threads}
@@ -140,18 +141,21 @@ class OpenVino(Converted):
 # --------------------------------------------------------------------------------------------------- conversion
 
 
-def _write_options(
-    file: Path, precision: str, hint: str, others: str | None = None, one_thread: bool | None = None
-) -> None:
-    """Written in addition to what other trials keep of the file. Calls with dynamic shapes compute in `others`.
+def _write_options(file: Path, precision: str, hint: str, **others: Any) -> None:
+    """Written in addition to what other trials keep of the file; `others` are options that it has already.
 
-    `one_thread` records that trials run the file on one thread; the default is torch's present number of threads.
+    Calls with dynamic shapes compute in `others["others"]`. Trials run the file on torch's present number of threads.
     """
     options: dict[str, Any] = {"precision": precision, "hint": hint}
-    options |= {"others": others} if others else {}
-    options[ONE_THREAD] = torch.get_num_threads() == 1 if one_thread is None else one_thread
+    options |= {ONE_THREAD: _runtime() if torch.get_num_threads() == 1 else None} | others
     with replacing(file / OPTIONS) as beside:
         beside.write_text(json.dumps(options), encoding="utf-8")
+
+
+def _runtime() -> str:
+    """Return the version of OpenVINO and the processor that it has found."""
+    version: str = import_openvino().__version__
+    return f"{version} on {openvino_core().get_property('CPU', 'FULL_DEVICE_NAME')}"
 
 
 def _options(target: Target) -> dict[str, Any]:
