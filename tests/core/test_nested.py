@@ -207,6 +207,7 @@ def test_a_class_that_is_not_imported_has_a_stand_in_and_one_notice(value: Any, 
     assert [getattr(found, name) for name in names] == [getattr(value, name) for name in names]
     assert type(found) is not type(value)
     assert module not in sys.modules
+    assert nested.flatten(found) == (leaves, pytree.treespec_loads(text)), "it is called as the class was"
 
 
 def test_a_class_with_other_fields_is_not_the_one_meant() -> None:

@@ -22,7 +22,7 @@ import keyword
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils import _pytree as pytree
@@ -158,6 +158,8 @@ def form_of(cls: type) -> Form | None:
         return None if cls is tuple or _tuple_fields(cls) is None else "tuple"
     if issubclass(cls, enum.Enum):  # several flags together have no name
         return None if issubclass(cls, enum.Flag) or cls in pytree.SUPPORTED_NODES else "enum"
+    if issubclass(cls, _NamedValues):
+        return "mapping"
     if not hasattr(cls, "__dataclass_fields__"):
         return None
     if issubclass(cls, (torch.Tensor, torch.nn.Module)):
@@ -311,7 +313,7 @@ def _has_fields(cls: type, kind: RecordType) -> bool:
 
 
 class _NamedValues(dict[str, Any]):
-    """Stands in for a dataclass that is a dict as well."""
+    """Stands in for a dataclass that is a dict as well, and is taken apart as one."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -330,13 +332,17 @@ def _stand_in(kind: RecordType) -> type:
         stacklevel=2,
     )
     last = kind.name.rpartition(".")[2]
+    made: Any
     if kind.form == "mapping":
-        return _NamedValues
-    if kind.form == "tuple":
-        return collections.namedtuple(last, kind.fields, rename=True)
-    if kind.form == "enum":
-        return cast(type, enum.Enum(last, list(kind.fields)))
-    return dataclasses.make_dataclass(last, kind.fields)
+        made = type(last, (_NamedValues,), {})
+    elif kind.form == "tuple":
+        made = collections.namedtuple(last, kind.fields, rename=True)
+    elif kind.form == "enum":
+        made = enum.Enum(last, list(kind.fields))
+    else:
+        made = dataclasses.make_dataclass(last, kind.fields)
+    made.__module__, made.__qualname__ = kind.module, kind.name  # by which a call's structure names it
+    return made
 
 
 def has_dataclasses(value: Any) -> bool:

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
+from torchwright.core import nested
 from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.core.process import folders, interrupts
 from torchwright.core.records import Recipe
@@ -87,8 +90,24 @@ class KeptGraph(CallsOnly):
 
     def build(self) -> nn.Module:
         programs = read_programs(self._path, trust=self._trust)
-        program = programs.get(artifact.GENERAL) or next(iter(programs.values()))
-        return program.module(check_guards=False)
+        return _WithInstances(programs.get(artifact.GENERAL) or next(iter(programs.values())))
+
+
+class _WithInstances(nn.Module):
+    """An exported graph that takes and returns instances of the original's classes, or records of these."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self.exported, self._spec = program.module(check_guards=False), program.call_spec.in_spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # A class of a script is `__main__`'s where it was exported, and another module's here.
+        leaves, spec = nested.flatten((args, kwargs))
+        if self._spec is not None and nested.has_records(spec):
+            names = self._spec.child(1).context
+            leaves = nested.leaves((args, {name: kwargs[name] for name in names}))
+            args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return nested.closed(self.exported(*args, **kwargs))
 
 
 @contextlib.contextmanager

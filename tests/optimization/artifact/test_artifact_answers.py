@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,6 +141,44 @@ def test_it_is_verified_timed_and_exported(path: Path, tmp_path: Path) -> None:
     exported = tw.export(path, to="pt2", out=tmp_path / "exported")
     assert exported.report["verdict"] == "holds"
     torch.testing.assert_close(exported.run(INPUT), mlp()(INPUT))
+
+
+@pytest.mark.filterwarnings("ignore::torchwright.core.errors.StandIn")
+@pytest.mark.parametrize("form", ["dataclass", "named tuple"])
+def test_instances_of_a_scripts_classes_are_answered_and_verified(tmp_path: Path, form: str) -> None:
+    """Trials cannot import them: "Can't pickle <class '__main__.Batch'>" left such artifacts without a model."""
+
+    @dataclass
+    class Batch:
+        x: torch.Tensor
+        scale: torch.Tensor | None = None
+
+    Pair = namedtuple("Pair", "x scale")
+    Pair.__qualname__ = f"{Batch.__qualname__}.Pair"
+
+    @dataclass
+    class Output(OrderedDict[str, Any]):
+        logits: torch.Tensor | None = None
+
+        def __post_init__(self) -> None:
+            self["logits"] = self.logits
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, batch: Any) -> Output:
+            y = self.layers(batch.x)
+            return Output(logits=y if batch.scale is None else y * batch.scale)
+
+    model, given = Net().eval(), Batch(INPUT) if form == "dataclass" else Pair(INPUT, torch.ones(4, 1))
+    result = tw.optimize(model, (given,), techniques=["dtype"], max_drop=0.05, progress=False)
+    path = result.save(tmp_path / "saved")
+    torch.testing.assert_close(tw.load(path).model(given).logits, model(given).logits)
+    found = api.verify(path)
+    assert (found["verdict"], found["drop"]) == ("holds", 0.0)
+    assert api.bench(str(path))["runs_as"] == "graphs, uncompiled"
 
 
 def test_a_search_without_time_to_prove_graphs_keeps_one(

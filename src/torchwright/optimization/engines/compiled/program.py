@@ -202,7 +202,7 @@ def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
                 raise RefusedTechnique(
                     f"the exported graph holds '{constant}', a {type(value).__name__}, which no file can keep"
                 )
-        with ignore_library_warnings():
+        with ignore_library_warnings(), _without_example(program):
             serialized = serde.ExportedProgramSerializer().serialize(program)
         graphs[name] = {
             "graph": serde._dataclass_to_dict(serialized.exported_program),
@@ -319,6 +319,16 @@ def _without_text(program: ExportedProgram) -> Iterator[None]:
         yield
     finally:
         _put_constants(program, texts)
+
+
+@contextlib.contextmanager
+def _without_example(program: ExportedProgram) -> Iterator[None]:
+    """Meanwhile the graph has no example inputs: torch pickles them, and a trial cannot import a script's classes."""
+    example, program._example_inputs = program._example_inputs, None
+    try:
+        yield
+    finally:
+        program._example_inputs = example
 
 
 def _texts(program: ExportedProgram) -> dict[int, str]:
