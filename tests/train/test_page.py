@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from runs import make_run
 
 from torchwright.cli.group import cli
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop.train import train
 from torchwright.train.run.observe import page
 from torchwright.train.run.observe.history import read_history
@@ -135,6 +136,26 @@ def test_epochs_are_marked_where_they_end(tmp_path: Path) -> None:
     # One line may pass several epochs.
     lines(tmp_path, START, {"step": 4, "loss": 1.0, "epoch": 2.0}, {"step": 8, "loss": 1.0, "epoch": 4.0})
     assert epoch_marks(read_history(tmp_path)) == [(2, 1.0), (4, 2.0), (6, 3.0), (8, 4.0)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"event": "start", "at": 0, "steps": 9, "run": {"data": 5}, "data": {"a": {"files": 1}}},
+        {"event": "start", "at": 0, "steps": 9, "run": {}, "data": {"a": 7}},
+        {"event": "start", "at": 0, "steps": 9, "run": {"evaluation": 3}},
+    ],
+    ids=["mixture", "source", "evaluation"],
+)
+def test_figures_that_no_run_writes_are_refused_in_words(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    lines(tmp_path, wrong)
+    with pytest.raises(RunError, match="are damaged"):
+        page.write(tmp_path)
+
+
+def test_an_epoch_of_any_number_ends_no_report(tmp_path: Path) -> None:
+    lines(tmp_path, START, {"step": 4, "loss": 1.0, "epoch": 1.0}, {"step": 8, "loss": 1.0, "epoch": 1e18})
+    assert epoch_marks(read_history(tmp_path)) == [(4, 1.0)]
 
 
 def test_a_run_at_work_writes_its_page_but_not_all_the_time(tmp_path: Path) -> None:

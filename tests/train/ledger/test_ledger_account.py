@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ def seconds(run: Path) -> dict[str, float]:
             assert lane[-1][2] == attempt.end
             assert all(before[2] == after[1] for before, after in itertools.pairwise(lane))
     return {bucket: time for bucket, time in account.seconds().items() if time}
+
+
+def test_a_ledger_that_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    os.mkfifo(tmp_path / "ledger" / "rank00000-1-1.jsonl")
+    with pytest.raises(LedgerError, match="a FIFO"):
+        read_account(tmp_path)
 
 
 def test_one_attempt_is_what_its_lines_say(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchwright.core.regular_file import open_regular
 from torchwright.train.ledger.buckets import BUCKETS, FOLDER, FORMAT, LedgerError
 from torchwright.train.ledger.launcher import Launcher
 
@@ -109,7 +110,13 @@ def read_session(path: Path) -> ProcessLife:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The file's JSON objects. Lines cut short by a full disk or a kill are skipped: the next one has their time."""
-    with path.open("rb") as file:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger {path} cannot be read", found=str(error), next="move it away; the others can be read"
+        ) from error
+    with file:
         while raw := file.readline(LONGEST_LINE):
             if len(raw) == LONGEST_LINE:
                 raise LedgerError(

@@ -15,8 +15,9 @@ from torchwright.report import wording
 from torchwright.report.html import environment
 from torchwright.train.ledger import Account, LedgerError, read_account, show
 from torchwright.train.ledger.buckets import BUCKETS, NANO
+from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.observe.history import COUNTED, History, Tail, read_history
-from torchwright.train.run.observe.metrics import HELD_OUT, UNITS
+from torchwright.train.run.observe.metrics import FILE, HELD_OUT, UNITS
 from torchwright.train.run.observe.next_commands import next_commands
 from torchwright.train.run.observe.page_charts import QUALITY, charts, title
 
@@ -58,9 +59,18 @@ class LivePage:
 
 
 def write(folder: Path, *, live: bool = False) -> Path:
-    """Write OUT/report.html of what the run has reported so far. Raises `RunError` if the folder holds no run."""
+    """Write OUT/report.html of what the run has reported so far.
+
+    Raises `RunError` if the folder holds no run, or figures that no run writes.
+    """
     history = read_history(folder)
-    return _write(folder, render(folder, history, live=live and history.end is None))
+    try:
+        text = render(folder, history, live=live and history.end is None)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunError(
+            f"the figures in {folder / FILE} are damaged", found=f"{type(error).__name__}: {error}"
+        ) from error
+    return _write(folder, text)
 
 
 def write_last(folder: Path) -> None:

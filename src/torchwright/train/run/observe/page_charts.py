@@ -13,6 +13,9 @@ from torchwright.train.run.observe.metrics import HELD_OUT, UNITS
 QUALITY = ("accuracy", "recall_at_1", "word_error_rate", "reward_accuracy", "auc", "normalized_entropy")
 """Figures that a run is judged by in addition to its loss, if its kind has them."""
 
+MOST_MARKS = 1000
+"""Epochs between two steps with figures; more are not marked, as in a file that holds another number by damage."""
+
 
 def charts(history: History) -> Iterator[Chart]:
     """Yield a chart for each figure that the run has: losses with validation and epochs first."""
@@ -63,7 +66,7 @@ def epoch_marks(history: History) -> list[tuple[int, float]]:
     """Return (step, number) of each epoch's end, interpolated between steps with figures."""
     marks = list[tuple[int, float]]()
     for (before, low), (after, high) in pairwise([(0, 0.0), *history.series("epoch")]):
-        if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        if not (math.isfinite(low) and math.isfinite(high)) or not 0 < high - low <= MOST_MARKS:
             continue
         for number in range(math.floor(low) + 1, math.floor(high) + 1):
             marks.append((round(before + (after - before) * (number - low) / (high - low)), float(number)))
