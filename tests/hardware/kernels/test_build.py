@@ -121,6 +121,16 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_library_in_a_folder_that_others_can_write_to_is_not_loaded(compiler: Compiler) -> None:
+    """A neighbour knows the name of the library, which depends on what is installed alone."""
+    compiler()
+    planted = build.library()
+    planted.parent.chmod(0o777)
+    with pytest.raises(BuildError, match="others may write to it"):
+        build.library()
+    assert "others may write to it" in str(build.attempt())
+
+
 @pytest.mark.parametrize(
     ("work", "message"),
     [

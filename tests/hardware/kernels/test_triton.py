@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def test_names_and_arguments_are_those_of_the_cpu(native: Any) -> None:
     assert operators.load_fault() is None
     for name, schema in operators.SCHEMAS.items():
         assert str(getattr(native, name).default._schema) == f"torchwright::{name}{schema}"
+
+
+@needs_triton
+def test_compiled_kernels_lie_where_only_this_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    operators._use_private_cache()
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    assert (folder, folder.stat().st_mode & 0o777) == (tmp_path / "inductor" / "triton" / "0", 0o700)
+    folder.chmod(0o777)
+    assert "others may write to it" in str(operators._attempt())
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

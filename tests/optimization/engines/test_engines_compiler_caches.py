@@ -101,12 +101,13 @@ def test_a_chosen_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert use_private_caches() == tmp_path / "mine"
 
 
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
 def test_a_chosen_folder_that_others_can_write_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "open"))
+    monkeypatch.setenv(variable, str(tmp_path / "open"))
     with pytest.raises(UnsafeFolder, match="others may write"):
         use_private_caches()
 

@@ -10,13 +10,16 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchwright.core.paths import UnsafeFolder, cache_folder, private_folder
 from torchwright.hardware.kernels import fake
 
 NAMESPACE = "torchwright_gpu"
+CACHE_VARIABLE = "TRITON_CACHE_DIR"
 SCHEMAS = {
     "linear_bf16": "(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor",
     "linear_w8a8": "(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features) -> Tensor",
@@ -62,6 +65,10 @@ def load_fault() -> str | None:
 def _attempt() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed; CUDA builds of PyTorch bring it, `pip install triton` where one does not"
+    try:
+        _use_private_cache()
+    except (UnsafeFolder, OSError) as error:
+        return f"Triton has no folder for compiled kernels: {error}"
     library = torch.library.Library(NAMESPACE, "DEF")
     for name, function in _functions().items():
         library.define(name + SCHEMAS[name])
@@ -70,6 +77,17 @@ def _attempt() -> str | None:
     fake.register(NAMESPACE)
     _library.append(library)
     return None
+
+
+def _use_private_cache() -> None:
+    """Make Triton load compiled kernels, which are code, from a folder that only this user can write to.
+
+    A folder that the user chose is kept. The other is where Inductor keeps its kernels for the first GPU, so that
+    both find the same folder whichever comes first.
+    """
+    chosen = os.environ.get(CACHE_VARIABLE)
+    folder = Path(chosen) if chosen else cache_folder() / "inductor" / "triton" / "0"
+    os.environ[CACHE_VARIABLE] = str(private_folder(folder))
 
 
 def _functions() -> dict[str, Callable[..., Any]]:

@@ -27,8 +27,11 @@ INDUCTOR = "inductor"
 def use_private_caches() -> Path:
     """Make torch compile into, and load from, a folder that only this user can write to; return that folder.
 
-    A folder that the user chose (`TORCHINDUCTOR_CACHE_DIR`) is kept. Raises `UnsafeFolder` if others can write to it.
+    A folder that the user chose (`TORCHINDUCTOR_CACHE_DIR`, and `TRITON_CACHE_DIR` for kernels of GPUs) is kept. Raises
+    `UnsafeFolder` if others can write to it.
     """
+    if kernels := os.environ.get("TRITON_CACHE_DIR"):
+        private_folder(Path(kernels))
     chosen, own, fault = os.environ.get(VARIABLE), None, None
     try:
         own = private_cache(INDUCTOR)
