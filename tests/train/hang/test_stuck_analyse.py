@@ -58,6 +58,33 @@ def finding(*ranks: Sequence[dict[str, Any]], **groups: list[int]) -> Finding:
     })  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"torchwright": {"world": 10**12}},
+        {"torchwright": {"rank": -1}},
+        {"pg_config": {"0": {"name": "0", "ranks": "[0, 999999999999]"}}},
+    ],
+    ids=["world", "rank", "members"],
+)
+def test_numbers_of_ranks_that_no_job_has_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (tmp_path / "rank_0.json").write_text(json.dumps(content([entry(1)]) | wrong))
+    with pytest.raises(DumpError, match="as a rank, or as the number of ranks"):
+        read_dumps(tmp_path)
+
+
+def test_a_rank_in_a_files_name_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "rank_999999999999.json").write_text(json.dumps(content([entry(1)])))
+    with pytest.raises(DumpError, match="rank 999999999999 in its name"):
+        read_dumps(tmp_path)
+
+
+def test_calls_of_any_number_are_compared_at_once() -> None:
+    """All numbers between two calls were looked at, which for a damaged one did not end."""
+    found = finding([entry(1), entry(2**62, retired=False, state="started")], [entry(1)])
+    assert (found.kind, found.ranks, found.seq) == ("never came", (1,), 2**62)
+
+
 def test_without_stacks_a_crosswise_next_call_tells_a_swap_from_a_shape() -> None:
     big: dict[str, Any] = {"input_sizes": [[8]]}
     swapped = finding([entry(1), entry(2, **big)], [entry(1, **big), entry(2)], [entry(1), entry(2, **big)])

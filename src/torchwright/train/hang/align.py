@@ -82,9 +82,8 @@ def parting(group: Group, dumps: dict[int, Dump]) -> Parting | None:
     """
     present = [rank for rank in group.members if rank in dumps]
     last = {rank: _last_number(group.calls.get(rank, {}), dumps[rank]) for rank in present}
-    made = [seq for rank in present for seq in group.calls.get(rank, {})]
-    lowest, highest = min(made, default=1), max(made, default=0)
-    for seq in range(lowest, highest + 1):
+    made = {seq for rank in present for seq in group.calls.get(rank, {})}
+    for seq in sorted(made):  # and not all between them: a damaged dump has numbers of any size
         joined = {rank: call for rank in present if (call := group.calls.get(rank, {}).get(seq))}
         absent = tuple(rank for rank in present if last[rank] < seq)
         classes = _classes(joined)

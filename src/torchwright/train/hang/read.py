@@ -66,6 +66,8 @@ def _numbered_files(folder: Path) -> list[Path]:
 
 def read_dump(path: Path, rank: int, *, trust: bool = False) -> Dump:
     """One rank's dump."""
+    if rank >= MOST_RANKS:
+        raise _damaged(path, f"rank {rank} in its name, of up to {MOST_RANKS} ranks")
     try:
         data = read_regular(path, LARGEST)
     except ValueError as error:
@@ -101,10 +103,10 @@ def dump_of(content: Mapping[str, Any], rank: int) -> Dump:
     if len(entries) > MOST_CALLS:
         raise ValueError(f"{len(entries)} calls")
     dump = Dump(
-        rank=int(own.get("rank", rank)),
+        rank=_count(own.get("rank", rank)),
         calls=[],
         wrapped=_is_wrapped(content.get("entries") or [], since),
-        world=_maybe(own.get("world")),
+        world=None if own.get("world") is None else _count(own["world"]),
         taken=_maybe(own.get("taken_ns")),
         started=_maybe(own.get("started_ns")),
         reason=clean(str(own.get("reason", "")))[:2000],
@@ -120,7 +122,7 @@ def dump_of(content: Mapping[str, Any], rank: int) -> Dump:
     for key, group in (content.get("pg_config") or {}).items():
         ranks = group.get("ranks") or ""  # a list, or a list as a text
         found = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
-        members = tuple(int(rank) for rank in found)
+        members = tuple(_count(rank) for rank in found)
         if members:
             name = clean(str(group.get("name", key)))
             for backend in backends:
@@ -186,6 +188,14 @@ def _rank(path: Path) -> int | None:
 
 def _maybe(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _count(value: Any) -> int:
+    """Return a rank, or a number of ranks. Raises `ValueError` for one that no job has: lists are made of them."""
+    number = int(value)
+    if not 0 <= number <= MOST_RANKS:
+        raise ValueError(f"{number} as a rank, or as the number of ranks")
+    return number
 
 
 class _PlainUnpickler(pickle.Unpickler):
