@@ -14,6 +14,19 @@ os.environ.setdefault("TORCHWRIGHT_ASSUME_QUIET", "1")
 # pytest-xdist's workers have 80: tables are as wide as in a file without it.
 os.environ.pop("COLUMNS", None)
 
+COUNTS = "counts"
+"""The property in which a test records what it counted."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the fuzz tests counted: pytest shows no output of tests that pass in its worker processes."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    found = [str(value) for report in reports for name, value in report.user_properties if name == COUNTS]
+    if found:
+        terminalreporter.section("mutants")
+        for counts in found:
+            terminalreporter.line(counts)
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `-m quick` read only the files that have the marker: importing all of them takes longer than the tests."""

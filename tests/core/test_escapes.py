@@ -64,7 +64,19 @@ def test_a_console_escapes_text_and_keeps_its_own_styles() -> None:
         ["bench", "ARTIFACT"],
         ["serve", "ARTIFACT"],
         ["generate", "--prompt", "a", "ARTIFACT"],
+        ["profile", "ARTIFACT"],
+        ["export", "ARTIFACT", "--to", "onnx", "-o", "OUT"],
         ["why-stuck", "DUMPS"],
+        ["time-report", "JOB"],
+        ["report", "JOB"],
+        ["train", "RUN"],
+        ["prove", "RUN"],
+        ["data", "check", "RUN"],
+        ["data", "show", "RUN"],
+        ["data", "pack", "RUN", "-o", "OUT"],
+        ["cache", "unpack", "BUNDLE"],
+        ["cache", "why", "BUNDLE", "MODEL"],
+        ["cache", "pack", "MODEL", "-o", "OUT"],
     ],
     ids=" ".join,
 )
@@ -82,6 +94,13 @@ def test_no_verb_prints_a_files_escapes(
         places["DUMPS"] / "rank_0.json", {"entries": [{"profiling_name": ODD}], "version": ODD}
     )
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": ODD}))
+    places |= {"JOB": tmp_path / "job", "RUN": tmp_path / "run.toml", "BUNDLE": tmp_path / "bundle"}
+    header = {"ledger": 1, "host": ODD, "rank": 0, "world": 1, "wall": 1, "every": 1, "launch": ODD}
+    folders.write_json(places["JOB"] / "ledger" / "rank00000-1-1.jsonl", header)
+    figures = {"event": "start", "at": 0, "torch": ODD, "run": {"data": ODD}, "data": {ODD: ODD}}
+    (places["JOB"] / "metrics.jsonl").write_text(json.dumps(figures) + "\n")
+    places["RUN"].write_text(f"out = {json.dumps(ODD)}\n{json.dumps(ODD)} = 1\n")
+    folders.write_json(places["BUNDLE"] / "bundle.json", {"torch": ODD, ODD: ODD})
     places |= {"DATA": tmp_path / "data.jsonl", "OUT": tmp_path / "out"}
     code = exit_code(run, [str(places.get(word, word)) for word in words])
     said = "".join(capfd.readouterr())

@@ -68,8 +68,8 @@ def test_a_sound_bomb_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY_KB
 
 
-def fuzz(count: int, seed: int, folder: Path) -> None:
-    """Read mutants of pictures and sounds; print how many were read and refused."""
+def fuzz(count: int, seed: int, folder: Path, record: Callable[[str, object], None]) -> None:
+    """Read mutants of pictures and sounds; record how many were read and refused."""
     chance, counts = random.Random(seed), Counter[tuple[str, str]]()
     good = [(picture, *item) for item in media.pictures().items()]
     good += [(sound, *item) for item in media.sounds().items()]
@@ -80,15 +80,17 @@ def fuzz(count: int, seed: int, folder: Path) -> None:
         refused = told(call, path, f"mutant {index} of seed {seed}, {form}")
         counts[form, "refused" if refused else "read"] += 1
     lines = [f"{form}: {how} {number}" for (form, how), number in sorted(counts.items())]
-    print(f"\n{count} media of seed {seed}: " + ", ".join(lines))
+    record("counts", f"{count} media of seed {seed}: " + ", ".join(lines))
 
 
-def test_a_few_broken_media(tmp_path: Path) -> None:
-    fuzz(200, 0, tmp_path)
+def test_a_few_broken_media(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    fuzz(200, 0, tmp_path, record_property)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_thousands_of_broken_media(tmp_path: Path, seed: int) -> None:
-    fuzz(2500, seed, tmp_path)
+def test_thousands_of_broken_media(
+    tmp_path: Path, seed: int, record_property: Callable[[str, object], None]
+) -> None:
+    fuzz(2500, seed, tmp_path, record_property)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +89,34 @@ def test_of_two_writers_both_results_are_kept(tmp_path: Path, before: bool) -> N
         write(out, "old")
     with pytest.raises(ArtifactError, match=r"another process wrote to it.*saved as .*out-2"):
         write_slowly(out, lambda: write(out, "quick"))
+    assert (read(out), read(tmp_path / "out-2")) == ("quick", "new")
+    assert sorted(os.listdir(tmp_path)) == ["out", "out-2"]
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from test_replacing_folders import write_slowly
+write_slowly(Path(sys.argv[1]), lambda: print("writing", flush=True) or sys.stdin.readline())
+"""
+
+
+def test_two_processes_that_write_one_folder_both_keep_their_result(tmp_path: Path) -> None:
+    """As two searches with one `-o` do: the first that is done keeps the place."""
+    out = tmp_path / "out"
+    other = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(out)],
+        cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "writing\n"
+        write(out, "quick")
+        _, said = other.communicate("go on\n", timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    assert (other.returncode, f"saved as {out}-2" in said) == (1, True), said
     assert (read(out), read(tmp_path / "out-2")) == ("quick", "new")
     assert sorted(os.listdir(tmp_path)) == ["out", "out-2"]
 
