@@ -22,6 +22,7 @@ from torchwright.serve.api_error import ApiError
 from torchwright.serve.folder import find
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.limits import LOGIT_BIASES, NESTING, Limits
+from torchwright.serve.openai import reading
 from torchwright.serve.openai.parse import parse
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from torchwright.serve.openai.reading import ReadingJob
@@ -299,6 +300,37 @@ def test_a_long_text_is_not_tokenized_in_the_http_process(
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}] * 800},
     }.items():
         assert http.post(path, json=body).status_code in (200, 400)
+
+
+KEYS = {f"key {number}": number for number in range(300_000)}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"chat_template_kwargs": KEYS}),
+        ("/v1/chat/completions", {"metadata": KEYS}),
+        ("/v1/chat/completions", KEYS),
+        ("/v1/completions", {"prompt": "a", "logit_bias": KEYS}),
+    ],
+    ids=["variables", "metadata", "fields", "bias"],
+)
+def test_no_body_of_many_keys_is_parsed_in_the_http_process(
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any]
+) -> None:
+    """While one is parsed, `/health` and all other requests wait."""
+    parsed: list[int] = []
+
+    def seen(kind: Any, body: bytes) -> Any:
+        parsed.append(len(body))
+        return parse(kind, body)
+
+    monkeypatch.setattr(reading, "parse", seen)
+    asked = {"max_tokens": 1} | more
+    if "chat" in path:
+        asked["messages"] = [{"role": "user", "content": "a"}]
+    assert http.post(path, json=asked).status_code in (200, 400)
+    assert max(parsed, default=0) <= server.service.limits.read_here_bytes
 
 
 @pytest.mark.parametrize(
