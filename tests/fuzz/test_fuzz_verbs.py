@@ -30,7 +30,9 @@ from forged_graphs import free_artifact
 from language_artifacts import native_artifact
 from mutations import mutate
 from torchwright.core.errors import TorchwrightError
+from torchwright.train.hang.read import OWN
 from torchwright.train.kinds import kind_of, verb
+from torchwright.train.run.observe.metrics import FILE
 
 SECONDS = 20
 """Processor time after which a mutant counts as hanging; the usual one takes 0.1 s."""
@@ -202,8 +204,10 @@ class Source:
     mutate: Callable[[Path, random.Random], str] = wrong_files.break_one
 
 
-def fuzz(sources: dict[str, Source], count: int, seed: int, work: Path) -> None:
-    """Pass mutants of folders through all verbs of their kind; print how many each did or refused."""
+def fuzz(
+    sources: dict[str, Source], count: int, seed: int, work: Path, record: Callable[[str, object], None]
+) -> None:
+    """Pass mutants of folders through all verbs of their kind; record how many each did or refused."""
     chance, counts = random.Random(seed), Counter[tuple[str, str]]()
     faults: dict[str, str] = {}
     names = list(sources)
@@ -222,7 +226,7 @@ def fuzz(sources: dict[str, Source], count: int, seed: int, work: Path) -> None:
                 counts[verb_name, "refused" if refused else "done"] += 1
         shutil.rmtree(copy)
     lines = [f"{verb_name}: {how} {number}" for (verb_name, how), number in sorted(counts.items())]
-    print(f"\n{count} mutants of seed {seed}, {sum(counts.values())} calls: " + ", ".join(lines))
+    record("counts", f"{count} mutants of seed {seed}, {sum(counts.values())} calls: " + ", ".join(lines))
     assert not faults, "\n\n".join(f"{place}: {fault}" for place, fault in sorted(faults.items()))
 
 
@@ -237,15 +241,17 @@ def _class_of(fault: AssertionError) -> str:
 
 @pytest.fixture(scope="module")
 def sources(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    adapter, gguf, runs, data, checkpoints, artifacts = (
+    adapter, gguf, runs, data, checkpoints, artifacts, dumps, jobs = (
         tmp_path_factory.mktemp(name)
-        for name in ("adapter", "gguf", "run", "data", "checkpoints", "artifacts")
+        for name in ("adapter", "gguf", "run", "data", "checkpoints", "artifacts", "dumps", "jobs")
     )
     _write_adapter(adapter)
     tiny_file(gguf)
     (runs / "run.toml").write_text(RUN)
     _write_data(data)
     verbs.write_checkpoint(checkpoints)
+    _write_dumps(dumps)
+    _write_job(jobs)
     native = native_artifact(model, artifacts / "native")
     free = free_artifact(artifacts / "free")
     of_gguf = {
@@ -259,6 +265,8 @@ def sources(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "run": Source(runs, {"train RUN.toml": _on(read_run_file, "run.toml")}),
         "data": Source(data, verbs.of_data(model)),
         "checkpoint": Source(checkpoints, {"train --resume": verbs.resume}, wrong_files.break_checkpoint),
+        "dumps": Source(dumps, {"why-stuck": verbs.why_stuck}),
+        "job": Source(jobs, verbs.OF_RUNS),
         "language artifact": Source(native, verbs.OF_ARTIFACTS, mutate),
         "graph artifact": Source(free, verbs.OF_ARTIFACTS, mutate),
     }
@@ -273,6 +281,69 @@ def _write_data(folder: Path) -> None:
     (folder / "rows.json").write_text(json.dumps([{"instruction": "a", "output": "b"}] * 5))
     (folder / "words.txt").write_text("a b c d\n" * 20)
     np.save(folder / "ids.npy", np.arange(200, dtype=np.uint16) % 250)
+
+
+def _write_dumps(folder: Path) -> None:
+    """Dumps of two ranks, of which one never made the third call, as NCCL's recorder and ours write them."""
+    calls = [
+        {
+            "record_id": number, "process_group": ["0", "default_pg"], "collective_seq_id": number + 1,
+            "profiling_name": "nccl:all_reduce", "time_created_ns": 10**18 + number, "input_sizes": [[4]],
+            "input_dtypes": ["Float"], "output_sizes": [[4]], "output_dtypes": ["Float"],
+            "state": "completed", "retired": number < 2, "is_p2p": False,
+            "frames": [{"filename": "train.py", "line": 7, "name": "step"}],
+        }
+        for number in range(3)
+    ]  # fmt: skip
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    for rank, made in enumerate((calls, calls[:2])):
+        own = {"rank": rank, "world": 2, "since_ns": 1, "taken_ns": 10**18 + 9, "started_ns": 10**18}
+        content = {"version": "2.10", "pg_config": groups, "entries": made, OWN: own}
+        folders.write_json(folder / f"rank_{rank}.json", content)
+
+
+def _write_job(folder: Path) -> None:
+    """The folder of a training run of one process: its ledger and its figures."""
+    second = 10**9
+    lines = [
+        {
+            "ledger": 1,
+            "host": "h",
+            "pid": 1,
+            "rank": 0,
+            "world": 1,
+            "wall": 10**18,
+            "every": second,
+            "launch": "",
+        },
+        {"t": 4 * second, "s": {"start": second, "step": 3 * second}, "step": 3},
+        {"t": 5 * second, "s": {"checkpoint": second}, "checkpoint": 3, "end": True},
+    ]
+    _write_lines(folder / "ledger" / "rank00000-1-1.jsonl", lines)
+    run = {
+        "out": "out",
+        "data": {"mixture": {"a": {"files": ["a.npy"], "weight": 1}}},
+        "evaluation": {"every": 2},
+    }
+    sources = {"a": {"files": 1, "tokens": 500}}
+    start = {"event": "start", "at": 0, "steps": 4, "torch": "2", "world": 1, "run": run, "data": sources}
+    figures: list[dict[str, Any]] = [
+        {"step": step, "tokens": 8 * step, "tokens_per_s": 9.5, "loss": 3 / step, "lr": 1e-3, "epoch": 0.1}
+        for step in (1, 2, 3)
+    ]
+    events: list[dict[str, Any]] = [
+        {"event": "evaluation", "at": 3, "validation_loss": 1.2},
+        {"event": "broken_rows", "file": "a.jsonl", "broken": 1, "rows": [[1, "no text"]]},
+        {"event": "sample", "at": 3, "text": "a b", "prompt": "a"},
+        {"event": "memorizes", "at": 3, "best": 2},
+        {"event": "end", "at": 4},
+    ]
+    _write_lines(folder / FILE, [start, *figures, *events])
+
+
+def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _write_adapter(folder: Path) -> None:
@@ -317,12 +388,16 @@ def _on(call: Callable[[Path], None], file: str) -> Callable[[Path], None]:
     return lambda folder: call(folder / file)
 
 
-def test_a_few_wrong_files(sources: dict[str, Source], tmp_path: Path) -> None:
-    fuzz(sources, 60, 0, tmp_path)
+def test_a_few_wrong_files(
+    sources: dict[str, Source], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    fuzz(sources, 60, 0, tmp_path, record_property)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_thousands_of_wrong_files(sources: dict[str, Source], tmp_path: Path, seed: int) -> None:
-    fuzz(sources, 1000, seed, tmp_path)
+def test_thousands_of_wrong_files(
+    sources: dict[str, Source], tmp_path: Path, seed: int, record_property: Callable[[str, object], None]
+) -> None:
+    fuzz(sources, 1000, seed, tmp_path, record_property)

@@ -24,15 +24,22 @@ from torchwright.optimization.engines.base import engines
 from torchwright.optimization.open_model import generate as answer_with
 from torchwright.optimization.open_model import open_speech
 from torchwright.optimization.rebuild import workload_of
+from torchwright.report.terminal import waterfall
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight
 from torchwright.serve.text.codec import Tokenizer
+from torchwright.train.hang import show as hang
+from torchwright.train.hang.analyse import analyse
+from torchwright.train.hang.read import read_dumps
 from torchwright.train.kinds import kind_of_model
+from torchwright.train.ledger import read_account
+from torchwright.train.ledger import show as ledger
 from torchwright.train.model import Transformer
 from torchwright.train.model.weights import check_shapes, load_weights
 from torchwright.train.planning.models import read_model
 from torchwright.train.run.config.read import parse_run
+from torchwright.train.run.observe import page
 from torchwright.train.run.observe.sample import sample
 from torchwright.train.run.observe.survey import survey
 from torchwright.train.run.runtime import checkpoint
@@ -127,10 +134,35 @@ def bench(folder: Path) -> None:
     workload_of(folder, recipe, trust=False, cases_only=manifest.self_contained)
 
 
+def why_stuck(folder: Path) -> None:
+    dumps, notes = read_dumps(folder)
+    found = analyse(dumps, patience=1.0)
+    hang.evidence(found, notes)
+    hang.plain(found, notes)
+
+
+def time_report(folder: Path) -> None:
+    account = read_account(folder)
+    ledger.table(account)
+    ledger.plain(account)
+
+
+def report(folder: Path) -> None:
+    """Print the waterfall of an artifact, as `report --all`; `report` alone prints a path."""
+    waterfall(artifact.read_recipe(folder), artifact=str(folder), every=True)
+
+
 OF_ARTIFACTS: dict[str, Callable[[Path], None]] = {
     "verify": verify,
     "bench": bench,
+    "report": report,
     "serve ARTIFACT": lambda folder: find(str(folder)) and None,
+}
+
+
+OF_RUNS: dict[str, Callable[[Path], None]] = {
+    "time-report": time_report,
+    "report RUN": lambda folder: page.write(folder) and None,
 }
 
 

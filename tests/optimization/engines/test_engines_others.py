@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +74,46 @@ def test_a_strangers_graph_is_read_with_trust_alone(
         tw.load(path)
     monkeypatch.undo()
     assert tw.load(path, trust=True).how == engines.get(name).how
+
+
+@pytest.mark.slow
+def test_with_trust_a_graph_is_opened_in_the_callers_process_and_by_bench_in_a_child(tmp_path: Path) -> None:
+    """ONNX Runtime is replaced by a package that crashes, as it may over a forged graph."""
+    needs("onnxruntime")
+    path = made(tmp_path, mlp(), ["onnxruntime"])
+    crashing = tmp_path / "crashing" / "onnxruntime"
+    crashing.mkdir(parents=True)
+    (crashing / "__init__.py").write_text("import os\nos.abort()\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(crashing.parent), *sys.path])}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        words = (sys.executable, "-W", "ignore", *words)
+        return subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    load = "import sys, torch, torchwright as tw\ntw.load(sys.argv[1], trust=True).model(torch.ones(4, 16))"
+    assert run("-c", load, str(path)).returncode == -signal.SIGABRT
+    asked = run("-m", "torchwright", "bench", str(path), "--trust")
+    assert asked.returncode == 2, asked.stderr
+    assert "crashed (SIGABRT)" in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+def test_a_graph_that_fails_when_it_runs_is_told(tmp_path: Path) -> None:
+    """The library takes the file, and finds only in the call that the shapes do not go together."""
+    needs("onnxruntime")
+    import onnx  # pyright: ignore[reportMissingImports]
+
+    path = made(tmp_path, mlp(), ["onnxruntime"])
+    shutil.copytree(path, tmp_path / "copy")
+    file = tmp_path / "copy" / "onnxruntime" / "call-0"
+    model = onnx.load_model_from_string(file.read_bytes())
+    del model.graph.output[:], model.graph.value_info[:]
+    file.write_bytes(model.SerializeToString())
+    seal(tmp_path / "copy")
+    with pytest.raises(ArtifactError, match="fails on this call"):
+        tw.load(tmp_path / "copy", trust=True).model(INPUT)
 
 
 @pytest.mark.parametrize("name", OTHERS)

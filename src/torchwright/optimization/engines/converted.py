@@ -323,7 +323,10 @@ class ConvertedCall:
         threads = torch.get_num_threads()
         infer = self._by_threads.get(threads) or self._started(threads)
         given = [tensor.detach().contiguous().numpy() for tensor in tensors]
-        found, why = self._check.guarded(given, lambda: infer(given))
+        try:
+            found, why = self._check.guarded(given, lambda: infer(given))
+        except Exception as error:  # of the library: graphs that it compiles may fail when they run
+            raise ArtifactError("the converted graph fails on this call", found=first_line(error)) from error
         if found is None or why is not None:
             return self._fallback.run(tensors, str(why))
         return self.build(self._leaves([torch.from_numpy(array) for array in found]))
