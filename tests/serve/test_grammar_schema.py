@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from schema_support import accepts, compiled, takes, walk
 
 from torchwright.serve.grammar.schema.emit import schema_grammar
 from torchwright.serve.grammar.schema.parts import SchemaRefused
+from torchwright.serve.grammar.schema.rules import UNROLLED
 
 DIGIT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 9}
 PAIR: dict[str, Any] = {
@@ -238,6 +240,32 @@ REFUSED: dict[str, Any] = {
     "#": {"type": "string", "minLength": 3, "maxLength": 2},
     "#/$defs/a": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
 }
+
+
+SIZES = [(0, 101), (3, 127), (150, 150), (130, 131), (99, 996), (200, None)]
+
+
+@pytest.mark.parametrize(
+    ("by", "least", "most"),
+    [
+        *(("pattern", *bounds) for bounds in SIZES),
+        *(("length", *bounds) for bounds in [*SIZES, (0, 1023), (0, 1024), (5, 4_000)]),
+    ],
+)
+def test_long_texts_are_counted_exactly_and_in_units(by: str, least: int, most: int | None) -> None:
+    """A count over 127 makes each mask 25 times as slow in xgrammar."""
+    schema: dict[str, Any] = {"type": "string", "minLength": least, "maxLength": most}
+    if most is None:
+        del schema["maxLength"]
+    if by == "pattern":
+        schema = {"type": "string", "pattern": f"^.{{{least},{'' if most is None else most}}}$"}
+    found = compiled(schema)
+    near = [bound + one for bound in (least, most or 0) for one in (-1, 0, 1)]
+    for size in {size for size in (*near, 0, least + 700) if size >= 0}:
+        text = json.dumps('a"' * (size // 2) + "é" * (size % 2), ensure_ascii=False)
+        assert accepts(found, text) == (size >= least and (most is None or size <= most)), size
+    counts = re.findall(r"\{(\d*),?(\d*)\}", schema_grammar(schema))
+    assert max(int(count) for pair in counts for count in pair if count) <= UNROLLED
 
 
 @pytest.mark.parametrize("path", REFUSED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchwright.serve.grammar.schema.language import (
@@ -26,6 +26,10 @@ from torchwright.serve.grammar.schema.language import (
 
 WHITESPACE = 24
 """Characters of white space between two parts of JSON at most, so that a weak model cannot write it for ever."""
+UNROLLED = 100
+"""Counts up to this one are left to xgrammar, which gives each a state. From 128 on it keeps all of them alive."""
+BASE = 32
+"""Larger counts are written in units of so many, of so many again, and so on."""
 MOST_RULES = 5000
 """Rules of a grammar at most: one of more takes longer to compile than a request may wait."""
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -85,11 +89,48 @@ class GrammarRules:
         Raises `TooLarge`.
         """
         if is_plain(node):
-            return None if node == NOTHING else _plain(node, self._quoted if quoted else chars)
+            return None if node == NOTHING else self._plain(node, self._quoted if quoted else chars)
         known = self._languages.get((node, quoted))
         if known is None:
             known = self._languages[node, quoted] = self._automaton(automaton(node), quoted)
         return known or None
+
+    def repeated(self, part: str, least: int, most: int | None) -> str:
+        """Return the expression of a part that is repeated, at most `most` times if it is given.
+
+        Masks of `char{0,1000}` take 100 ms each in xgrammar 0.2 (its issues 805 and 852), those of units 4 ms.
+        """
+        if max(least, most or 0) <= UNROLLED:
+            return f"{part}{{{least},{'' if most is None else most}}}"
+        units = [(self.new(), 1)]
+        self.define(units[0][0], part)
+        while (size := units[-1][1] * BASE) <= max(least, most or 0):
+            units.append((self.new(), size))
+            self.define(units[-1][0], f"{units[-2][0]}{{{BASE}}}")
+        exact, rest = list[str](), least
+        for name, size in reversed(units):
+            count, rest = divmod(rest, size)
+            exact += [f"{name}{{{count}}}"] if count else []
+        more = f"{units[0][0]}*" if most is None else _at_most(units, most - least)
+        return f"({' '.join([*exact, more])})"
+
+    def _plain(self, node: Node, write: Callable[[Ranges], str]) -> str:
+        """Return a language that needs no automaton."""
+        match node:
+            case Chars():
+                return write(node.ranges)
+            case Cat():
+                return f"{self._plain(node.first, write)} {self._plain(node.rest, write)}"
+            case Repeat() if node.most == 0:
+                return '""'
+            case Repeat():
+                # A repetition of what may be empty has the same texts with a least count of 0.
+                least = 0 if nullable(node.node) else node.least
+                return self.repeated(f"({self._plain(node.node, write)})", least, node.most)
+            case Alt():
+                return f"({' | '.join(sorted(self._plain(one, write) for one in node.nodes))})"
+            case _:
+                raise AssertionError("an automaton is needed")
 
     def _automaton(self, found: Automaton, quoted: bool) -> str:
         """Return the first state's rule: each state is one, of a character and the next state."""
@@ -117,6 +158,21 @@ class GrammarRules:
         return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
 
 
+def _at_most(units: Sequence[tuple[str, int]], most: int) -> str:
+    """Return the expression of up to so many of the smallest unit; each unit has a rule and a size."""
+    if not units:
+        return '""'
+    name, size = units[-1]
+    count, rest = divmod(most, size)
+    tail = _at_most(units[:-1], rest)
+    if rest == size - 1:
+        return f"{name}{{0,{count}}} {tail}"
+    if not count:
+        return tail
+    fewer = f"{name}{{0,{count - 1}}} {_at_most(units[:-1], size - 1)}"
+    return f"({fewer} | {name}{{{count}}} {tail})"
+
+
 def quote(text: str) -> str:
     """Return a text as a string of EBNF; what is not plain is written as a code point."""
     plain = [c.isascii() and c.isprintable() and c not in '"\\' for c in text]
@@ -140,26 +196,6 @@ def _range(low: int, high: int) -> str:
 def _code(code: int) -> str:
     character = chr(code)
     return character if character.isascii() and character.isalnum() else f"\\U{code:08x}"
-
-
-def _plain(node: Node, write: Callable[[Ranges], str]) -> str:
-    """Return a language that needs no automaton."""
-    match node:
-        case Chars():
-            return write(node.ranges)
-        case Cat():
-            return f"{_plain(node.first, write)} {_plain(node.rest, write)}"
-        case Repeat() if node.most == 0:
-            return '""'
-        case Repeat():
-            # A repetition of what may be empty has the same texts with a least count of 0.
-            least = 0 if nullable(node.node) else node.least
-            most = "" if node.most is None else str(node.most)
-            return f"({_plain(node.node, write)}){{{least},{most}}}"
-        case Alt():
-            return f"({' | '.join(sorted(_plain(one, write) for one in node.nodes))})"
-        case _:
-            raise AssertionError("an automaton is needed")
 
 
 def common(unescaped: Ranges) -> dict[str, str]:

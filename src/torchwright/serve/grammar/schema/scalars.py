@@ -39,11 +39,9 @@ def text(writer: Writer, one: Alternative, types: frozenset[str]) -> str | None:
     if language == ANYTHING:
         if most is not None and most < least:
             return None
-        return (
-            "string"
-            if (least, most) == (0, None)
-            else f'"\\"" char{{{least},{"" if most is None else most}}} "\\""'
-        )
+        if (least, most) == (0, None):
+            return "string"
+        return f'"\\"" {writer.rules.repeated("char", least, most)} "\\""'
     return writer.rules.string(_bounded(language, least, most))
 
 
