@@ -18,6 +18,7 @@ from torchwright.serve.openai.responses import ResponsesRequest
 IGNORED = "x-torchwright-ignored"
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+CACHED = {"cache_control": {"type": "ephemeral"}}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "12"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 2},
@@ -105,7 +106,15 @@ def test_a_long_request_names_what_was_ignored_too(http: httpx.Client) -> None:
         ("/v1/completions", {"suffix": "}"}, "'suffix' is not supported"),
         ("/v1/responses", {"truncation": "auto"}, "'truncation' is not supported"),
         ("/v1/responses", {"include": ["message.output_text.logprobs"]}, "include"),
-        ("/v1/responses", {"tools": [{"type": "file_search"}]}, "tools"),
+        ("/v1/responses", {"tools": [{"type": "file_search"}]}, "the type 'file_search' is not supported"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "mcp_call", "id": "1"}]},
+            "the type 'mcp_call' is not supported",
+        ),
+        ("/v1/chat/completions", {"enable_thinking": False}, "use chat_template_kwargs"),
+        ("/v1/chat/completions", {"thinking": {"type": "disabled"}}, "use chat_template_kwargs"),
+        ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice is for requests with tools"),
         ("/v1/messages", {"mcp_servers": [{"name": "x"}]}, "'mcp_servers' is not supported"),
         ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
         ("/v1/chat/completions", {"zzz": None}, "'zzz' is not supported"),
@@ -117,6 +126,21 @@ def test_what_would_change_the_answer_is_refused_by_name(
     response = http.post(path, json=BODIES[path] | fields)
     assert response.status_code == 400, response.text
     assert words in error(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]}]},
+        {"tools": [{"type": "function", "function": {"name": "now"}, **CACHED}]},
+    ],
+)
+def test_no_tools_and_marks_of_a_cache_are_taken(http: httpx.Client, fields: dict[str, Any]) -> None:
+    path = "/v1/chat/completions"
+    response = http.post(path, json=BODIES[path] | fields)
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("most", [-1, 0])

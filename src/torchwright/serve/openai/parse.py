@@ -50,6 +50,11 @@ REFUSED = {
     "languages": "use language, or leave it out to have it detected",
     "known_speaker_names": _ONE_SPEAKER,
     "known_speaker_references": _ONE_SPEAKER,
+    "enable_thinking": 'use chat_template_kwargs: {"enable_thinking": …}, or reasoning_effort "none"',
+    "thinking": 'use chat_template_kwargs: {"thinking": …}, or reasoning_effort "none"',
+    "reasoning": "use reasoning_effort",
+    "json_schema": "use response_format",
+    "repeat_penalty": "use repetition_penalty",
     "guided_json": 'use structured_outputs: {"json": …}',
     "guided_regex": 'use structured_outputs: {"regex": …}',
     "guided_choice": 'use structured_outputs: {"choice": …}',
@@ -219,6 +224,9 @@ def _fault(error: ValidationError) -> ApiError:
         where = f"{where}.{name}" if where else name
         message = f"'{where}' is not supported" + (f": {reason}" if reason else "")
         return invalid(message, where, "unsupported_parameter" if reason else "unknown_parameter")
+    if first["type"] == "union_tag_invalid":
+        kind, known = (first.get("ctx", {}).get(key) for key in ("tag", "expected_tags"))
+        return invalid(f"'{where}': the type '{kind}' is not supported, only {known}", where, "invalid_value")
     if first["type"] == "missing":
         return invalid(f"'{where}' is missing", where, "missing_parameter")
     return invalid(f"'{where}': {first['msg']}" if where else first["msg"], where or None, "invalid_value")

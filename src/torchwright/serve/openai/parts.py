@@ -68,7 +68,11 @@ class Function(Body):
     """True if arguments must match the schema even where the model decides by itself to call (tool_choice auto)."""
 
 
+_CACHED = {"cache_control": "every prompt is looked up in the prefix cache"}
+
+
 class Tool(Body):
+    without_effect: ClassVar[dict[str, str]] = _CACHED
     type: Literal["function"]
     function: Function
 
@@ -101,6 +105,7 @@ class ToolCall(Body):
 
 
 class TextPart(Body):
+    without_effect: ClassVar[dict[str, str]] = _CACHED
     type: Literal["text"]
     text: str
 

@@ -222,7 +222,7 @@ class ChatRequest(Choices):
     """Log-probabilities of the answer's tokens."""
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     """With `logprobs`: and of this many most likely ones."""
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call, in the model's own format."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """auto (the default with tools), none, required, or one by name; the last two are enforced by a grammar."""
@@ -253,7 +253,7 @@ class ChatRequest(Choices):
         names = [tool.function.name for tool in self.tools or []]
         if len(set(names)) < len(names):
             raise PydanticCustomError("tools", "two tools have the same name")
-        if self.tool_choice not in (None, "none") and not names:
+        if self.tool_choice not in (None, "none", "auto") and not names:
             raise PydanticCustomError("tool_choice", "tool_choice is for requests with tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise PydanticCustomError("tool_choice", "tool_choice names a tool that is not in tools")
@@ -328,7 +328,7 @@ class TokenizeRequest(Body):
     """With `prompt`: the tokens that the model expects around a text."""
     add_generation_prompt: bool = True
     """With `messages`: end with the beginning of the assistant's message."""
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=TOOLS, fail_fast=True)] | None = None
     """With `messages`: functions, as the chat template describes them."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """With `messages`: more variables for the chat template."""
