@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "use-from.md"
 ADDRESS, NAME = "http://127.0.0.1:8000", "local"
 QUESTION = "Which files are here?"
 CONTEXT = 131_072
+ENDS = ".):"
+"""An answer ends before the first token with one of these: agents set no limit, and 100,000 tokens take too long."""
 SECONDS = 300.0
 """For one program and its question."""
 WITHOUT_TELEMETRY = {
@@ -104,7 +107,7 @@ def installed() -> list[str]:
 
 @contextlib.contextmanager
 def long_model() -> Iterator[Path]:
-    """Yield a copy of the bundled model whose configuration has room for an agent's prompt."""
+    """Yield a copy of the bundled model that has room for an agent's prompt, and short answers."""
     source = Path(torchwright.__file__).parent / "workloads" / "bundled"
     with tempfile.TemporaryDirectory() as folder:
         for path in source.iterdir():
@@ -112,6 +115,11 @@ def long_model() -> Iterator[Path]:
                 shutil.copy(path, folder)
         config = json.loads((source / "config.json").read_text())
         (Path(folder) / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+        tokens = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+        ends = [id for text, id in tokens.items() if any(end in text for end in ENDS)]
+        generation = json.loads((source / "generation_config.json").read_text())
+        generation["eos_token_id"] = [generation["eos_token_id"], *ends]
+        (Path(folder) / "generation_config.json").write_text(json.dumps(generation))
         yield Path(folder)
 
 
@@ -134,17 +142,17 @@ def ask(name: str, url: str) -> Run:
         env = {**known, "HOME": str(home), "TERM": "dumb", **WITHOUT_TELEMETRY, **names}
 
         def run(*arguments: str) -> tuple[int | None, str, str]:
-            try:
-                done = subprocess.run(
-                    [command, *arguments],
-                    cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired as error:
-                parts = [
-                    part.decode() if isinstance(part, bytes) else "" for part in (error.stdout, error.stderr)
-                ]
-                return None, parts[0], parts[1]
-            return done.returncode, done.stdout, done.stderr
+            with subprocess.Popen(
+                [command, *arguments],
+                cwd=work, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, errors="replace", start_new_session=True,
+            ) as process:  # fmt: skip
+                try:
+                    said, errors = process.communicate(timeout=SECONDS)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)  # with what a launcher of npm has started
+                    return None, *process.communicate()
+            return process.returncode, said, errors
 
         version = re.search(r"\d+(\.\d+)+", "".join(run("--version")[1:]))
         status, said, errors = run(*program.ask, QUESTION)
