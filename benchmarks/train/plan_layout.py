@@ -35,7 +35,7 @@ COLUMNS = (
 PAGE = run.ROOT / "docs" / "plan-published.md"
 HEADER = """<!-- Written by benchmarks/train/plan_layout.py --published --write from published_rows.py, next to it. -->
 
-# Published runs beside the planner
+# Published runs and the planner
 
 What `torchwright plan-layout` answers for configurations that others ran, all rows of torchtitan's benchmarks and
 performance pages that could be found among them. tok/s are of one device. "GiB" is the peak that the planner says lives

@@ -31,7 +31,7 @@ FOUR_RING = (
 REPEATED = "theirs repeats every second product (or layer), the trainer none"
 DIVIDED_LOSS = (
     "their eager loss over a divided vocabulary makes more float32 copies of the logits than the one that is counted; "
-    "7 bytes a logit more would be all of it"
+    "7 more bytes a logit would explain the gap"
 )
 OVERLAPPED = "async tp hides the 22% of the step that tp's collectives take in ours: 940 without them"
 PIPELINE = (

@@ -1,1 +1,1 @@
-"""Training: the model, its data and parallelism, runs of it, and layouts that are planned and proved."""
+"""Training: models, data and parallelism, runs, and layouts that are planned and proved."""

@@ -27,7 +27,7 @@ from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import NESTING
 
 _NO_STORE = "nothing is stored here"
-_ONE_SPEAKER = "speakers are not told apart"
+_ONE_SPEAKER = "speakers are not distinguished"
 _ONE_KIND = "this server takes and gives text"
 _NO_BEAMS = "answers are drawn token by token"
 REFUSED = {
