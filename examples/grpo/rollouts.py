@@ -17,7 +17,7 @@ class Answer:
     asked: Sum
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Of each token, by the weights that drew it."""
+    """Log-probability of each token, under the weights that sampled it."""
 
     @property
     def reward(self) -> float:

@@ -40,7 +40,7 @@ CONFIG = {
 }
 
 Sum = tuple[int, ...]
-"""What is added."""
+"""The summands."""
 
 
 def sums() -> tuple[list[Sum], list[Sum]]:

@@ -117,7 +117,7 @@ def command(
 ) -> None:
     """Make a picture of PROMPT.
 
-    The same prompt, seed, size and number of steps give the same picture to the bit, on one machine and number of
+    The same prompt, seed, size and number of steps give a bitwise equal picture on one machine with one number of
     threads.
     """
     if out.suffix.lower() != ".png":

@@ -1,4 +1,4 @@
-"""What several verbs print: plain data as JSON, or as a table for people."""
+"""Printing shared by several verbs: plain data as JSON, or as a table for people."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torchwright.core.errors import WorkloadError
 def seconds(text: str | float) -> float:
     """The seconds of a time such as `"90s"`, `"2m"`, `"1.5h"`, `"2m30s"`, `"120"` or `120`.
 
-    Raises `WorkloadError` for what is no time, and for one that is not in the range above nought.
+    Raises `WorkloadError` for anything but a positive, finite time.
     """
     found = _parsed(text) if isinstance(text, str) else float(text)
     if found is None:

@@ -1,4 +1,4 @@
-"""Text of files and models, written so that a terminal shows it and acts on none of it."""
+"""Escape text of files and models, so that a terminal shows control characters instead of acting on them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def typed(data: Any, kind: type[T], what: str) -> T:
 
 
 def _depth(data: bytes) -> int:
-    """How deep the brackets outside of texts go."""
+    """Return the nesting depth of the brackets outside of strings."""
     brackets = STRING.sub(b"", data).translate(None, OTHERS)
     return max(accumulate(map(STEPS.__getitem__, brackets)), default=0)
 

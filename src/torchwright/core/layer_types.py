@@ -1,4 +1,4 @@
-"""Whether a module computes what one of torch's own layers does, so that a rewrite by type keeps its result.
+"""Check that a module computes what one of torch's own layers does, so that a rewrite by type keeps its result.
 
 `isinstance` cannot answer this: timm's `BatchNormAct2d` is an `nn.BatchNorm2d` that also applies an activation, its
 `StdConv2d` an `nn.Conv2d` that standardizes its weight at every call.

@@ -65,7 +65,7 @@ class Apart(TypedDict, total=False):
 
 
 class Handing(TypedDict, total=False):
-    """As `Apart`."""
+    """Arguments like those of `Apart`."""
 
     pass_fds: list[int]
     close_fds: bool

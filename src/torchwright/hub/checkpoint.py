@@ -29,8 +29,8 @@ def check_format(path: Path | str, config: dict[str, Any]) -> None:
 class Checkpoint:
     """A folder's tensors, by the model's names for them.
 
-    Raises `ModelError`, naming the file and the tensor, for a shard that is missing, cut short or damaged, and for a
-    tensor that is missing, of another shape, or of a dtype that is neither a float nor the format's.
+    Raises `ModelError`, naming the file and the tensor, for a shard that is missing, cut short or damaged. So it does
+    for a tensor that is missing, of another shape, or of a dtype that is neither a float nor the format's.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ class TensorFiles:
             raise damaged(path, f"'{name}': {error}") from error
 
     def path(self, name: str) -> Path:
-        """Return the file that holds a tensor; raises `ModelError` if there is none."""
+        """Return the file that holds a tensor; raises `ModelError` for an unknown tensor."""
         path = self._files.get(name)
         if path is None:
             raise ModelError(

@@ -41,7 +41,7 @@ def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
     """From the original's time to the final one: a bar for each step, kept ones solid, others in outline.
 
     Steps that did not run are left out where they are several. Below 600 pixels of `width` the labels stand above
-    the bars instead of beside them.
+    the bars instead of next to them.
     """
     rows = _waterfall_rows(recipe)
     unit, scale = wording.time_unit(recipe.baseline.seconds)

@@ -30,7 +30,7 @@ class PictureRow:
 
     title: str
     said: str
-    """How much it differs, in words."""
+    """The difference, in words."""
     pictures: tuple[Picture, ...]
 
 

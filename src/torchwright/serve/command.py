@@ -26,7 +26,7 @@ from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.launch import Launcher
 
 for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", "xgrammar"):
-    if find_spec(_package) is None:  # before an engine is started in vain
+    if find_spec(_package) is None:  # before an engine is started
         raise ModuleNotFoundError(f"No module named '{_package}'", name=_package)
 
 KEY_VARIABLE = "TORCHWRIGHT_API_KEY"

@@ -19,7 +19,7 @@ from pathlib import Path
 from torchwright.core import system
 
 GRACE_SECONDS = 1.5
-"""How long the main thread may take to unwind. The end itself fits in what is left of five seconds."""
+"""Time limit for the main thread to unwind. The end itself fits in the rest of five seconds."""
 
 _unfinished: set[Path] = set()
 """Files and folders of this process that are not what somebody asked for."""

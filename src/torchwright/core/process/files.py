@@ -15,7 +15,7 @@ from torchwright.core.process import ending
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
-    """Yield a new file beside `path`, empty: what the block writes into it takes its place, unless the block fails."""
+    """Yield a new, empty file next to `path`, which replaces `path` unless the block fails."""
     beside = _new_beside(path)
     with ending.unfinished(beside):
         try:

@@ -181,7 +181,7 @@ def _read(path: Path) -> Ceilings | None:
 
 
 def _write(path: Path, identity: dict[str, object], ceilings: Ceilings) -> None:
-    """Write to a temporary file and rename, so that another process reads all of it or nothing."""
+    """Write to a temporary file and rename, so that another process reads the whole file or nothing."""
     text = json.dumps({"measured_on": identity, "ceilings": dataclasses.asdict(ceilings)}, indent=2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -67,10 +67,10 @@ def point(
     device: DeviceFacts,
     stage: Literal["original", "final"] = "final",
 ) -> RooflinePoint | None:
-    """One call against the device's ceilings; None where one of them was not measured.
+    """Return one call's place under the device's ceilings; None if a ceiling was not measured.
 
-    A model whose calls touch only part of its weights (embedding tables, experts) can beat a bound that counts them
-    all, which is then no bound.
+    A model whose calls touch only part of its weights (embedding tables, experts) can beat a bound that counts all
+    weights.
     """
     rates = {kind: device.tflops.get(kind) for kind in work.operations}
     if not device.read_gb_per_s or not all(rates.values()):

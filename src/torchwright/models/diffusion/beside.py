@@ -1,4 +1,4 @@
-"""What the report shows of pictures: the original's, the optimized model's and their difference."""
+"""Pictures in the report: the original's, the optimized model's and their difference."""
 
 from __future__ import annotations
 

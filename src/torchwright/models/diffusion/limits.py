@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STEPS = 20
-"""Where nobody says how many."""
+"""Default number of steps."""
 MOST_STEPS = 1000
 MOST_PIXELS = 4096 * 4096
 LONGEST_PROMPT = 10_000

@@ -14,8 +14,8 @@ from torchwright.models.diffusion.parts import build_parts
 def load_diffuser(folder: str | Path) -> Diffuser:
     """The pipeline of a folder or hub id, on diffusers' modules in float32.
 
-    Raises `UnknownName` for a pipeline that is none of `folder.FAMILIES`, and `ModelError`, naming file or component,
-    for what cannot be used.
+    Raises `UnknownName` for a pipeline that is not in `folder.FAMILIES`, and `ModelError`, naming file or component,
+    for a folder that cannot be used.
     """
     opened = open_pipeline(folder)
     parts = build_parts(opened)

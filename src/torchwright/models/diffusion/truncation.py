@@ -1,6 +1,6 @@
-"""Prompts that are longer than a text encoder reads, told in a sentence.
+"""Notices for prompts that are longer than a text encoder reads.
 
-diffusers writes the whole rest of such a prompt to its log, which is a server's log too; who asked hears nothing.
+diffusers writes the whole rest of such a prompt to its log, also on a server, and does not notify the caller.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def check_target(folder: Path) -> None:
 
 
 def write_masks(folder: Path, picture_HW3: np.ndarray, masks: Sequence[Mask]) -> None:
-    """FOLDER/000.png …, masks.json and overlay.png; masks that were there go when all of it is whole.
+    """FOLDER/000.png …, masks.json and overlay.png; earlier masks are removed when the new files are complete.
 
     Raises as `check_target`.
     """

@@ -51,7 +51,7 @@ def load_speech(
 
 
 def family(folder: Path) -> type[Recognizer]:
-    """What recognizes by a folder's rules and vocabulary; raises `UnknownName` where it is not in `FAMILIES`."""
+    """Return the recognizer class of a folder; raises `UnknownName` for a family that is not in `FAMILIES`."""
     kind = read_config(folder).get("model_type")
     if kind not in FAMILIES:
         raise unknown(

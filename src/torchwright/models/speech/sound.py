@@ -18,7 +18,7 @@ RATE = 16_000
 BLOCK = 5 * RATE
 """Samples that are taken at once."""
 LOUDEST = 1_000.0
-"""Of a sample whose full scale is 1: more are integers that nobody scaled, and their squares overflow."""
+"""Largest sample at a full scale of 1: larger ones are unscaled integers, whose squares overflow."""
 
 
 class Sound:

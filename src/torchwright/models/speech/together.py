@@ -30,5 +30,5 @@ def together(readings: Sequence[Reading[Result]]) -> list[Result]:
 
 
 def _read(pieces: list[tuple[Steps, Sequence[int]]]) -> list[torch.Tensor]:
-    """Of one model."""
+    """Read pieces of one model as a batch."""
     return pieces[0][0].model.read(pieces) if pieces else []

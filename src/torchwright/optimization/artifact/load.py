@@ -89,7 +89,7 @@ def load(
     except Exception as error:
         if trust or artifact.is_own(path):
             raise
-        raise ArtifactError(  # whatever a stranger's file makes this stumble over
+        raise ArtifactError(  # any failure on an untrusted file
             f"{path} cannot be loaded", found=f"{type(error).__name__}: {first_line(error)}"
         ) from error
 

@@ -86,8 +86,8 @@ def read(path: str | Path) -> Bundle:
 def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
     """Install a bundle where torch.compile and our kernels look for compiled code.
 
-    Existing files are left alone. Raises `ArtifactError` for a bundle that has changed since it was written, or that
-    somebody else wrote, without `trust`, and for one that torch cannot read.
+    Existing files are left alone. Raises `ArtifactError` for a bundle that torch cannot read and, without `trust`, for
+    one that has changed since it was written or that somebody else wrote.
     """
     path = Path(path)
     bundle = read(path)

@@ -31,7 +31,7 @@ class Options:
     atol: float | None = None
     """Absolute tolerance; None takes ``ATOL_EPS`` of compare.py."""
     dynamic: bool | None = None
-    """As in ``torch.compile``: True traces symbolic shapes from the start, False never."""
+    """Like ``dynamic`` of ``torch.compile``: True traces symbolic shapes from the start, False never."""
     strict: bool = False
     """Raise TorchwrightError where the original would have to serve for any reason but speed."""
     measure: bool = True

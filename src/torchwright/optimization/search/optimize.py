@@ -38,7 +38,7 @@ SCRATCH = ".trials"
 def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     """Search, then write the artifact `out`, whole or not at all.
 
-    Raises what the search raises, `WorkloadError` for a workload that cannot travel to another process, and
+    Raises what the search raises, and `WorkloadError` for a workload that cannot travel to another process. Raises
     `ArtifactError` for an `out` that is in the way, or an earlier search that cannot be continued.
     """
     budget = request.budget

@@ -164,7 +164,7 @@ class SwitchAttention(Technique):
 def switchable(model: nn.Module) -> list[Any]:
     """The outermost transformers models in `model`."""
     # A model of transformers cannot exist before its base class does: importing it to ask takes seconds, and fails
-    # beside a broken torchvision.
+    # with a broken torchvision.
     modeling = sys.modules.get("transformers.modeling_utils")
     if modeling is None:
         return []

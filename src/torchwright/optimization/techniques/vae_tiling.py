@@ -23,7 +23,7 @@ class VaeTiling(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"denoising_steps"})
 
     tile: int = 64
-    """Latents per side of a tile; a quarter of it overlaps the next tile."""
+    """Latents per side of a tile; a quarter of the side overlaps the next tile."""
 
     def variants(self, target: Target) -> Iterable[Self]:
         yield self

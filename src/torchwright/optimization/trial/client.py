@@ -179,8 +179,8 @@ class TrialProcess:
     def ask(self, method: str, **arguments: Any) -> Any:
         """Return the worker's answer.
 
-        Raises `TrialFailed` when it crashes, raises or is not done in the time that the context allows, the worker's
-        own `TorchwrightError` when that is what it raised, and its `OSError` when the disk is full.
+        Raises `TrialFailed` if the worker crashes, raises or exceeds the context's time limit. The worker's own
+        `TorchwrightError` is raised again, and so is its `OSError` for a full disk.
         """
         self.request(method, **arguments)
         return self.answer()

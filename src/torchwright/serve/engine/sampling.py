@@ -1,7 +1,7 @@
 """Choose tokens from logits: one sequence's options in their order, and the probabilities that it reports.
 
 The order is: the grammar's mask and `min_tokens`, `logit_bias`, penalties, temperature, top-k, top-p, min-p, the
-draw. Every row is computed by itself, so that nothing depends on the other rows of the batch.
+draw. Every row is computed by itself, so that nothing depends on the rest of the batch.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class WritingEngine(AnsweringEngine):
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        """Give each running answer one token; what has ended since the last step is told too."""
+        """Give each running answer one token; also report the answers that have ended since the last step."""
         begun = self._clock()
         self._expire(begun)
         self._admit()

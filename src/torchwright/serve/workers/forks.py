@@ -82,7 +82,7 @@ class _Server:
         for descriptor, events in (
             (job[1], select.POLLIN),
             (status_socket.fileno(), 0),
-        ):  # a hang-up is always told
+        ):  # a hang-up is always reported
             self._jobs[descriptor] = job
             self._poll.register(descriptor, events)
         return True

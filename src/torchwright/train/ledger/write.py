@@ -77,8 +77,8 @@ class Ledger:
     ) -> None:
         """Open a file of its own for this process in `run_dir`.
 
-        `launch`: what all processes of this start of the job share, and no other start does; by default what torchrun
-        says of it. `started`: the wall clock (seconds since 1970) at which the account begins, now if it is left out;
+        `launch`: what all processes of this start of the job share, and no other start does; by default taken
+        from torchrun. `started`: the wall clock (seconds since 1970) at which the account begins, by default now;
         the time from then to now counts as `start`. `launcher`: what starts the processes again, so that the time of
         those that died before they had a ledger is the next one's. `write_every`: seconds between lines, the most that
         a kill loses.

@@ -64,7 +64,7 @@ class Media(nn.Module):
                 statistic /= dist.get_world_size()
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        """What batch norms note of what goes through them, by name."""
+        """Return the batch norms' running statistics, by name."""
         return (
             {}
             if self.frozen_norms

@@ -38,7 +38,7 @@ class SpeechTask:
     """Files to features and tokens."""
 
     def __init__(self, model: Path, data: SpeechData) -> None:
-        """Raises `ModelError` for a folder that is no Whisper's."""
+        """Raises `ModelError` for a folder without a Whisper model."""
         config = Fields(model / "config.json", read_config(model))
         if (family := config.data.get("model_type")) != FAMILY:
             raise ModelError(

@@ -19,7 +19,7 @@ def word_error_rate(model: Path, items: Sequence[Item], language: str) -> float 
         try:
             found = recognizer.transcribe(item.path, language=spoken)
             words, errors = word_errors([str(item.target)], [found.text], normalizer(spoken, model))
-        except WorkloadError:  # a broken file, told by the evaluation before, or a text that has no words
+        except WorkloadError:  # a broken file, reported by the evaluation before, or a text without words
             continue
         wrong, said = wrong + int(errors[0]), said + int(words[0])
     return wrong / said if said else None

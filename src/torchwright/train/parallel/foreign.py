@@ -1,4 +1,4 @@
-"""Data parallelism for a transformers model: FSDP2, and with `dp_replicate` copies of it."""
+"""Data parallelism for a transformers model: FSDP2, and with `dp_replicate` copies of the shards."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor.placement_types import Replicate
 def grad_norm(parameters: Iterable[torch.Tensor], stages: int = 1) -> torch.Tensor:
     """Return the 2-norm of all gradients as if one process held them, whatever mix of shards and copies they are.
 
-    A shard counts once however many processes hold a copy of it. Every process of the run must call it; with pipeline
-    parallelism over `stages` processes each has other parameters.
+    A shard counts once, however many processes hold a copy. Every process of the run must call it; with
+    pipeline parallelism over `stages` processes each has other parameters.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

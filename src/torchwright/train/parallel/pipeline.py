@@ -96,7 +96,7 @@ class PipelineRunner:
     def _stage(self, stage: Stage, ids_BT: torch.Tensor) -> Any:
         from torch.distributed.pipelining import PipelineStage  # seconds, for it brings the compiler
 
-        # Shapes are told, so that nothing has to be computed to find them.
+        # Shapes are given, so that nothing has to be computed to find them.
         def told(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 

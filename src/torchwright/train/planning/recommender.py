@@ -149,7 +149,7 @@ def estimate(model: RecommenderJob, cluster: Cluster, sharding: Sharding) -> Est
     everyone = RankGroup(axes=((cluster.devices, 1),))
     shard = model.table_bytes / group * placed.bytes
     sync = cluster.all_reduce(copies, shard) if replicas > 1 else 0.0
-    # The next batch's ids travel beside the computation; vectors and their gradients are waited for.
+    # The next batch's ids travel during the computation; the step waits for vectors and their gradients.
     exchange = 2 * cluster.all_to_all(sharing, vectors) if group > 1 else 0.0
     return Estimate(
         sharding=sharding,

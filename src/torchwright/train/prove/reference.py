@@ -149,7 +149,7 @@ def _mover(model: Transformer, run: Run) -> Callable[[float], None]:
     """A step of the run's optimizer at a factor on its peak rate."""
     chosen = run.optimizer
     if chosen.name != "adamw":
-        # Muon and 8-bit moments are others' code, called as on one process.
+        # Muon and 8-bit moments are third-party code, called as on one process.
         return Optimizers(model, chosen, compiled=False).step
     moments: dict[str, Any] = {}
     (beta1, beta2), taken = chosen.betas, 0

@@ -2,7 +2,7 @@
 
 One kernel for four schemes. A tile is BLOCK_N output features by BLOCK_M rows, the weight on the left, so that what is
 unpacked in registers stays there. Sums of integers are exact, and their tiles fit the batch size. A float sum's
-order must not depend on other rows: its tile is the same for every batch size, and the input features are
+order must not depend on the batch: its tile is the same for every batch size, and the input features are
 cut into spans that depend on the layer alone. Few rows leave most of a GPU idle, and then each span gets a program of
 its own; else one program takes all. Either way the spans are added in their order.
 """

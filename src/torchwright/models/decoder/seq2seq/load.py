@@ -43,8 +43,8 @@ def load_seq2seq(
     encoder=w8a8,decoder=none. `language` is that of the answers, `source_language` of the texts, as the vocabulary of a
     model for many languages names them (fra_Latn, fr).
 
-    Raises `UnsupportedArchitecture` for a family that is not in `STACKS`, `ModelError`, naming the file, for weights or
-    configurations that cannot be used, and `UnknownName` for a language that is not there.
+    Raises `UnsupportedArchitecture` for a family that is not in `STACKS`, and `UnknownName` for an unknown language.
+    Raises `ModelError`, naming the file, for weights or configurations that cannot be used.
     """
     if dtype not in DEFAULT_KV:
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DEFAULT_KV)))

@@ -125,7 +125,7 @@ def _reason(samples: np.ndarray, options: Options) -> str | None:
 
 
 def _windows(sound: Sound) -> Iterator[tuple[int, np.ndarray]]:
-    """Where each window begins, and its samples."""
+    """Yield each window's start and samples."""
     begin = 0
     while len(samples := sound.window(begin, LONGEST)):
         if len(samples) == LONGEST:

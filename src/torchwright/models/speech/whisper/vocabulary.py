@@ -48,7 +48,7 @@ class Vocabulary:
         return self.no_timestamps - 1
 
     def prompt(self, language: str | None, task: str) -> list[int]:
-        """What a window's text follows."""
+        """Return the tokens before a window's text."""
         if not self.languages:
             return [self.start]
         return [self.start, self.languages[language or "en"], self.tasks[task]]

@@ -7,7 +7,7 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.seq2seq.stacks import ACTIVATIONS, BART_LINEAR, BART_NORM, StackFamily
 
 EPS = 1e-5
-"""Of all of its norms."""
+"""Epsilon of all norms."""
 
 
 def stack_config(fields: Fields, side: str) -> DecoderConfig:
