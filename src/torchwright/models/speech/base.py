@@ -63,12 +63,14 @@ class Recognizer(ABC):
         """
         asked = Options(**options)
         self.check(asked)
-        with opened(source) as sound:
+        with opened(source, until_fault=True) as sound:
             done, told = False, 0
             for window in self.recognize(sound, asked):
                 done = True
                 new, told = tuple(sound.notices[told:]), len(sound.notices)
                 yield replace(window, notices=new) if new else window
+            if sound.fault is not None:
+                raise sound.fault
             if not done:
                 raise WorkloadError(f"{sound.name} is too short for a window", found="no samples")
 

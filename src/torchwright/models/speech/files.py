@@ -25,7 +25,10 @@ from torchwright.models.speech.riff import whole_wav
 from torchwright.models.speech.sound_error import SoundError
 
 INSTALL = "pip install 'torchwright[speech]'"
-BLOCK_SECONDS = 5
+BLOCK_SECONDS, SHORT_SECONDS = 5, 0.1
+"""Sound that is read at once, and where a longer block holds damage."""
+SHORTER, SHORTER_SECONDS = 0.05, 1.0
+"""The share and the seconds by which a file may be shorter than expected without a notice: estimates are as far off."""
 LONGEST_SECONDS = 24 * 3600
 RATES = (1_000, 768_000)
 CHANNELS = 64
@@ -56,8 +59,11 @@ class _SoundFile(io.BufferedReader):
 
 
 @contextlib.contextmanager
-def decoded(path: str) -> Generator[Decoded, None, None]:
-    """Open a sound file. Raises `SoundError`, now or while blocks are read, naming the file, what and where."""
+def decoded(path: str, *, skip_damage: bool = False) -> Generator[Decoded, None, None]:
+    """Open a sound file. Raises `SoundError`, now or while blocks are read, naming the file, what and where.
+
+    `skip_damage` leaves out packets of a container that cannot be decoded, and adds a notice.
+    """
     need("soundfile")
     import soundfile
 
@@ -79,7 +85,7 @@ def decoded(path: str) -> Generator[Decoded, None, None]:
             source = soundfile.SoundFile(readable)
         except soundfile.LibsndfileError as error:
             file.seek(0)
-            with _by_av(name, file, str(error).rpartition(": ")[2]) as found:
+            with _by_av(name, file, str(error).rpartition(": ")[2], skip_damage) as found:
                 yield found
             return
         with source:
@@ -98,24 +104,45 @@ def decoded(path: str) -> Generator[Decoded, None, None]:
 def _blocks(name: str, source: Any, mono: Mono) -> Iterator[np.ndarray]:
     import soundfile
 
-    done = 0
+    done, rate = 0, source.samplerate
+    count = BLOCK_SECONDS * rate
     while True:
         try:
-            block = source.read(BLOCK_SECONDS * source.samplerate, dtype="float32", always_2d=True)
+            block = source.read(count, dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
-            raise _cut_short(name, done / source.samplerate, str(error)) from error
+            if count == BLOCK_SECONDS * rate and _returns(source, done):
+                count = max(1, int(SHORT_SECONDS * rate))  # what is whole of the block
+                continue
+            raise _cut_short(name, done / rate, str(error)) from error
         if not len(block):
             break
         done += len(block)
         yield mono(block)
     if done < source.frames and source.format in ("FLAC", "WAV", "WAVEX", "AIFF"):  # others only estimate
-        raise _cut_short(
-            name, done / source.samplerate, f"{done:,} frames where its header says {source.frames:,}"
+        raise _cut_short(name, done / rate, f"{done:,} frames where its header says {source.frames:,}")
+    _notice_shorter(mono, done / rate, source.frames / rate)
+
+
+def _returns(source: Any, frame: int) -> bool:
+    """Go back to a frame; return False where the file does not let one."""
+    import soundfile
+
+    try:
+        return source.seek(frame) == frame
+    except soundfile.LibsndfileError:
+        return False
+
+
+def _notice_shorter(mono: Mono, found: float, expected: float | None) -> None:
+    """Notice a file that ends early, as a download that broke off does."""
+    if expected is not None and expected - found > max(SHORTER_SECONDS, SHORTER * expected):
+        mono.notices.append(
+            f"it ends at {found:.1f} s where {expected:.1f} s were expected, and may be cut short"
         )
 
 
 @contextlib.contextmanager
-def _by_av(name: str, file: BinaryIO, refused: str) -> Generator[Decoded, None, None]:
+def _by_av(name: str, file: BinaryIO, refused: str, skip_damage: bool) -> Generator[Decoded, None, None]:
     """A file that soundfile refused, by FFmpeg."""
     if find_spec("av") is None:
         raise SoundError(
@@ -156,18 +183,20 @@ def _by_av(name: str, file: BinaryIO, refused: str) -> Generator[Decoded, None, 
             name=name,
             rate=stream.rate,
             seconds=seconds,
-            blocks=_av_blocks(name, container, stream, mono),
+            blocks=_av_blocks(name, container, stream, mono, seconds, _Damage(skip=skip_damage)),
             notices=mono.notices,
         )
 
 
-def _av_blocks(name: str, container: Any, stream: Any, mono: Mono) -> Iterator[np.ndarray]:
+def _av_blocks(
+    name: str, container: Any, stream: Any, mono: Mono, seconds: float | None, damage: _Damage
+) -> Iterator[np.ndarray]:
     import av.error
 
     floats = av.AudioResampler(format="fltp", rate=stream.rate)  # its own mix to mono would not be the mean
     done, held = 0, list[np.ndarray]()
     try:
-        for frame in itertools.chain(container.decode(stream), [None]):
+        for frame in itertools.chain(damage.whole_frames(container, stream), [None]):
             held += [part.to_ndarray() for part in floats.resample(frame)]
             count = sum(part_CT.shape[1] for part_CT in held)
             if count >= BLOCK_SECONDS * stream.rate or frame is None:
@@ -178,6 +207,50 @@ def _av_blocks(name: str, container: Any, stream: Any, mono: Mono) -> Iterator[n
                 held = []
     except av.error.FFmpegError as error:
         raise _cut_short(name, done / stream.rate, str(error)) from error
+    if damage.fault is not None or (damage.packets and not done):
+        raise _cut_short(name, done / stream.rate, str(damage.fault or damage.first)) from damage.fault
+    if damage.packets:
+        packets = f"{damage.packets:,} packet{'s' if damage.packets > 1 else ''} of sound"
+        place = damage.before / stream.rate
+        mono.notices.append(f"it is damaged: {packets} left out, the first at {place:.1f} s")
+    _notice_shorter(mono, done / stream.rate, seconds)
+
+
+class _Damage:
+    """The damage of a sound track."""
+
+    def __init__(self, *, skip: bool) -> None:
+        self._skip = skip
+        self.packets, self.before = 0, 0
+        """Packets that cannot be decoded; samples before the first of them."""
+        self.first: Exception | None = None
+        """FFmpeg's word on the first of them."""
+        self.fault: Exception | None = None
+        """The reason why nothing behind a place can be read."""
+
+    def whole_frames(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Yield the frames of a track. Damaged packets are passed over, as FFmpeg's own program does, or raised."""
+        import av.error
+
+        samples, packets = 0, container.demux(stream)
+        while True:
+            try:
+                packet = next(packets, None)
+            except av.error.FFmpegError as error:
+                self.fault = error
+                return
+            if packet is None:
+                return
+            try:
+                for frame in packet.decode():
+                    samples += frame.samples
+                    yield frame
+            except av.error.InvalidDataError as error:
+                if not self._skip:
+                    raise
+                self.packets += 1
+                if self.first is None:
+                    self.first, self.before = error, samples
 
 
 def _check(name: str, rate: int, channels: int, frames: int) -> None:

@@ -26,12 +26,21 @@ class Sound:
 
     `blocks` are the samples in order; `seconds` is how long they are where that is known before they are read.
     `notices` say what the user should know of the source; the list may grow while blocks are read.
+    With `until_fault` a sound that cannot be read to its end ends there, and `fault` says why.
     """
 
     def __init__(
-        self, name: str, blocks: Iterable[np.ndarray], seconds: float | None, notices: Sequence[str] = ()
+        self,
+        name: str,
+        blocks: Iterable[np.ndarray],
+        seconds: float | None,
+        notices: Sequence[str] = (),
+        *,
+        until_fault: bool = False,
     ) -> None:
         self.name, self.seconds, self.notices = name, seconds, notices
+        self.fault: SoundError | None = None
+        self._until_fault = until_fault
         self._blocks = iter(blocks)
         self._held = np.empty(0, np.float32)
         self._first = 0
@@ -45,13 +54,19 @@ class Sound:
         if start < self._first:
             raise ValueError(f"sample {start} of {self.name} was let go; {self._first} is the first one kept")
         while not self._ended and self._first + len(self._held) < start + count:
-            block = next(self._blocks, None)
-            if block is None:
+            try:
+                block = next(self._blocks, None)
+                checked = None if block is None else self._checked(block)
+            except SoundError as error:
+                if not self._until_fault:
+                    raise
+                self.fault, checked = error, None
+            if checked is None:
                 self._ended = True
                 break
             kept = self._held[max(0, min(start - self._first, len(self._held))) :]
             self._first += len(self._held) - len(kept)
-            self._held = np.concatenate([kept, self._checked(block)])
+            self._held = np.concatenate([kept, checked])
         begin = start - self._first
         return self._held[begin : begin + count]
 
@@ -68,19 +83,22 @@ class Sound:
 
 
 @contextlib.contextmanager
-def opened(source: Any) -> Generator[Sound, None, None]:
+def opened(source: Any, *, until_fault: bool = False) -> Generator[Sound, None, None]:
     """A sound file of any rate and number of channels, or samples (T,) at 16 kHz in a float type.
+
+    `until_fault` as of `Sound`; damaged packets of containers are then left out, with a notice.
 
     Raises `SoundError` for what is neither, and `TorchwrightError` where the packages that read files are missing.
     """
     if not isinstance(source, str | os.PathLike):
-        yield of_samples(source)
+        yield of_samples(source, until_fault=until_fault)
         return
-    with decoded(os.fspath(source)) as file:
-        yield Sound(file.name, resampled(file.blocks, file.rate), file.seconds, file.notices)
+    with decoded(os.fspath(source), skip_damage=until_fault) as file:
+        blocks = resampled(file.blocks, file.rate)
+        yield Sound(file.name, blocks, file.seconds, file.notices, until_fault=until_fault)
 
 
-def of_samples(samples: Any) -> Sound:
+def of_samples(samples: Any, *, until_fault: bool = False) -> Sound:
     """Samples (T,) at 16 kHz: an array, a tensor or a list of floats. Raises `SoundError` for anything else."""
     if hasattr(samples, "detach"):
         samples = samples.detach().cpu().float().numpy()
@@ -97,7 +115,7 @@ def of_samples(samples: Any) -> Sound:
         )
     parts = range(0, len(array), BLOCK)  # so that a mapped file is not read as a whole
     blocks = (array[i : i + BLOCK].astype(np.float32) for i in parts)
-    return Sound("the samples", blocks, len(array) / RATE)
+    return Sound("the samples", blocks, len(array) / RATE, until_fault=until_fault)
 
 
 def resampled(blocks: Iterable[np.ndarray], rate: int) -> Iterator[np.ndarray]:

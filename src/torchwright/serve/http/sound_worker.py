@@ -53,12 +53,14 @@ def load(most_seconds: int) -> Callable[[bytes], bytes]:
 def _write(job: SoundJob, most_seconds: int) -> SoundRead:
     """Write the samples; raises `SoundError` for what cannot be read or is too long."""
     done, most = 0, most_seconds * RATE
-    with opened(job.path) as sound, Path(job.samples).open("wb") as file:
+    with opened(job.path, until_fault=True) as sound, Path(job.samples).open("wb") as file:
         while len(block := sound.window(done, BLOCK)):
             done += len(block)
             if done > most or (sound.seconds or 0) > most_seconds:
                 raise SoundError("the sound is too long", allowed=f"{most_seconds} seconds")
             file.write(block.tobytes())
+        if sound.fault is not None:
+            raise sound.fault
         notices = tuple(sound.notices)
     if not done:
         raise SoundError("the sound is empty", found="0 samples")
