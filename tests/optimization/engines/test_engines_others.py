@@ -269,6 +269,30 @@ class Tokens(nn.Module):
         return self.layers(self.embedding(ids) * 1.0, src_key_padding_mask=mask)
 
 
+class Squeezes(nn.Module):
+    """One row has another shape than one of several, which torch.export does not see: it supposes two at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).squeeze()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_row_is_answered_where_it_is_another_graph(name: str, tmp_path: Path) -> None:
+    """A batch of one was refused: "this model was compiled for other calls"."""
+    needs(name)
+    model = Squeezes().eval()
+    path = made(tmp_path, model, [name])
+    loaded = tw.load(path, trust=True)
+    for rows in (1, 2, 4, 9):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(loaded.model(x), model(x), rtol=1e-5, atol=1e-6)
+
+
 def _tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.zeros(3, length, dtype=torch.bool)
     mask[1, length - 1 :] = True

@@ -174,7 +174,10 @@ def write_contents(
             if workload.called_as_is():
                 contents.manifest["takes"] = takes = _takes(search)
                 # Without a call for every size, that of the one example answers other numbers of rows in pieces.
-                contents.manifest["rows"] = "pieces" if takes.pieces and len(calls) == 1 else "fixed"
+                pieces = takes.pieces and len(calls) == 1
+                contents.manifest["rows"] = "pieces" if pieces else "fixed"
+                if not pieces and _refuse_one_row(calls, takes):
+                    _answer_others_by_graphs(folder, scratch, search, contents)
         contents.notes += _kept(best, folder, needed=way == "native")
         if way == "module" and workload.called_as_is():
             _carry_graphs(folder, scratch, search, contents, graphs)
@@ -205,6 +208,26 @@ def _carry_graphs(
             contents.notes.append(f"no graph of the model is in the artifact: {failure.reason}")
             return
     contents.manifest["self_contained"] = True
+
+
+def _refuse_one_row(calls: Sequence[CallSpec], takes: InputCapabilities) -> bool:
+    """Check whether no call takes a batch of one that the original takes: torch.export supposes two rows at least."""
+    if not takes.batched:
+        return False
+    places = slice(takes.batched[0], takes.batched[0] + 1)
+    sizes = [(call, size) for call in calls for t in call.tensors[places] for size in t.shape[:1]]
+    return all((call.sizes.get(size, (1,))[0] if isinstance(size, str) else size) > 1 for call, size in sizes)
+
+
+def _answer_others_by_graphs(folder: Path, scratch: Path, search: Search, contents: Contents) -> None:
+    """Add the graphs of the recipe's model for calls that the engine's own do not take, a batch of one above all."""
+    own = dict(contents.manifest)
+    try:
+        _write_forms(folder, scratch, search, contents, compiled=False)
+    except (RefusedTechnique, TrialFailed) as failure:
+        contents.notes.append(f"{OTHER_SIZES}: no graph of the model is in the artifact: {failure.reason}")
+        return
+    contents.manifest |= own | {"by_rows": ()}
 
 
 def _judged_calls(search: Search, contents: Contents) -> tuple[CallSpec, ...]:
