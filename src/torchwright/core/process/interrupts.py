@@ -1,8 +1,8 @@
 """Ctrl-C, `kill` and a closed terminal: noted besides being raised, and raised only where nothing is left half done.
 
 Python raises KeyboardInterrupt wherever its main thread happens to be. In a destructor, a weak reference's callback or
-an import lock's it is printed and lost, and the search goes on; on its way through C++ that calls Python, as torch's
-start does, it ends the process with a core dump; between a process's start and the line that keeps hold of it, it
+an import lock's it is printed and lost, and the search goes on. On its way through C++ that calls Python, as torch's
+start does, it ends the process with a core dump. Between a process's start and the line that stores the handle, it
 leaves the process behind. So a signal is noted here first; within `deferred` it is only noted, and `check` raises it.
 
     with handled():            the command line: signals raise `Interrupted`

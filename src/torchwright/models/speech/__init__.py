@@ -1,4 +1,4 @@
-"""From sound to text: reading sound, one file a family of models, timestamps, subtitles, word error rate.
+"""Speech recognition: reading sound, one module per model family, timestamps, subtitles, word error rate.
 
 model = load_speech(folder)                   any Whisper or Moonshine folder of transformers
 model.transcribe("talk.mp3").text             a file, or samples at 16 kHz

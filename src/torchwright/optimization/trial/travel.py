@@ -1,9 +1,9 @@
 # pyright: basic
 """A workload on its way to the processes of its trials: its tensors lie in a file that each of them maps.
 
-So no process unpacks the weights from a message. It would free blocks as large as they are, glibc would then keep every
-smaller block that is freed (mallopt(3), M_MMAP_THRESHOLD), and the original's activations would cost no page faults any
-more: it was up to twice as fast in a trial as in its user's process.
+So no process unpacks the weights from a message. Freeing such large blocks makes glibc keep every smaller freed block
+(mallopt(3), M_MMAP_THRESHOLD). The original's activations would then cost no page faults: it was up to twice as fast in
+a trial as in its user's process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch's compiler caches, below this user's own cache folder.
 
-torch keeps compiled code in the system's temporary folder, under a name that every user of the machine can guess and
-create first (`torchinductor_NAME`), and loads libraries from it by the hash of their source. All code here that
+torch keeps compiled code in the system's temporary folder, and loads libraries from it by the hash of their source.
+Every user of the machine can guess and create the folder's name first (`torchinductor_NAME`). All code here that
 compiles or restores compiled code calls `use_private_caches` first.
 """
 

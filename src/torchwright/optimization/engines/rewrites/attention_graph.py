@@ -20,8 +20,8 @@ MASK = 3
 def attention_as_in_pytorch(program: ExportedProgram) -> None:
     """Rewrite, in place, attention that OpenVINO 2026.4 or ONNX Runtime 1.32 would answer differently.
 
-    A query whose mask hides every key (left padding before a causal sequence) gives zeros in PyTorch, NaN in
-    OpenVINO, which the next layer spreads to the whole sequence, and an average in ONNX Runtime. A single head with
+    A query whose mask hides every key (left padding before a causal sequence) gives zeros in PyTorch and an average in
+    ONNX Runtime. OpenVINO gives NaN, which the next layer spreads to the whole sequence. A single head with
     an explicit scale loses its transposes in OpenVINO.
     """
     graph = program.graph_module.graph
