@@ -10,6 +10,7 @@ for them, at others.
 from __future__ import annotations
 
 import functools
+import math
 import shutil
 import tempfile
 import threading
@@ -50,6 +51,7 @@ from torchwright.optimization.engines.dispatch.results import arranged, call_res
 from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, InputCapabilities
 from torchwright.optimization.engines.rewrites.attention_graph import attention_as_in_pytorch
 from torchwright.optimization.engines.rewrites.floor_division import exact_division
+from torchwright.optimization.engines.rewrites.inner_nan import flag_nan, nan_makers
 from torchwright.optimization.engines.rewrites.real_constants import real_constants
 from torchwright.optimization.engines.rewrites.whole_slices import remove_whole_slices
 from torchwright.optimization.engines.safety.graph_check import structure
@@ -170,6 +172,10 @@ class Converted(Engine):
         program, spec = graph
         spec = replace(spec, guards=guards_of(program, tensors_of(case), cls.domain))
         _write_fallback(file.parent / file.name.replace(CALL, FALLBACK), program)
+        with torch.no_grad():
+            makers = nan_makers(program)
+            if makers and not _answers_nan(target.model, case):
+                spec = replace(spec, nan=flag_nan(program, makers))
         with cls._refusing():
             cls.write(program, spec, file, target)
         return spec
@@ -329,6 +335,8 @@ class ConvertedCall:
             raise ArtifactError("the converted graph fails on this call", found=first_line(error)) from error
         if found is None or why is not None:
             return self._fallback.run(tensors, str(why))
+        if self.spec.nan is not None and _is_nan(found, self.spec.nan):
+            return self._fallback.run(tensors, "NaN arises inside")
         return self.build(self._leaves([torch.from_numpy(array) for array in found]))
 
     def _started(self, threads: int) -> Infer:
@@ -352,6 +360,16 @@ class ConvertedCall:
             else:
                 leaves.append(next(remaining) if kind in (TENSOR, SIZE) else None)
         return leaves
+
+
+def _is_nan(arrays: list[Any], place: int) -> bool:
+    return 0 <= place < len(arrays) and bool(arrays[place].size) and math.isnan(arrays[place].flat[0])
+
+
+def _answers_nan(model: Callable[..., Any], case: Case) -> bool:
+    """The example's answer was compared: what is NaN in it is computed rightly, or the engine is not kept."""
+    answer = flatten(model(*case.args, **case.kwargs))
+    return any(bool(tensor.isnan().any()) for tensor in answer if tensor.is_floating_point())
 
 
 def _places(calls: Sequence[CallSpec]) -> list[int]:

@@ -102,6 +102,8 @@ class CallSpec:
     """The results' structure, as pytree writes it in JSON; empty if the engine knows it."""
     guards: tuple[Guard, ...] = ()
     """Checked before the call: outside of them the fallback answers."""
+    nan: int | None = None
+    """The place of a result that is NaN in every element if NaN arose inside the graph: the fallback answers then."""
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
         """The sizes by name, or None where the shapes are not this call's."""

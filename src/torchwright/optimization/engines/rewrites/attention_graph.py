@@ -25,12 +25,12 @@ def attention_as_in_pytorch(program: ExportedProgram) -> None:
     an explicit scale loses its transposes in OpenVINO.
     """
     graph = program.graph_module.graph
-    varying = _varying(program)
+    given = varying(program)
     opened: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     nodes: list[Any] = graph.find_nodes(op="call_function", target=ATTENTION)
     for node in nodes:
         mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
-        if mask in varying:  # what a constant one makes, the examples have shown
+        if mask in given:  # what a constant one makes, the examples have shown
             if mask not in opened:  # layers share it
                 with graph.inserting_before(node):
                     opened[mask] = _opened(mask)
@@ -41,14 +41,14 @@ def attention_as_in_pytorch(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _varying(program: ExportedProgram) -> set[fx.Node]:
+def varying(program: ExportedProgram) -> set[fx.Node]:
     """Return the nodes that are computed from the call's tensors."""
-    given = {
+    inputs = {
         spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
     }
     found: set[fx.Node] = set()
     for node in program.graph_module.graph.nodes:
-        if node.name in given if node.op == "placeholder" else not found.isdisjoint(node.all_input_nodes):
+        if node.name in inputs if node.op == "placeholder" else not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 

@@ -1,0 +1,209 @@
+# pyright: basic
+"""NaN that arises inside a graph from finite inputs, for libraries whose later operators drop it.
+
+A row of zeros that is divided by its norm is NaN in PyTorch to the end. OpenVINO's ReLU makes zeros of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from torchwright.optimization.engines.dispatch.integer_ranges import KEPT
+from torchwright.optimization.engines.rewrites.attention_graph import varying
+from torchwright.optimization.techniques.shared.joining import make_call
+
+aten = torch.ops.aten
+POSITIVE, NOT_NEGATIVE, ANY = 2, 1, 0
+"""Signs: what is proved of all values of a node, NaN aside."""
+FEW = 4096
+"""Constants of more numbers are not searched for their least: divisors and shifts are small."""
+DROPS = frozenset(
+    {"relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardtanh"}
+    | {"hardswish", "hardsigmoid", "sigmoid", "tanh", "softplus", "softmax", "_softmax", "log_softmax"}
+    | {"clamp", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin"}
+    | {"argmax", "argmin", "topk", "sort", "argsort", "scaled_dot_product_attention"}
+    | {"max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "lstm", "gru"}
+)
+"""Operators that may answer a number for NaN in OpenVINO or ONNX Runtime."""
+WHOLE = frozenset({"div", "true_divide", "rsqrt", "reciprocal"})
+"""Operators whose infinity becomes NaN at the next product with zero."""
+PARTIAL = frozenset({"sqrt", "log", "log2", "log10", "log1p", "pow", "acos", "asin", "acosh", "atanh"})
+"""Operators that PyTorch defines for a part of all finite numbers."""
+LEAST = {
+    **dict.fromkeys(("abs", "exp", "relu", "relu6", "sigmoid", "softmax", "softplus", "square", "sqrt"), 1),
+    **dict.fromkeys(("linalg_vector_norm", "norm", "var", "std", "arange", "one_hot", "hardsigmoid"), 1),
+    **dict.fromkeys(("ones", "ones_like", "new_ones", "cosh"), 2),
+}
+"""Operator → the sign of all its values."""
+SAME = KEPT | {"sum", "mean", "cumsum", "amax", "amin", "max_pool2d", "avg_pool2d", "rsqrt", "tanh", "log1p"}
+"""Operators whose values have the sign of their first argument's."""
+
+
+def nan_makers(program: ExportedProgram) -> list[fx.Node]:
+    """Return the operators that make NaN of some finite numbers, where a later operator may drop it."""
+    signs, nodes = _signs(program), varying(program)
+    return [
+        node
+        for node in program.graph_module.graph.nodes
+        if node in nodes and _makes_nan(node, signs) and _is_dropped(node)
+    ]
+
+
+def flag_nan(program: ExportedProgram, makers: Sequence[fx.Node]) -> int | None:
+    """Make, in place, one result NaN in every element where one of the `makers` has made NaN.
+
+    Returns the place of that result among those that are no constants, or None if no result is a floating-point number
+    that depends on the inputs.
+    """
+    nodes, output = varying(program), program.graph_module.graph.output_node()
+    results: Any = output.args[0]
+    place = next(
+        (place for place, result in enumerate(results) if result in nodes and _is_float(result)), None
+    )
+    if place is None:
+        return None
+    result = results[place]
+    with program.graph_module.graph.inserting_before(output):
+        arisen = functools.reduce(functools.partial(make_call, aten.logical_or.default), map(_arisen, makers))
+        flagged = make_call(aten.where.ScalarSelf, arisen, float("nan"), result)
+    output.args = ((*results[:place], flagged, *results[place + 1 :]),)
+    program.graph_signature.replace_all_uses(result.name, flagged.name)
+    signature = program.module_call_graph[0].signature
+    assert signature is not None
+    signature.outputs = [spec.arg for spec in program.graph_signature.output_specs]
+    program.graph_module.recompile()
+    return sum(isinstance(each, fx.Node) for each in results[:place])
+
+
+class _Signs:
+    """The proved signs of a graph's nodes."""
+
+    def __init__(self) -> None:
+        self.of_node: dict[fx.Node, int] = {}
+        self.not_zero: set[fx.Node] = set()
+        """Constants."""
+
+    def of(self, argument: Any) -> int:
+        if isinstance(argument, fx.Node):
+            return self.of_node.get(argument, ANY)
+        if isinstance(argument, bool | int | float):
+            return POSITIVE if argument > 0 else NOT_NEGATIVE if argument == 0 else ANY
+        return ANY
+
+
+def _signs(program: ExportedProgram) -> _Signs:
+    signs = _Signs()
+    held = {**program.state_dict, **program.constants}
+    kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    for node in program.graph_module.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            constant = held.get(str(kinds[node.name].target))
+            if isinstance(constant, torch.Tensor):
+                _hold(signs, node, constant)
+        elif node.op == "call_function":
+            if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
+                signs.of_node[node] = NOT_NEGATIVE
+            else:
+                signs.of_node[node] = _sign(node, signs.of)
+    return signs
+
+
+def _hold(signs: _Signs, node: fx.Node, constant: torch.Tensor) -> None:
+    if 0 < constant.numel() <= FEW and not constant.is_complex():
+        least = constant.min().item()
+        signs.of_node[node] = POSITIVE if least > 0 else NOT_NEGATIVE if least == 0 else ANY
+        if bool((constant != 0).all()):
+            signs.not_zero.add(node)
+
+
+def _sign(node: Any, of: Callable[[Any], int]) -> int:
+    name, args = _name(node), node.args
+    if name in LEAST:
+        return LEAST[name]
+    if name in SAME:
+        return of(args[0])
+    if name in ("clamp", "clamp_min"):
+        least = args[1] if len(args) > 1 else node.kwargs.get("min")
+        return max(of(args[0]), of(least)) if len(args) < 3 else min(of(least), of(args[2]))
+    if name == "maximum":
+        return max(of(args[0]), of(args[1]))
+    if name in ("where", "minimum"):
+        return min(of(args[-1]), of(args[-2]))
+    if name == "cat":
+        return min(map(of, args[0]))
+    if name == "add":
+        both = of(args[0]), of(args[1])
+        return max(both) if min(both) >= NOT_NEGATIVE else ANY
+    if name == "mul":
+        if args[0] is args[1]:
+            return NOT_NEGATIVE
+        both = of(args[0]), of(args[1])
+        constant = not isinstance(args[1], fx.Node)
+        return min(both) if constant else min(*both, NOT_NEGATIVE)  # small numbers may make zero
+    if name == "div":
+        return min(of(args[0]), NOT_NEGATIVE) if of(args[1]) == POSITIVE else ANY
+    if name == "pow":
+        even = isinstance(args[1], int | float) and args[1] % 2 == 0
+        return NOT_NEGATIVE if even else min(of(args[0]), NOT_NEGATIVE)
+    return ANY
+
+
+def _makes_nan(node: Any, signs: _Signs) -> bool:
+    name = _name(node) if node.op == "call_function" else ""
+    if name not in WHOLE | PARTIAL or not _is_float(node):
+        return False
+    given = node.args[0]
+    if name in ("div", "true_divide"):
+        divisor = node.args[1]
+        return signs.of(divisor) != POSITIVE and divisor not in signs.not_zero and not _is_number(divisor)
+    if name in ("rsqrt", "reciprocal"):
+        return signs.of(given) != POSITIVE
+    if name == "pow":
+        exponent = node.args[1]
+        if isinstance(exponent, int | float) and exponent >= 0 and exponent == int(exponent):
+            return False
+        return signs.of(given) < (POSITIVE if not _is_number(exponent) or exponent < 0 else NOT_NEGATIVE)
+    return name in ("acos", "asin", "acosh", "atanh") or signs.of(given) == ANY
+
+
+def _is_number(argument: Any) -> bool:
+    """A plain number; a division by zero is shown by the example."""
+    return isinstance(argument, int | float)
+
+
+def _is_dropped(maker: fx.Node) -> bool:
+    """Check whether an operator that drops NaN comes after a node."""
+    seen, todo = {maker}, [maker]
+    while todo:
+        for reader in todo.pop().users:
+            if reader.op == "call_function" and _name(reader) in DROPS:
+                return True
+            if reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+    return False
+
+
+def _arisen(maker: Any) -> Any:
+    nan = make_call(aten.isnan.default, maker)
+    if _name(maker) in WHOLE:
+        nan = make_call(aten.logical_or.default, nan, make_call(aten.isinf.default, maker))
+    return make_call(aten.any.default, nan)
+
+
+def _name(node: fx.Node) -> str:
+    """Such as `add`."""
+    text = str(node.target)
+    return text.rpartition(".")[0].removeprefix("aten.").rstrip("_") if text.startswith("aten.") else text
+
+
+def _is_float(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,100 @@
+"""NaN that arises inside a graph from finite inputs, where another library's next operator would drop it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+from torch.nn import functional as F
+
+from converted_models import needs, prepared
+from torchwright.optimization.engines.rewrites.inner_nan import flag_nan, nan_makers
+from torchwright.workloads.base import Case
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Of(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function, self.layer = function, nn.Linear(6, 6)
+        self.register_buffer("scale", torch.rand(6) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> tuple[str, torch.Tensor, torch.Tensor]:
+        return "scores", x.argmax(-1), self.layer(self.function(x))
+
+
+HIDDEN: dict[str, tuple[Function, float]] = {
+    "division by a norm": (lambda x: (x / x.norm(dim=-1, keepdim=True)).relu(), 0),
+    "an infinity times zero": (lambda x: (x * x.square().mean(-1, keepdim=True).rsqrt()).clamp(-9, 9), 0),
+    "standardized": (lambda x: F.gelu((x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)), 3),
+    "a root": (lambda x: torch.maximum(x.sqrt(), x * 0), -1),
+    "a power": (lambda x: x.pow(0.3).relu(), -1),
+    "a logarithm": (lambda x: x.log().softmax(-1), -1),
+    "an arc": (lambda x: x.acos().relu(), 2),
+    "a largest number": (lambda x: (x / x.amax(-1, keepdim=True)).clamp(0, 2), 0),
+}
+"""Function → a number that makes NaN inside, in a whole row."""
+SAFE: dict[str, Function] = {
+    "normalized": lambda x: F.normalize(x, dim=-1).relu(),
+    "RMS": lambda x: (x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).relu(),
+    "layer norm": lambda x: F.layer_norm(x, [6]).relu(),
+    "a number": lambda x: (x / 3).relu(),
+    "a mean over a mask": lambda x: (x / (x > 0).sum(-1, keepdim=True).clamp(min=1)).relu(),
+    "a root of squares": lambda x: (x * x).sum(-1, keepdim=True).sqrt().relu() * x,
+    "an even power": lambda x: x.pow(2).relu(),
+    "no operator that drops it": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "shifted": lambda x: (x / (x.exp() + 1)).relu(),
+    "one plus": lambda x: x.abs().log1p().relu(),
+}
+
+
+def x_with(row: float) -> torch.Tensor:
+    x = torch.rand(4, 6) * 0.8 + 0.1
+    x[1] = row
+    return x
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_nan_from_inside_reaches_one_result_whole(name: str) -> None:
+    function, row = HIDDEN[name]
+    model, x = Of(function).eval(), torch.rand(4, 6) * 0.8 + 0.1
+    program = export(model, (x,))
+    makers = nan_makers(program)
+    assert flag_nan(program, makers) == 1, "among the tensors"
+    run = program.module()
+    found, wanted = run(x), model(x)
+    assert found[0] == "scores"
+    torch.testing.assert_close(found[1:], wanted[1:])
+    assert bool(run(x_with(row))[2].isnan().all())
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_a_graph_that_makes_none_stays(name: str) -> None:
+    x = torch.rand(4, 6)
+    assert not nan_makers(export(Of(SAFE[name]).eval(), (x,)))
+
+
+def test_a_graph_without_a_number_to_mark_stays() -> None:
+    class Best(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x / x.sum(-1, keepdim=True)).relu().argmax(-1)
+
+    program = export(Best(), (torch.rand(4, 6),))
+    assert flag_nan(program, nan_makers(program)) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_an_engine_hands_such_a_call_over(name: str, engine: str) -> None:
+    needs(engine)
+    function, row = HIDDEN[name]
+    model, x = Of(function).eval(), torch.rand(4, 6) * 0.8 + 0.1
+    run = prepared([engine], model, x)
+    for given in (x, x_with(row)):
+        found, wanted = run(Case(name="forward", args=(given,))), model(given)
+        torch.testing.assert_close(found[2], wanted[2], equal_nan=True, rtol=1e-4, atol=1e-4)
