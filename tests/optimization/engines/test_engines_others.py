@@ -100,8 +100,11 @@ def test_with_trust_a_graph_is_opened_in_the_callers_process_and_by_bench_in_a_c
     assert "Traceback" not in asked.stderr
 
 
-def test_a_graph_that_fails_when_it_runs_is_told(tmp_path: Path) -> None:
-    """The library takes the file, and finds only in the call that the shapes do not go together."""
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "fails on this call"), (2, "more results than the call")], ids=["none", "two"]
+)
+def test_a_graph_that_fails_when_it_runs_is_told(tmp_path: Path, count: int, words: str) -> None:
+    """The library takes a file with another number of results, and the call shows it."""
     needs("onnxruntime")
     import onnx  # pyright: ignore[reportMissingImports]
 
@@ -109,10 +112,12 @@ def test_a_graph_that_fails_when_it_runs_is_told(tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "copy")
     file = tmp_path / "copy" / "onnxruntime" / "call-0"
     model = onnx.load_model_from_string(file.read_bytes())
-    del model.graph.output[:], model.graph.value_info[:]
+    outputs = list(model.graph.output) * count
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
     file.write_bytes(model.SerializeToString())
     seal(tmp_path / "copy")
-    with pytest.raises(ArtifactError, match="fails on this call"):
+    with pytest.raises(ArtifactError, match=words):
         tw.load(tmp_path / "copy", trust=True).model(INPUT)
 
 

@@ -348,6 +348,8 @@ class ConvertedCall:
     def _leaves(self, outputs: list[torch.Tensor]) -> list[Any]:
         """The results' leaves: tensors with the types and layouts of the original's, and room for constants."""
         results = self.spec.results or (TENSOR,) * len(outputs)
+        if self.spec.outputs is not None and results.count(TENSOR) > len(self.spec.outputs):
+            raise ArtifactError("the converted graph has more results than the call", found=f"{len(outputs)}")
         specs = iter(self.spec.outputs or ())
         remaining = iter(outputs)
         leaves: list[Any] = []
