@@ -44,7 +44,7 @@ def test_words_make_a_run_that_goes_on_and_begins_anew(
     assert told["adapter"] == str(out / "adapter")
     assert told["model"] is None
     run = read_run(out / "run.toml")
-    assert run.tokens == told["tokens"] == pytest.approx(3 * 3000, rel=0.05)
+    assert run.tokens == told["tokens"] == pytest.approx(3 * 0.95 * 3000, rel=0.02)  # a part is held out
     assert run.lora
     assert (run.lora.r, run.lora.targets) == (2, ["q_proj", "v_proj"])
     # The words again, or the file that they made: it is at its end, and can still be merged.

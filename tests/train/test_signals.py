@@ -121,6 +121,8 @@ def test_a_checkpoint_is_a_safetensors_file_with_its_digest(tmp_path: Path) -> N
             assert read.keys() == tensors.keys()
             assert all(read[key].dtype == tensors[key].dtype for key in tensors)
             assert all(read[key].equal(tensors[key]) for key in tensors)
+            resizable = [tensor.untyped_storage().resizable() for tensor in tensors.values()]
+            assert all(resizable), "FSDP frees parameters by resizing their storage"
             filled, _ = at(0)
             load(folder, filled)
             assert all(filled[key].equal(tensors[key]) for key in tensors)

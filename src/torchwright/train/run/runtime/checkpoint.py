@@ -92,7 +92,7 @@ class DigestWriter(HuggingFaceStorageWriter):
         self.abandoned = abandoned
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write this process's tensors and their digest in one pass, without a copy of them.
+        """Write this process's tensors and their digest in one pass, a piece at a time.
 
         Raises `Abandoned` between two pieces of a checkpoint that is no longer wanted.
         """
@@ -118,11 +118,10 @@ class DigestWriter(HuggingFaceStorageWriter):
 
             put(_header(plan, {fqn: tensors[fqn] for fqn in order}))
             for fqn in order:
-                # `numpy()` knows no bfloat16.
-                array: Any = tensors[fqn].cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                content = memoryview(array)
-                for first in range(0, len(content), PIECE):
-                    put(content[first : first + PIECE])
+                # `numpy()` knows no bfloat16, and FSDP cannot free a storage that NumPy has seen: pieces are copies.
+                content = tensors[fqn].cpu().contiguous().reshape(-1).view(torch.uint8)
+                for piece in content.split(PIECE):
+                    put(memoryview(cast(Any, piece.clone().numpy())))
             file.flush()
             os.fsync(file.fileno())
         path.with_name(f"{name}{DIGEST}").write_text(digest.hexdigest(), encoding="utf-8")
