@@ -128,6 +128,20 @@ def test_integer_division_is_float64_as_in_numpy_and_torchs_default_is_restored(
     assert torch.get_default_dtype() == torch.float32
 
 
+def test_a_loop_over_an_arrays_elements_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo unrolls it: a thousand elements took 160 s to compile, and were no faster."""
+
+    def fn(a: np.ndarray) -> Any:
+        total = 0.0
+        for value in a:
+            total += value * value
+        return total
+
+    monkeypatch.setattr(program, "MOST_OPERATIONS", 20)
+    compiled = checked(fn, rng().random(40), status="original")
+    assert "operations: a Python loop" in compiled.report.reason
+
+
 @pytest.mark.parametrize("shape", [(3, 0)])
 def test_empty_arrays(shape):
     compiled = compile_numpy(lambda x: (x * 2, x.sum(axis=0)), measure=False)

@@ -9,17 +9,22 @@ import numpy as np
 import pytest
 from http_support import command
 
+from torchwright.models.speech import bundled
 from torchwright.models.speech.load import load_speech
 from torchwright.models.speech.transcript import Options, Segment
 from torchwright.serve.engine.hear import ServedRecognizer
 from torchwright.serve.wire.messages import Failed, Heard, RequestRefused, Transcribe
 from whispers import noise, tiny
 
+SPOKEN = Path(__file__).parents[1] / "models" / "speech" / "spoken.flac"
+
 
 @pytest.fixture(autouse=True)
 def _any_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep all text: a tiny model writes improbable text of noise."""
-    monkeypatch.setitem(Options.__init__.__kwdefaults__, "only_speech", False)
+    defaults = Options.__init__.__kwdefaults__
+    assert defaults
+    monkeypatch.setitem(defaults, "only_speech", False)
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +93,23 @@ def test_a_fault_is_its_own_sounds(served, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command(folder, tmp_path):
+@pytest.mark.skipif(
+    not (bundled.FOLDER / "model.safetensors").is_file(), reason="this checkout has no bundled speech model"
+)
+def test_the_command():
+    """A served model keeps the text of a voice alone, so that this is speech and a model that was trained."""
     pytest.importorskip("python_multipart", reason="uploads are read with python-multipart")
     soundfile = pytest.importorskip("soundfile", reason="sound files are read with soundfile")
-    samples_T = noise(7)
-    soundfile.write(tmp_path / "a.wav", samples_T, 16_000, "FLOAT")
-    with command(str(folder)) as running, httpx.Client(base_url=running.url, timeout=120) as http:
+    samples_T, _ = soundfile.read(SPOKEN, dtype="float32")
+    with command(str(bundled.FOLDER)) as running, httpx.Client(base_url=running.url, timeout=120) as http:
         answer = http.post(
             "/v1/audio/transcriptions",
-            files={"file": ("a.wav", (tmp_path / "a.wav").read_bytes())},
-            data={"response_format": "verbose_json", "language": "de"},
+            files={"file": ("a.flac", SPOKEN.read_bytes())},
+            data={"response_format": "verbose_json", "language": "en"},
         ).json()
         assert http.get("/health_generate").status_code == 200
-    alone = load_speech(folder, dtype=None).transcribe(samples_T, language="de")  # as it is served
+    alone = load_speech(bundled.FOLDER, dtype=None).transcribe(samples_T, language="en")  # as it is served
+    assert alone.text
     assert [tuple(row["tokens"]) for row in answer["segments"]] == [row.tokens for row in alone.segments]
     assert answer["text"] == alone.text
 

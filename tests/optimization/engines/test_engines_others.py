@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,7 +219,7 @@ def test_what_one_precision_converted_serves_the_others(
     needs("openvino")
     steps = [f"openvino:precision={precision}" for precision in PRECISIONS]
     assert len({conversion_of([parse_step(step)]) for step in steps}) == 1
-    engine = engines.get("openvino")
+    engine: Any = engines.get("openvino")
     real, found = engine.convert, []
     monkeypatch.setattr(engine, "convert", lambda *arguments: [found.append(1), real(*arguments)])
     files: dict[str, str] = {}
