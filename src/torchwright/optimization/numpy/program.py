@@ -36,7 +36,7 @@ SAFE_INDUCTOR = {
 
 
 MOST_OPERATIONS = 500
-"""A larger graph is not compiled: 300 took half a minute, and the compiled loop was no faster than NumPy's."""
+"""Larger graphs are left to NumPy: 300 operations took half a minute to compile and ran no faster."""
 DIVISIONS = ("div.Tensor_mode", "floor_divide.default", "remainder.Tensor", "fmod.Tensor")
 """Integer divisions by non-constants: the processor's trap for a zero ends the process, on releases of torch whose
 code does not check for it."""
