@@ -20,6 +20,7 @@ from torchwright.exporter.verification import probes
 from torchwright.exporter.verification.probes import (
     ALL,
     LARGEST,
+    ROW_OF_ZEROS,
     SUBNORMAL,
     WIDE,
     ZERO_ROWS,
@@ -90,7 +91,9 @@ class Whole(nn.Module):
 
 def test_every_input_is_probed_with_what_its_type_can_hold() -> None:
     found = probed(X, IDS, torch.ones(4, dtype=torch.bool))
-    assert [str(p.value) for p in found if p.name == "x_be"] == ["nan", "inf", "-inf", SUBNORMAL]
+    assert [str(p.value) for p in found if p.name == "x_be"] == [
+        *("nan", "inf", "-inf", SUBNORMAL, ROW_OF_ZEROS)
+    ]
     assert [p.value for p in found if p.name == "ids_bt"] == [-1, 100, WIDE]
     assert {p.name for p in found} == {"x_be", "ids_bt"}
 
@@ -124,7 +127,10 @@ def test_what_the_example_holds_is_not_probed() -> None:
     own = X.clone()
     own[3, 3], own[2, 2] = math.nan, -math.inf
     found = probed(own, IDS - 50, torch.ones(4, dtype=torch.bool))
-    assert [p.value for p in found] == [math.inf, SUBNORMAL, 100, WIDE]
+    assert [p.value for p in found] == [math.inf, SUBNORMAL, ROW_OF_ZEROS, 100, WIDE]
+    own[1] = 0
+    found = probed(own, IDS - 50, torch.ones(4, dtype=torch.bool))
+    assert ROW_OF_ZEROS not in [p.value for p in found]
 
 
 def test_a_probe_changes_the_first_row_of_a_copy() -> None:
@@ -140,6 +146,9 @@ def test_a_probe_changes_the_first_row_of_a_copy() -> None:
     assert small.any()
     assert small.abs().max() < torch.finfo(torch.float32).tiny
     assert torch.equal(small.sign(), X.sign())
+    (zeros,) = Probe(tensor=0, name="x", value=ROW_OF_ZEROS).applied([X])
+    assert not zeros[0].any()
+    assert torch.equal(zeros[1:], X[1:])
 
 
 def test_where_two_answers_part_both_numbers_are_given() -> None:
@@ -150,6 +159,17 @@ def test_where_two_answers_part_both_numbers_are_given() -> None:
     clipped = limits(torch.relu, lambda x: x.nan_to_num(0, 1, -1).relu(), X)
     assert [str(limit.value) for limit in clipped] == ["nan", "inf"]
     assert holds_for(clipped) == "finite inputs"
+
+
+def test_nan_that_arises_inside_and_is_dropped_is_a_limit() -> None:
+    eager = lambda x: (x / x.norm(dim=-1, keepdim=True)).relu()
+    drops = lambda x: (x / x.norm(dim=-1, keepdim=True)).nan_to_num(0).relu()
+    found = limits(eager, drops, X)
+    (zeros,) = (limit for limit in found if limit.value == ROW_OF_ZEROS)
+    assert str(zeros) == "for a row of zeros in x it differs: eager nan, exported 0"
+    assert "no rows of zeros" in holds_for(found)
+    rounds = lambda x: eager(x) + 0.01
+    assert ROW_OF_ZEROS not in [limit.value for limit in limits(eager, rounds, X)]
 
 
 def test_integers_in_32_bits_and_unchecked_indices_are_limits() -> None:

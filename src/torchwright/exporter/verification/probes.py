@@ -7,6 +7,7 @@ An export cannot check its calls as an artifact does. So the verifier says for w
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +29,13 @@ LARGEST = 2**31 - 1
 TABLES = 4
 """Sizes of tables past which an input of indices is probed."""
 SUBNORMAL = "subnormal numbers"
+ROW_OF_ZEROS = "a row of zeros"
+"""Divided by its own norm it makes NaN inside, which a later operator may drop: only NaN and infinity are compared."""
 ALL = "every number that was probed"
 UNKNOWN = "other numbers"
 ZERO_ROWS = "zero rows"
 Value = float | int | str
-"""A number, or `SUBNORMAL`."""
+"""A number, `SUBNORMAL` or `ROW_OF_ZEROS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,9 @@ class Probe:
         """Return the example's tensors with the value in every other place of one input's first row."""
         changed = [tensor.clone() for tensor in tensors]
         tensor = changed[self.tensor]
-        if isinstance(self.value, str):
+        if self.value == ROW_OF_ZEROS:
+            tensor[:1] = 0
+        elif isinstance(self.value, str):
             tiny = torch.finfo(tensor.dtype).tiny
             changed[self.tensor] = tensor / tensor.abs().max().clamp_min(tiny) * (tiny / 4)
         else:
@@ -96,11 +101,13 @@ def probes_of(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> list
         if not tensor.numel():
             continue
         if tensor.is_floating_point():
+            zeros = (tensor == 0).flatten(1).all(1) if tensor.dim() > 1 else tensor == 0
             own = {
                 math.nan: tensor.isnan(),
                 math.inf: tensor == math.inf,
                 -math.inf: tensor == -math.inf,
                 SUBNORMAL: (tensor != 0) & (tensor.abs() < torch.finfo(tensor.dtype).tiny),
+                ROW_OF_ZEROS: zeros if tensor.dim() else torch.tensor(True),
             }
             values: list[Value] = [value for value, holds in own.items() if not bool(holds.any())]
         elif tensor.dtype != torch.bool and not tensor.is_complex():
@@ -132,7 +139,8 @@ def limits_of(
             left = ", ".join(f"{one.value} in {one.name}" for one in probes[count:])
             return [*found.values(), unknown(f"a call takes long; not probed: {left}")]
         wanted = eager(probe)
-        limit = limit_at(probe.value, (probe.name,), wanted, exported(probe), allowed)
+        near = sys.float_info.max if probe.value == ROW_OF_ZEROS else allowed
+        limit = limit_at(probe.value, (probe.name,), wanted, exported(probe), near)
         if limit is None:
             continue
         key = f"{probe.value}{limit.raises}"
@@ -191,6 +199,7 @@ def holds_for(limits: Sequence[Limit]) -> str:
         "inputs without NaN": nan and not infinite,
         "inputs without infinity": infinite and not nan,
         "no subnormal numbers": any(limit.value == SUBNORMAL for limit in limits),
+        "no rows of zeros": any(limit.value == ROW_OF_ZEROS for limit in limits),
         "indices in range": any(limit.raises for limit in whole),
         "no negative integers": any(limit.value == -1 and not limit.raises for limit in whole),
         "integers of 32 bits": any(limit.value != -1 and not limit.raises for limit in whole),
