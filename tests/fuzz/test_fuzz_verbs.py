@@ -56,8 +56,9 @@ def told(call: Callable[[], None], what: str) -> bool:
         call()
         refused = False
     except TorchwrightError as error:
-        str(error).encode()
-        refused = True
+        refused, said = True, str(error)
+        if said != said.encode(errors="replace").decode():  # pytest-xdist could not pass it on, either
+            raise AssertionError(f"{what}: {said[:300]!a} is no UTF-8") from None
     except BaseException as error:
         raise AssertionError(f"{what}: {type(error).__name__}: {str(error)[:300]!a}") from error
     assert time.process_time() - start < SECONDS, what

@@ -219,6 +219,18 @@ def test_no_utf8_is_a_broken_row(tmp_path: Path) -> None:
     assert [row.fault and row.fault[:8] for row in read_rows(path)] == [None, "no UTF-8"]
 
 
+@pytest.mark.parametrize(
+    ("head", "fault"), [(b"text,l\xf3bel", "no UTF-8: byte 0xf3"), (b'text,"label"x', "no CSV")]
+)
+def test_damaged_names_of_columns_are_refused(tmp_path: Path, head: bytes, fault: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(head + b"\na,b\n")
+    with pytest.raises(DataError, match="does not name its columns") as error:
+        list(read_rows(path))
+    assert fault in str(error.value)
+    str(error.value).encode()
+
+
 def test_utf_16_is_refused_in_words(tmp_path: Path) -> None:
     """As Excel and PowerShell write it: before, a table had columns that nobody knows."""
     for name in ("a.csv", "a.jsonl", "a.json", "a.jsonl.gz"):

@@ -238,7 +238,7 @@ def _read_csv(path: Path) -> Iterator[DataRow]:
         separators, first = SEPARATORS[rows_suffix(path)], next(lines, "")
         separator = next((one for one in separators if one in first), separators[0])
         reader = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
-        names = next(reader, [])
+        names = _column_names(path, reader)
         while True:
             try:
                 fields = next(reader, None)
@@ -256,6 +256,19 @@ def _read_csv(path: Path) -> Iterator[DataRow]:
                 yield DataRow(number=reader.line_num, fault=fault)
             else:
                 yield DataRow(number=reader.line_num, values=dict(zip(names, fields, strict=True)))
+
+
+def _column_names(path: Path, reader: Iterator[list[str]]) -> list[str]:
+    """Return a table's first row. Raises `DataError` if it is damaged: no other row could be read by it."""
+    try:
+        names = next(reader, [])
+    except csv.Error as error:
+        raise DataError(
+            f"the first row of {path} does not name its columns", found=f"no CSV: {error}"
+        ) from error
+    if fault := _damaged("".join(names)):
+        raise DataError(f"the first row of {path} does not name its columns", found=fault)
+    return names
 
 
 def _read_parquet(path: Path) -> Iterator[DataRow]:
