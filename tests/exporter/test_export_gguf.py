@@ -13,7 +13,7 @@ from export_models import small
 
 from torchwright.core.errors import ModelError, RefusedTechnique
 from torchwright.exporter.subject import Subject, make_subject
-from torchwright.exporter.targets.gguf import MODEL, Gguf, _by_reader, _geometry, _turned
+from torchwright.exporter.targets.gguf import MODEL, Gguf, _by_reader, _geometry, _special, _turned
 from torchwright.exporter.targets.gguf_file import stored
 from torchwright.exporter.verification.reference import EXAMPLE, calls_of
 from torchwright.hub.chat_template import ChatTemplate
@@ -114,3 +114,12 @@ def test_heads_that_do_not_divide_the_rows_are_refused() -> None:
     config = {"model_type": "llama", "num_attention_heads": 32}
     with pytest.raises(ModelError, match=r"has 32 rows, which 32 heads of config.json do not divide"):
         _turned("model.layers.0.self_attn.q_proj.weight", torch.zeros(32, 16), config)
+
+
+@pytest.mark.parametrize("id", [-1, 2**32, None])
+def test_an_id_that_no_token_has_is_left_out(tmp_path: Path, id: int | None) -> None:
+    """A negative id stands for none in some configs; GGUF keeps 32 bits without a sign."""
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    found = _special(tmp_path, {"bos_token_id": 3, "eos_token_id": id}, [3])
+    assert found["tokenizer.ggml.bos_token_id"] == 3
+    assert "tokenizer.ggml.eos_token_id" not in found

@@ -97,3 +97,9 @@ def test_a_stop_text_is_found_across_tokens_from_the_first_space_on(tmp_path: Pa
     stops = StopStrings([" world a"])
     found = [stops.put(stream.put(token)) for token in tokenizer.encode("world again", special=False)]
     assert found[-1] == ("", " world a")
+
+
+@pytest.mark.parametrize("token", ["\ud800", {"content": "\ud800"}, 7])
+def test_a_special_token_that_cannot_be_one_is_none(tmp_path: Path, token: object) -> None:
+    save("sentencepiece", tmp_path)
+    assert Tokenizer(tmp_path)._id(token) is None

@@ -290,6 +290,15 @@ def test_a_damaged_shard_is_named(tmp_path: Path, suffix: str, damage) -> None:
         Shards([good, bad], VOCABULARY)
 
 
+def test_a_header_with_an_open_bracket_is_named(tmp_path: Path) -> None:
+    """NumPy passes the error of Python's tokenizer on."""
+    np.save(tmp_path / "a.npy", np.arange(5, dtype=np.uint16))
+    data = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(data.replace(b"(5,)", b"(5, "))
+    with pytest.raises(DataError, match=r"a\.npy cannot be read"):
+        open_shard(tmp_path / "a.npy")
+
+
 def test_a_pickled_shard_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{"no": "objects"}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"a\.npy"):

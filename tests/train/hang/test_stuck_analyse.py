@@ -326,6 +326,14 @@ def test_dumps_of_an_earlier_run_are_left_out(tmp_path: Path) -> None:
     assert "rank 2's dump is from before" in notes[0]
 
 
+def test_a_run_that_began_after_every_dump_is_a_contradiction(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        own = {"rank": rank, "world": 2, "taken_ns": 100, "started_ns": 2**80}
+        save(tmp_path, f"rank_{rank}.json", content([entry(1)]) | {"torchwright": own})
+    with pytest.raises(DumpError, match="contradict each other"):
+        read_dumps(tmp_path)
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -201,7 +201,7 @@ def _special(folder: Path, config: dict[str, Any], begins: list[int]) -> dict[st
     for name, key in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
         value = config.get(key)
         first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, int):
+        if isinstance(first, int) and 0 <= first < 2**32:  # a negative id stands for none
             found[f"tokenizer.ggml.{name}_token_id"] = first
     found["tokenizer.ggml.add_bos_token"] = begins == [found.get("tokenizer.ggml.bos_token_id")]
     return found | _templates(folder)

@@ -125,7 +125,10 @@ class Tokenizer:
     def _id(self, token: Any) -> int | None:
         """The id of a special token, which tokenizer_config.json gives as text or as an object."""
         text = token.get("content") if isinstance(token, dict) else token
-        return self._fast.token_to_id(text) if isinstance(text, str) else None
+        try:
+            return self._fast.token_to_id(text) if isinstance(text, str) else None
+        except UnicodeEncodeError:  # half of a character
+            return None
 
 
 class MarkedStream:

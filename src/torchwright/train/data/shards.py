@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -149,7 +150,7 @@ def open_shard(path: Path, bare: str | None = None) -> np.ndarray:
         raise DataError(f"the token shard {path} is not there", next="check `data` in the run file")
     try:
         array = _open_bare(path, bare) if path.suffix == BARE else _open(path)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, TokenError) as error:
         raise DataError(
             f"the token shard {path} cannot be read",
             found=str(error),

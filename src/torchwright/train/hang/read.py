@@ -176,6 +176,12 @@ def _of_one_run(dumps: dict[int, Dump]) -> tuple[dict[int, Dump], list[str]]:
     """Without what an earlier run left in the folder: dumps taken before another's process group was made."""
     begun = max((dump.started for dump in dumps.values() if dump.started is not None), default=0)
     old = [rank for rank, dump in dumps.items() if dump.taken is not None and dump.taken < begun]
+    if dumps and len(old) == len(dumps):
+        raise DumpError(
+            "the dumps contradict each other",
+            found=f"a run that began at {begun} ns, after the last dump was taken",
+            next="keep the files of one hang, as they were written",
+        )
     notes = [f"rank {rank}'s dump is from before this run began and is left out" for rank in old]
     return {rank: dump for rank, dump in dumps.items() if rank not in old}, notes
 
