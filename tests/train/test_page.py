@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from runs import make_run
 
+from browser_support import PHONE, chromium
 from torchwright.cli.group import cli
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop.train import train
@@ -41,6 +42,26 @@ class Page(HTMLParser):
         if self._inside == "h2" and data.strip():
             self._heading = data.strip()
         self.words.setdefault(self._heading, []).extend(data.split())
+
+
+@pytest.mark.slow
+def test_no_page_of_a_run_is_wider_than_a_phone(tmp_path: Path) -> None:
+    """Tables scroll inside of the page, and the timeline of the ledger fits it."""
+    run = make_run(tmp_path, tokens=8 * 256)
+    train(run, live=False)
+    out = run.parent / "out"
+    CliRunner().invoke(cli, ["report", str(out)], standalone_mode=False)
+    CliRunner().invoke(
+        cli, ["time-report", str(out), "--html", str(tmp_path / "time.html")], standalone_mode=False
+    )
+    pages = [out / page.PAGE, out / "report.html", tmp_path / "time.html"]
+    with chromium(tmp_path / "profile") as browser:
+        browser.show(PHONE)
+        for file in pages:
+            browser.ask("Page.navigate", url=file.as_uri())
+            browser.reload()
+            assert browser.count("h2"), file.name
+            assert browser.run("document.documentElement.scrollWidth") <= PHONE[0], file.name
 
 
 def test_a_run_has_a_page(tmp_path: Path) -> None:
