@@ -78,10 +78,10 @@ def trials_in_process(
     monkeypatch: pytest.MonkeyPatch,
     speedup: float | None = None,
     *,
-    tried: Collection[str] = TRIED,
+    tried: Collection[str] | None = None,
     cache: Path | None = None,
 ) -> None:
-    """Run trials of the techniques `tried` here and now, with a `cache` of their own for signatures.
+    """Run trials of the techniques `tried`, or of `TRIED`, here and now, with a `cache` of their own for signatures.
 
     With `speedup`, every comparison finds just that, whatever the clock says.
     """
@@ -102,7 +102,8 @@ def trials_in_process(
     )  # one package, however it was timed
     monkeypatch.setattr("torchwright.hardware.measure.microbench.linear_kernel_seconds", lambda *args: {})
     techniques.names()
-    known = {name: target for name, target in techniques._targets.items() if name in tried}
+    wanted = TRIED if tried is None else tried
+    known = {name: target for name, target in techniques._targets.items() if name in wanted}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
         monkeypatch.setattr("torchwright.optimization.trial.session.TrialSession.waited", lambda session: 0.0)
