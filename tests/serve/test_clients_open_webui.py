@@ -16,8 +16,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browser_support import Browser, chromium
 from http_support import MODEL, command, wait_until
+
+from browser_support import Browser, chromium
 
 OPEN_WEBUI = os.environ.get("OPEN_WEBUI") or shutil.which("open-webui")
 EMAIL, PASSWORD = "admin@example.com", "a password of the test"

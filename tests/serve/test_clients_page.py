@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from browser_support import DESKTOP, PHONE, Browser, chromium
 from http_support import CONTEXT, MODEL, Running, serving, wait_until
+
+from browser_support import DESKTOP, PHONE, Browser, chromium
 
 TALKED = "document.querySelectorAll('.assistant .acts').length"
 MEASURE = "[...document.querySelectorAll('body *')].filter(e => !e.closest('pre, .table, #list, .hidden-text, .skip'))"
