@@ -1,4 +1,4 @@
-"""What every run of the tests prints at its end."""
+"""The counts of mutants in the summary of a test run."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ PLACES = (
     *("/etc/passwd", "../../../etc/passwd", "call-0", "../manifest.json", "", "a\0b", "x" * 10_000),
     *("file:///etc/passwd", "/dev/zero", "*/_ORT_MEM_ADDR_/*"),
 )
-"""Where weights may be said to lie. The last is ONNX Runtime's own mark of an address in memory."""
+"""Locations that a file may name for its weights. The last is ONNX Runtime's mark for an address in memory."""
 LIBRARIES = (
     "com.microsoft",
     "com.microsoft.nchwc",

@@ -232,7 +232,7 @@ def test_damaged_names_of_columns_are_refused(tmp_path: Path, head: bytes, fault
 
 
 def test_utf_16_is_refused_in_words(tmp_path: Path) -> None:
-    """As Excel and PowerShell write it: before, a table had columns that nobody knows."""
+    """Excel and PowerShell write UTF-16. Read as UTF-8 it gave a table with unknown columns."""
     for name in ("a.csv", "a.jsonl", "a.json", "a.jsonl.gz"):
         opened = gzip.open if name.endswith(".gz") else open
         with opened(tmp_path / name, "wb") as file:

@@ -62,7 +62,7 @@ def test_a_chat_run_tells_its_broken_row_and_goes_on_bit_for_bit(tmp_path: Path)
 def test_a_run_says_what_rows_are_read_as_and_which_no_window_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is left out is reported in a quiet run as well: nothing of it is learnt."""
+    """A quiet run reports documents that are left out, since the model learns nothing from them."""
     run = run_on(tmp_path, {"train": ["chats.jsonl"]}, tokens=256)
     long = [{"role": "user", "content": "moon " * 99}, {"role": "assistant", "content": "sun"}]
     with (tmp_path / "chats.jsonl").open("a") as file:

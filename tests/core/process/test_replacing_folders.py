@@ -102,7 +102,7 @@ write_slowly(Path(sys.argv[1]), lambda: print("writing", flush=True) or sys.stdi
 
 
 def test_two_processes_that_write_one_folder_both_keep_their_result(tmp_path: Path) -> None:
-    """As two searches with one `-o` do: the first that is done keeps the place."""
+    """Two searches with the same `-o` write like this: the first to finish keeps the folder."""
     out = tmp_path / "out"
     other = subprocess.Popen(
         [sys.executable, "-c", SLOW, str(out)],

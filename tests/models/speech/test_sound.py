@@ -215,7 +215,7 @@ def test_containers_are_read_by_av(tmp_path):
 
 
 def test_damaged_packets_are_left_out_and_noticed(tmp_path):
-    """As FFmpeg's own program does; a file to train on stays broken."""
+    """FFmpeg's program skips damaged packets too. In training data the file still counts as broken."""
     path = aac(tmp_path / "a.aac", "adts")
     data = path.read_bytes()
     middle = data.index(b"\xff\xf1", len(data) // 2)  # of a packet's header
