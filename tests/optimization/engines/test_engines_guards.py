@@ -73,6 +73,9 @@ def bounds(index: Callable[..., torch.Tensor], *inputs: torch.Tensor, domain: Nu
         (lambda ids: torch.where(ids > 5, ids, 0), [(0, 99)]),
         (lambda ids: ids.clamp(0, 99), [(-(2**31), LARGEST)]),
         (lambda ids: ids % 100, [(-(2**31), LARGEST)]),
+        (lambda ids: torch.max(ids, torch.tensor(3)), [(-(2**31), 99)]),
+        (lambda ids: torch.min(ids, torch.tensor(3)), [(0, LARGEST)]),
+        (lambda ids: ids.clone().clamp_max_(99), [(0, LARGEST)]),
         (lambda ids: ids.fmod(100), [(0, LARGEST)]),
         (lambda ids: ids.square() % 100, [(-46340, 46340)]),
         (lambda ids: (ids**3) % 100, [(-1290, 1290)]),
@@ -154,6 +157,16 @@ def test_every_operator_with_an_index_bounds_it(operator: Any, most: int) -> Non
     index = torch.tensor([[0, 1, 2], [2, 1, 0]])
     guard = found(Calls(operator), X, index)[1]
     assert (guard.tensor, guard.least, guard.most) == (1, 0, most)
+
+
+def test_an_index_that_is_written_through_is_bounded() -> None:
+    def written(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[index] = 0.0
+        return x
+
+    guard = found(Calls(written), X, torch.tensor([0, 1]))[1]
+    assert (guard.tensor, guard.least, guard.most) == (1, -2, 1)
 
 
 def test_an_index_by_brackets_may_be_negative() -> None:

@@ -48,8 +48,21 @@ SAFE: dict[str, Function] = {
     "an even power": lambda x: x.pow(2).relu(),
     "no operator that drops it": lambda x: x / x.norm(dim=-1, keepdim=True),
     "shifted": lambda x: (x / (x.exp() + 1)).relu(),
+    "the larger of two": lambda x: (x / torch.max(x.exp() + 1, x)).relu(),
+    "a count": lambda x: (x / (x > 0).sum(-1, keepdim=True).clamp(min=1).float()).relu(),
     "one plus": lambda x: x.abs().log1p().relu(),
 }
+
+
+UNPROVED: dict[str, Function] = {
+    "the lesser of two": lambda x: x / torch.min(x.exp() + 1, x),
+    "a difference by alpha": lambda x: x / torch.add(x.exp() + 1, x.exp() + 1, alpha=-1),
+    "a limit above": lambda x: x / (x.abs() + 1).clamp(max=0),
+    "a cast to integers": lambda x: x / (x.abs() + 0.1).long(),
+    "a cast to a narrower type": lambda x: x / (x.abs() + 1e-12).half(),
+    "numbers from below zero": lambda x: (x.square() + torch.arange(-5.0, 1)).sqrt(),
+}
+"""Functions whose operand is zero or negative for some numbers, which no rule may prove otherwise."""
 
 
 def x_with(row: float) -> torch.Tensor:
@@ -70,6 +83,12 @@ def test_nan_from_inside_reaches_one_result_whole(name: str) -> None:
     assert found[0] == "scores"
     torch.testing.assert_close(found[1:], wanted[1:])
     assert bool(run(x_with(row))[2].isnan().all())
+
+
+@pytest.mark.parametrize("name", UNPROVED)
+def test_what_may_be_zero_or_negative_is_not_proved_positive(name: str) -> None:
+    program = export(Of(lambda x: UNPROVED[name](x).float().relu()).eval(), (torch.rand(4, 6),))
+    assert nan_makers(program)
 
 
 @pytest.mark.parametrize("name", SAFE)

@@ -27,6 +27,7 @@ from torchwright.optimization.engines.dispatch.integer_ranges import (
     OutOfBounds,
     Range,
     TooWide,
+    operator_name,
     widest,
 )
 from torchwright.optimization.engines.dispatch.messages import say_slower
@@ -80,9 +81,7 @@ def compiled_domain(program: ExportedProgram, *, freezing: bool) -> NumberDomain
     With freezing it hands layers and the activations after them to oneDNN, whose ReLU and relatives drop NaN. Integers
     with a scale that calibration fixed hold neither NaN nor infinity.
     """
-    names = {
-        str(node.target).rpartition(".")[0].removeprefix("aten.").rstrip("_") for node in program.graph.nodes
-    }
+    names = set(map(operator_name, program.graph.nodes))
     drops = freezing and bool(names & LAYERS) and bool(names & ACTIVATIONS)
     drops = drops or QUANTIZED in names
     return NumberDomain(values="finite") if drops else NumberDomain()

@@ -21,13 +21,13 @@ from torch.export.graph_signature import InputKind
 Range = tuple[int, int]
 INT32: Range = (-(2**31), 2**31 - 1)
 INDEXED = {
-    "aten.embedding": (0, 1, False),
-    "aten.index_select": (0, 2, False),
-    "aten.gather": (0, 2, False),
-    "aten.index": (0, 1, True),
-    "aten.index_put": (0, 1, True),
-    "aten.scatter": (0, 2, False),
-    "aten.take_along_dim": (0, 1, False),
+    "embedding": (0, 1, False),
+    "index_select": (0, 2, False),
+    "gather": (0, 2, False),
+    "index": (0, 1, True),
+    "index_put": (0, 1, True),
+    "scatter": (0, 2, False),
+    "take_along_dim": (0, 1, False),
 }
 """Operator → the argument that is indexed, the index, and whether PyTorch takes negative ones."""
 KEPT = frozenset(
@@ -46,8 +46,6 @@ KEPT = frozenset(
     | {"dropout", "expand", "expand_as", "flatten", "flip", "gather", "index", "index_select", "lift_fresh"}
     | {
         "lift_fresh_copy",
-        "max",
-        "min",
         "movedim",
         "mT",
         "narrow",
@@ -199,7 +197,7 @@ class IntegerRanges:
 
     def _indices(self, node: Any) -> Iterator[tuple[fx.Node, int | None, bool]]:
         """Yield an operator's indices that depend on an input: the index, the indexed size, negative ones allowed."""
-        known = INDEXED.get(_name(node)) if node.op == "call_function" else None
+        known = INDEXED.get(operator_name(node)) if node.op == "call_function" else None
         if known is None:
             return
         table, place, negative = known
@@ -264,8 +262,7 @@ def _of(argument: Any, found: dict[fx.Node, Range | None]) -> Range:
 
 
 def _rule(node: fx.Node) -> Callable[[fx.Node, _Of], Range | None] | None:
-    name = _name(node).removeprefix("aten.")
-    name = name if name.startswith("__") else name.rstrip("_")
+    name = operator_name(node)
     if name in RULES:
         return RULES[name]
     if name in KEPT:
@@ -290,7 +287,7 @@ def _item(node: Any, of: _Of) -> Range | None:
     """A result of several: positions from sort, topk and max, or values of the first argument."""
     parent, place = node.args[0], node.args[1]
     assert isinstance(parent, fx.Node)
-    name = _name(parent).removeprefix("aten.")
+    name = operator_name(parent)
     if name in ("sort", "topk", "max", "min", "kthvalue", "mode", "cummax") and place == 1:
         return _position(parent, of)
     return of(parent.args[0])
@@ -299,9 +296,9 @@ def _item(node: Any, of: _Of) -> Range | None:
 def _position(node: Any, of: _Of) -> Range | None:
     value = node.args[0].meta["val"]
     dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    if _name(node) in ("aten.topk", "aten.kthvalue"):
+    if operator_name(node) in ("topk", "kthvalue"):
         dim = node.args[2] if len(node.args) > 2 else -1
-    if _name(node) == "aten.sort" and dim is None:
+    if operator_name(node) == "sort" and dim is None:
         dim = -1
     size = value.numel() if dim is None else value.shape[dim]
     hint = _hint(size)
@@ -399,10 +396,10 @@ def _absolute(node: Any, of: _Of) -> Range:
 
 
 def _clamp(node: Any, of: _Of) -> Range:
-    name = _name(node)
+    name = operator_name(node)
     low = node.args[1] if len(node.args) > 1 else node.kwargs.get("min")
     high = node.args[2] if len(node.args) > 2 else node.kwargs.get("max")
-    if name == "aten.clamp_max":
+    if name == "clamp_max":
         low, high = None, low
     try:
         a, b = of(node.args[0])
@@ -423,6 +420,15 @@ def _lesser(node: Any, of: _Of) -> Range:
 def _greater(node: Any, of: _Of) -> Range:
     (a, b), (c, d) = of(node.args[0]), of(node.args[1])
     return max(a, c), max(b, d)
+
+
+def _extreme(of_two: Callable[[fx.Node, _Of], Range]) -> Callable[[fx.Node, _Of], Range]:
+    """The rule of `max` and `min`: of two tensors, or of the values of one."""
+    return lambda node, of: of_two(node, of) if _has_two(node) else of(node.args[0])
+
+
+def _has_two(node: fx.Node) -> bool:
+    return len(node.args) > 1 and isinstance(node.args[1], fx.Node)
 
 
 def _union(*ranges: Range) -> Range:
@@ -467,7 +473,7 @@ def _full(node: Any, of: _Of) -> Range:
 
 
 def _bucket(node: Any, of: _Of) -> Range:
-    boundaries = node.args[1].meta["val"] if _name(node) == "aten.bucketize" else node.args[0].meta["val"]
+    boundaries = node.args[1].meta["val"] if operator_name(node) == "bucketize" else node.args[0].meta["val"]
     return 0, int(_hint(boundaries.shape[-1]) or 0)
 
 
@@ -476,7 +482,7 @@ def _bits(node: Any, of: _Of) -> Range:
     (a, b), (c, d) = of(node.args[0]), of(node.args[1])
     if min(a, c) < 0:
         raise ValueError
-    return 0, min(b, d) if "and" in _name(node) else (1 << max(b, d).bit_length()) - 1
+    return 0, min(b, d) if "and" in operator_name(node) else (1 << max(b, d).bit_length()) - 1
 
 
 def _constant(low: int, high: int) -> Callable[[fx.Node, _Of], Range]:
@@ -519,6 +525,8 @@ RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
     "clamp_max": _clamp,
     "minimum": _lesser,
     "maximum": _greater,
+    "min": _extreme(_lesser),
+    "max": _extreme(_greater),
     "where": _where,
     "masked_fill": _filled,
     "cat": _joined,
@@ -557,16 +565,16 @@ RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
 }
 
 
-def _name(node: fx.Node) -> str:
-    """Such as `aten.add`."""
-    text = str(node.target)
-    return text.rpartition(".")[0] if text.startswith("aten.") else text
+def operator_name(node: fx.Node) -> str:
+    """Such as `add`, of `aten.add_.Tensor`; operators of other libraries keep the library's name."""
+    name = str(node.target).rpartition(".")[0].removeprefix("aten.")
+    return name if name.startswith("__") else name.rstrip("_")
 
 
 def _dim(node: Any) -> int:
-    if _name(node) == "aten.embedding":
+    if operator_name(node) == "embedding":
         return 0
-    dim = node.args[2] if _name(node) == "aten.take_along_dim" and len(node.args) > 2 else node.args[1]
+    dim = node.args[2] if operator_name(node) == "take_along_dim" and len(node.args) > 2 else node.args[1]
     assert isinstance(dim, int)
     return dim
 

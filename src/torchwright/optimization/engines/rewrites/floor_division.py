@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from torchwright.optimization.techniques.shared.joining import make_call
+
 aten = torch.ops.aten
 DIVISIONS = frozenset([aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode])
 
@@ -23,9 +25,8 @@ def exact_division(program: ExportedProgram) -> None:
         dividend, divisor = node.args[:2]
         remainder = aten.remainder.Tensor if isinstance(divisor, torch.fx.Node) else aten.remainder.Scalar
         with graph.inserting_before(node):
-            rest = _call(graph, remainder, node, dividend, divisor)
-            exact = _call(graph, aten.sub.Tensor, node, dividend, rest)
-            quotient = _call(graph, aten.div.Tensor_mode, node, exact, divisor, rounding_mode="trunc")
+            exact = make_call(aten.sub.Tensor, dividend, make_call(remainder, dividend, divisor))
+            quotient = make_call(aten.div.Tensor_mode, exact, divisor, rounding_mode="trunc")
         node.replace_all_uses_with(quotient)
         graph.erase_node(node)
     program.graph_module.recompile()
@@ -35,10 +36,3 @@ def _is_floor(node: Any) -> bool:
     value = node.meta["val"]
     floor = node.target is aten.floor_divide.default or node.kwargs.get("rounding_mode") == "floor"
     return floor and not (value.is_floating_point() or value.is_complex())
-
-
-def _call(graph: Any, operator: Any, like: Any, *args: Any, **kwargs: Any) -> Any:
-    """Insert a call whose result has the shape and the type of `like`."""
-    node = graph.call_function(operator, args, kwargs)
-    node.meta.update(like.meta)
-    return node

@@ -1,7 +1,7 @@
 # pyright: basic
 """NaN that arises inside a graph from finite inputs, for libraries whose later operators drop it.
 
-A row of zeros that is divided by its norm is NaN in PyTorch to the end. OpenVINO's ReLU makes zeros of it.
+In PyTorch a row of zeros divided by its norm stays NaN to the last layer. OpenVINO's ReLU turns it into zeros.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from torchwright.optimization.engines.dispatch.integer_ranges import KEPT
+from torchwright.optimization.engines.dispatch.integer_ranges import KEPT, operator_name
 from torchwright.optimization.engines.rewrites.attention_graph import varying
 from torchwright.optimization.techniques.shared.joining import make_call
 
@@ -37,22 +37,33 @@ PARTIAL = frozenset({"sqrt", "log", "log2", "log10", "log1p", "pow", "acos", "as
 """Operators that PyTorch defines for a part of all finite numbers."""
 LEAST = {
     **dict.fromkeys(("abs", "exp", "relu", "relu6", "sigmoid", "softmax", "softplus", "square", "sqrt"), 1),
-    **dict.fromkeys(("linalg_vector_norm", "norm", "var", "std", "arange", "one_hot", "hardsigmoid"), 1),
+    **dict.fromkeys(("linalg_vector_norm", "norm", "var", "std", "one_hot", "hardsigmoid"), 1),
     **dict.fromkeys(("ones", "ones_like", "new_ones", "cosh"), 2),
 }
 """Operator → the sign of all its values."""
-SAME = KEPT | {"sum", "mean", "cumsum", "amax", "amin", "max_pool2d", "avg_pool2d", "rsqrt", "tanh", "log1p"}
+CASTS = frozenset({"to", "_to_copy", "type_as"})
+SAME = KEPT | {
+    "sum",
+    "mean",
+    "cumsum",
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "max_pool2d",
+    "avg_pool2d",
+    "rsqrt",
+    "tanh",
+    "log1p",
+}
 """Operators whose values have the sign of their first argument's."""
 
 
 def nan_makers(program: ExportedProgram) -> list[fx.Node]:
     """Return the operators that make NaN of some finite numbers, where a later operator may drop it."""
-    signs, nodes = _signs(program), varying(program)
-    return [
-        node
-        for node in program.graph_module.graph.nodes
-        if node in nodes and _makes_nan(node, signs) and _is_dropped(node)
-    ]
+    signs, graph = _signs(program), program.graph_module.graph
+    may = varying(program) & _dropped(graph)
+    return [node for node in graph.nodes if node in may and _makes_nan(node, signs)]
 
 
 def flag_nan(program: ExportedProgram, makers: Sequence[fx.Node]) -> int | None:
@@ -124,21 +135,23 @@ def _hold(signs: _Signs, node: fx.Node, constant: torch.Tensor) -> None:
 
 
 def _sign(node: Any, of: Callable[[Any], int]) -> int:
-    name, args = _name(node), node.args
+    name, args = operator_name(node), node.args
     if name in LEAST:
         return LEAST[name]
-    if name in SAME:
-        return of(args[0])
+    two = len(args) > 1 and isinstance(args[1], fx.Node)
     if name in ("clamp", "clamp_min"):
-        least = args[1] if len(args) > 1 else node.kwargs.get("min")
-        return max(of(args[0]), of(least)) if len(args) < 3 else min(of(least), of(args[2]))
-    if name == "maximum":
+        limits = dict(zip(("min", "max"), args[1:], strict=False)) | node.kwargs
+        sign = max(of(args[0]), of(limits.get("min")))
+        return sign if limits.get("max") is None else min(sign, of(limits["max"]))
+    if name == "maximum" or (name == "max" and two):
         return max(of(args[0]), of(args[1]))
-    if name in ("where", "minimum"):
+    if name in ("where", "minimum") or (name == "min" and two):
         return min(of(args[-1]), of(args[-2]))
+    if name in CASTS and _narrows(node):
+        return min(of(args[0]), NOT_NEGATIVE)
     if name == "cat":
         return min(map(of, args[0]))
-    if name == "add":
+    if name == "add" and node.kwargs.get("alpha", 1) == 1:
         both = of(args[0]), of(args[1])
         return max(both) if min(both) >= NOT_NEGATIVE else ANY
     if name == "mul":
@@ -152,11 +165,17 @@ def _sign(node: Any, of: Callable[[Any], int]) -> int:
     if name == "pow":
         even = isinstance(args[1], int | float) and args[1] % 2 == 0
         return NOT_NEGATIVE if even else min(of(args[0]), NOT_NEGATIVE)
-    return ANY
+    return of(args[0]) if name in SAME else ANY
+
+
+def _narrows(cast: Any) -> bool:
+    """Check whether a cast may make zero of a small number."""
+    given, made = cast.args[0].meta["val"].dtype, cast.meta["val"].dtype
+    return given.is_floating_point and (not made.is_floating_point or made.itemsize < given.itemsize)
 
 
 def _makes_nan(node: Any, signs: _Signs) -> bool:
-    name = _name(node) if node.op == "call_function" else ""
+    name = operator_name(node) if node.op == "call_function" else ""
     if name not in WHOLE | PARTIAL or not _is_float(node):
         return False
     given = node.args[0]
@@ -178,30 +197,20 @@ def _is_number(argument: Any) -> bool:
     return isinstance(argument, int | float)
 
 
-def _is_dropped(maker: fx.Node) -> bool:
-    """Check whether an operator that drops NaN comes after a node."""
-    seen, todo = {maker}, [maker]
-    while todo:
-        for reader in todo.pop().users:
-            if reader.op == "call_function" and _name(reader) in DROPS:
-                return True
-            if reader not in seen:
-                seen.add(reader)
-                todo.append(reader)
-    return False
+def _dropped(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes behind which an operator comes that drops NaN."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if any(reader in found or operator_name(reader) in DROPS for reader in node.users):
+            found.add(node)
+    return found
 
 
 def _arisen(maker: Any) -> Any:
     nan = make_call(aten.isnan.default, maker)
-    if _name(maker) in WHOLE:
+    if operator_name(maker) in WHOLE:
         nan = make_call(aten.logical_or.default, nan, make_call(aten.isinf.default, maker))
     return make_call(aten.any.default, nan)
-
-
-def _name(node: fx.Node) -> str:
-    """Such as `add`."""
-    text = str(node.target)
-    return text.rpartition(".")[0].removeprefix("aten.").rstrip("_") if text.startswith("aten.") else text
 
 
 def _is_float(node: Any) -> bool:

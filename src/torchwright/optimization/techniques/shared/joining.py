@@ -76,13 +76,13 @@ def only_user(node: Node) -> Any:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def make_call(function: Any, *args: Any) -> Any:
+def make_call(function: Any, *args: Any, **kwargs: Any) -> Any:
     """A new node at the graph's place of insertion, with the shape and type of its value."""
     nodes = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Node)]
-    node = nodes[0].graph.call_function(function, args)
+    node = nodes[0].graph.call_function(function, args, kwargs)
     values = map_arg(args, lambda arg: arg.meta["val"])
     with nodes[0].meta["val"].fake_mode:
-        node.meta["val"] = function(*values)
+        node.meta["val"] = function(*values, **kwargs)
     return node
 
 
