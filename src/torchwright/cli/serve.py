@@ -154,9 +154,9 @@ def _serve_command() -> ModuleType:
 @click.option("--log-requests", is_flag=True, help="Log a line for every request, not only for faults.")
 @click.option(
     "--deterministic/--no-deterministic",
-    default=ENGINE.deterministic,
-    show_default=True,
-    help="The same request gives the same answer, alone or in any company.",
+    default=None,
+    help="The same request gives the same answer, alone or in any company; the default for native families. A model on "
+    "transformers' own code then gives one answer at a time.",
 )
 @decoder_options
 @adapter_option

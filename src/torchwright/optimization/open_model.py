@@ -32,10 +32,10 @@ from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.generation.sampling import Sampling
-from torchwright.models.decoder.generation.transformers_writer import load_transformers_writer
-from torchwright.models.decoder.load import load_decoder
+from torchwright.models.decoder.load import KV_DTYPES, load_decoder
 from torchwright.models.decoder.seq2seq.load import load_seq2seq
 from torchwright.models.decoder.seq2seq.stacks import stack_family
+from torchwright.models.decoder.transformers_backend.load import load_on_transformers
 from torchwright.models.diffusion.diffuser import Diffuser
 from torchwright.models.diffusion.load import load_diffuser
 from torchwright.models.speech.base import Recognizer
@@ -142,6 +142,7 @@ def open_model(
     language: str | None = None,
     source_language: str | None = None,
     trust: bool = False,
+    batched: bool = True,
 ) -> OpenedModel:
     """The language model of an artifact, or of a Hugging Face folder, training run, GGUF file or hub id; None is the
     bundled one.
@@ -149,7 +150,8 @@ def open_model(
     `quantize`, `kv` and `adapter` are those of `load_decoder`, but without `quantize` a folder whose weights were
     trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
     kernels are there; `device` is by default CUDA where there is a card. Languages are those of `load_seq2seq`, for a
-    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it.
+    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it. `batched` lets a model on
+    transformers' own code compute several sequences in one call, where their last bits depend on their company.
 
     Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
     of model, and what `tw.load` and `load_decoder` raise.
@@ -177,7 +179,8 @@ def open_model(
         if given := [_flag(name) for name, value in languages.items() if value is not None]:
             raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")
         if _is_foreign(described, folder):
-            return _on_transformers(folder, dtype, device, quantize=quantize, kv=kv, adapter=adapter)
+            options = {"device": device, "adapter": adapter, "batched": batched}
+            return _on_transformers(folder, quantize, kv, dtype, **options)
         trained = trained_scheme(folder) if quantize is None else None
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
@@ -319,20 +322,35 @@ def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
 
 
 def _on_transformers(
-    folder: Path, dtype: str | None, device: str | None, **native: str | None
+    folder: Path,
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    *,
+    device: str | None,
+    adapter: str | None,
+    batched: bool,
 ) -> OpenedModel:
-    """Open a model of another family, on the CPU unless asked otherwise; `native` are options of the decoder."""
-    given = [f"{_flag(name)} {value}" for name, value in native.items() if value is not None]
-    if given:
+    """Open a model of another family, on the CPU unless asked otherwise."""
+    if adapter is not None:
         raise WorkloadError(
-            f"{' '.join(given)} is not for {folder}",
+            f"--adapter {adapter} is not for {folder}",
             found="a model that runs on transformers' own code",
-            allowed="--dtype, --device",
+            allowed="--quantize, --kv, --dtype, --device",
         )
+    if kv is not None and kv not in KV_DTYPES:
+        raise unknown("type of cached keys and values", kv, KV_DTYPES)
     name = device or "cpu"
     get_device(name).start()
-    loaded = load_transformers_writer(folder, DTYPES[dtype or "fp32"], name)
-    return OpenedModel(model=loaded.writer, notices=loaded.notices)
+    loaded = load_on_transformers(
+        folder,
+        DTYPES[dtype or "fp32"],
+        quantize=quantize,
+        kv=None if kv is None else KV_DTYPES[kv],
+        device=name,
+        batched=batched,
+    )
+    return OpenedModel(model=loaded.model, notices=loaded.notices)
 
 
 def _seq2seq(

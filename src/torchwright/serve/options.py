@@ -53,8 +53,9 @@ class EngineOptions:
     speculate_rows: int = 16
     """Rows that decode in one step, up to which tokens are proposed: while rows are few, more cost next to nothing."""
     prefix_cache: bool = True
-    deterministic: bool = True
-    """A request's tokens are the same, bit for bit, in any company."""
+    deterministic: bool | None = None
+    """A request's tokens are the same, bit for bit, in any company. None: wherever the model can; one of another family
+    on transformers' own code then runs in batches."""
 
     def __post_init__(self) -> None:
         for name, least in (("step_tokens", 1), ("max_running", 1), ("max_queue", 1), ("speculate_rows", 0)):

@@ -88,9 +88,15 @@ def rope_store(
 
 
 def paged_attention(
-    q_THD: torch.Tensor, *args: Any, causal: bool = True, bias: torch.Tensor | None = None
+    q_THD: torch.Tensor,
+    *args: Any,
+    causal: bool = True,
+    bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference.paged_attention`."""
+    """See `reference.paged_attention`; no compiled kernel has sinks so far."""
+    if sinks is not None:
+        return reference.paged_attention(q_THD, *args, causal=causal, bias=bias, sinks=sinks)
     kernels = _paged(q_THD, q_THD.shape[-1])
     if causal and bias is None:
         return kernels.paged_attention(q_THD, *args)

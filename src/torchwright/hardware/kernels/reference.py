@@ -119,6 +119,7 @@ def paged_attention(
     soft_cap: float,
     causal: bool = True,
     bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention (T, H, D) of each sequence's queries over its own pages.
 
@@ -126,7 +127,8 @@ def paged_attention(
     lie in pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p
     when `window` is 0; where attention is not `causal`, all of the context. `soft_cap` c > 0 turns a score s into
     c · tanh(s / c). Query head h reads key-value head h // (H / K). `bias` (H, 2L) in float32, L a multiple of 64 and
-    no context longer, is added to the scores of its head: column L + d for a key d places behind its query.
+    no context longer, is added to the scores of its head: column L + d for a key d places behind its query. `sinks`
+    (H,) are scores beside the keys' in each head's softmax, with values of zero (Xiao et al., 2023; gpt-oss).
     """
     out_THD = torch.empty_like(q_THD)
     starts, contexts = query_starts.tolist(), context_lens_B.tolist()
@@ -154,7 +156,11 @@ def paged_attention(
                 if window:
                     hidden_TS |= distance_TS >= window
                 score_KGTS = score_KGTS.masked_fill(hidden_TS, -torch.inf)
-            weight_KGTS = score_KGTS.softmax(-1)
+            if sinks is None:
+                weight_KGTS = score_KGTS.softmax(-1)
+            else:
+                sink_KGT1 = sinks.to(score_KGTS).view(-1, group, 1, 1).expand(*score_KGTS.shape[:3], 1)
+                weight_KGTS = torch.cat([score_KGTS, sink_KGT1], -1).softmax(-1)[..., :-1]
             out = torch.einsum("kgts,ksd->kgtd", weight_KGTS, v_KSD.to(q.dtype))
             out_THD[start:stop] = out.permute(2, 0, 1, 3).flatten(1, 2).to(out_THD.dtype)
     return out_THD

@@ -24,8 +24,8 @@ from torchwright.hardware.kernels.cpu.memory import zeros
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.reference import PAGE
 from torchwright.models.decoder.batch import Batch
-from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.pages import LayerPages
+from torchwright.models.decoder.config import PagedConfig
+from torchwright.models.decoder.pages import LayerPages, PageShape
 
 __all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
 
@@ -101,10 +101,10 @@ class PagedCache:
     """
 
     def __init__(
-        self, config: DecoderConfig, *, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self, config: PagedConfig, *, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         self.pool, self.dtype, self.device = PagePool(pages), dtype, torch.device(device)
-        self.layers = [_layer(pages, config, dtype, self.device) for _ in range(config.layers)]
+        self.layers = [_layer(pages, shape, dtype, self.device) for shape in config.page_shapes]
 
     def sequence(self, prompt_tokens: int) -> CacheSequence:
         """A new, empty sequence whose prompt will have `prompt_tokens` tokens."""
@@ -218,8 +218,8 @@ def _on(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> LayerPages:
-    heads, size = config.kv_heads, config.head_dim
+def _layer(pages: int, shape: PageShape, dtype: torch.dtype, device: torch.device) -> LayerPages:
+    heads, size = shape.kv_heads, shape.head_dim
     if dtype == torch.bfloat16 and not gpu.takes(device):
         k, v = (pages, heads, size // 2, PAGE, 2), (pages, heads, PAGE // 2, size, 2)
     else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from torchwright.hub.architectures import UnsupportedArchitecture as UnsupportedArchitecture
-from torchwright.models.decoder.rope import Rope
+from torchwright.models.decoder.pages import PageShape
+from torchwright.models.decoder.rope import BY_LENGTH, Rope
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -14,6 +16,38 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+
+
+class PagedConfig(Protocol):
+    """What a cache, `generate` and the serving engine ask of a model."""
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def context(self) -> int:
+        """The most tokens of one sequence."""
+        ...
+
+    @property
+    def bos(self) -> int | None: ...
+
+    @property
+    def page_shapes(self) -> tuple[PageShape, ...]:
+        """What each layer keeps of a token."""
+        ...
+
+    @property
+    def varies_by_length(self) -> bool:
+        """Check whether keys depend on the length of their sequence's prompt, so that sequences cannot share them."""
+        ...
+
+    def restarts_at(self, prompt_tokens: int, length: int) -> bool:
+        """Check whether a sequence's cached keys become invalid once it reaches `length`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +122,16 @@ class DecoderConfig:
         """Query heads of one key-value head."""
         return self.heads // self.kv_heads
 
+    @property
+    def page_shapes(self) -> tuple[PageShape, ...]:
+        return (PageShape(self.kv_heads, self.head_dim),) * self.layers
+
+    @property
+    def varies_by_length(self) -> bool:
+        return any(rope.kind in BY_LENGTH for rope in self.ropes if rope)
+
     def restarts_at(self, prompt_tokens: int, length: int) -> bool:
-        """Check whether a sequence's cached keys become invalid once it reaches `length`.
+        """See `PagedConfig`.
 
         "longrope" turns positions by other angles beyond the trained length. transformers throws the cache away there
         (Phi-3), so that an answer does not depend on where its prompt ended.

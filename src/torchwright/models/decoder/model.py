@@ -6,10 +6,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.hardware.kernels import ops
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import join
+from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, StepModules, plans
 from torchwright.models.decoder.post_norm import embedding_norm, layer_of
 from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
@@ -19,14 +21,14 @@ from torchwright.models.decoder.shared import shape_logits
 from torchwright.models.decoder.weights import DecoderParts
 
 
-class Decoder(nn.Module):
+class Decoder(PagedModel):
     """A decoder-only transformer over ragged batches and a paged cache.
 
     batch = cache.append([(sequence, ids), …])
     logits_BV = decoder.answer(batch, cache, batch.last_rows_B).values_NV
     """
 
-    embedding: torch.Tensor
+    config: DecoderConfig
     positions: torch.Tensor | None
     norm: torch.Tensor | None
 
@@ -48,6 +50,11 @@ class Decoder(nn.Module):
         self.head = weights.head(embedding_VE).to(weights.device)
         weights.release()
         self.rotary = RotaryCache(config)
+
+    @property
+    def on_kernels(self) -> bool:
+        linear = any(isinstance(module, nn.Linear) for module in self.modules())
+        return not linear and ops.on(self.embedding.device, self.embedding.dtype) is ops.native
 
     def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
+from torchwright.hardware.kernels.reference import PAGE, PAIRED
+
+
+@dataclass(frozen=True)
+class PageShape:
+    """What one layer keeps of a token: keys and values of so many heads of one size."""
+
+    kv_heads: int
+    head_dim: int
+
+    def bytes_of(self, dtype: torch.dtype) -> int:
+        """Bytes of one page; int8 has a float32 scale for each token and head."""
+        vector = self.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+        return 2 * self.kv_heads * PAGE * vector
+
 
 @dataclass(frozen=True)
 class LayerPages:
@@ -15,6 +30,10 @@ class LayerPages:
     v: torch.Tensor
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
+
+    @property
+    def head_dim(self) -> int:
+        return self.v.shape[-2 if self.v.dim() == PAIRED else -1]
 
     def copy(self, source: int, target: int) -> None:
         for pages in (self.k, self.v, self.k_scale, self.v_scale):

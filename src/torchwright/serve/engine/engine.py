@@ -20,8 +20,7 @@ import torch
 
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder.cache import PAGE, PagedCache
-from torchwright.models.decoder.generation.generate import LoadedDecoder
-from torchwright.models.decoder.rope import BY_LENGTH
+from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine
 from torchwright.serve.engine.fingerprint import fingerprint
@@ -51,7 +50,7 @@ class ServingEngine(TokenEngine):
 
     def __init__(
         self,
-        loaded: LoadedDecoder,
+        loaded: LoadedPagedModel,
         *,
         pages: int,
         options: EngineOptions | None = None,
@@ -60,8 +59,7 @@ class ServingEngine(TokenEngine):
         super().__init__(options, clock)
         self.loaded = loaded
         config, options = loaded.config, self.options
-        if options.deterministic:
-            require_invariance(loaded.decoder)
+        require_invariance(loaded.decoder, asked=options.deterministic)
         context = min(config.context, options.max_context or config.context)
         self.context = min(context, pages * PAGE)
         """Tokens of one sequence at most, prompt and answer together."""
@@ -75,7 +73,7 @@ class ServingEngine(TokenEngine):
         )
         self._cache = PagedCache(config, pages=pages, dtype=loaded.kv_dtype, device=loaded.device)
         # Where angles depend on the prompt's length, equal tokens have unequal keys, and a cache may start afresh.
-        by_length = any(rope.kind in BY_LENGTH for rope in config.ropes if rope)
+        by_length = config.varies_by_length
         tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None
         self._speculates = options.speculate == "ngram" and not by_length
         self._pages = Pages(self._cache, tree)
@@ -120,7 +118,7 @@ class ServingEngine(TokenEngine):
             self._loading.append(first)
         return None
 
-    def load_weights(self, loaded: LoadedDecoder) -> None:
+    def load_weights(self, loaded: LoadedPagedModel) -> None:
         """Go on with other weights of the same model from the next step on, as training changes them.
 
         Called between steps, so that no step sees both. Running requests keep their tokens; what was computed of them
@@ -137,8 +135,7 @@ class ServingEngine(TokenEngine):
                 found=", ".join(f"another {name}" for name in different),
                 allowed=f"other values for {old.folder}",
             )
-        if self.options.deterministic:
-            require_invariance(loaded.decoder)
+        require_invariance(loaded.decoder, asked=self.options.deterministic)
         now = self._clock()
         for sequence in self._scheduler.preempt_all():
             self._preempted(sequence, now)
@@ -345,5 +342,5 @@ class ServingEngine(TokenEngine):
         return self._answers(sequence.submit.id).get(sequence.index) is sequence
 
 
-def _fingerprint(loaded: LoadedDecoder) -> str:
+def _fingerprint(loaded: LoadedPagedModel) -> str:
     return f"{fingerprint(loaded.decoder)}-{str(loaded.kv_dtype).removeprefix('torch.')}"

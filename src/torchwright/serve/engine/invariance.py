@@ -14,11 +14,17 @@ from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LANES
 from torchwright.models.decoder.layers import RoutedExperts
 from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.paged_model import PagedModel
 
 
-def require_invariance(decoder: Decoder) -> None:
-    """Raise `WorkloadError`, saying why and what to do, for a decoder whose rows depend on their company."""
-    found, cure = _variant(decoder) or (None, None)
+def require_invariance(model: PagedModel, *, asked: bool | None) -> None:
+    """Raise `WorkloadError`, saying why and what to do, for a model whose rows depend on their company.
+
+    Where nobody `asked`, None, a model on transformers' own layers is let through: it cannot compute otherwise.
+    """
+    if asked is False or (asked is None and not isinstance(model, Decoder)):
+        return
+    found, cure = _variant(model) or (None, None)
     if found is not None:
         raise WorkloadError(
             "this model cannot answer a request alike in any company",
@@ -27,8 +33,10 @@ def require_invariance(decoder: Decoder) -> None:
         )
 
 
-def _variant(decoder: Decoder) -> tuple[str, str] | None:
+def _variant(decoder: PagedModel) -> tuple[str, str] | None:
     """Return the part that is not invariant, and the beginning of the advice."""
+    if not isinstance(decoder, Decoder):
+        return "it runs on transformers' own layers", ""
     if not ops.fast(decoder.embedding):
         return build.load_fault() or f"{decoder.embedding.dtype} on {decoder.embedding.device.type}", ""
     if any(isinstance(module, nn.Linear) for module in decoder.modules()):

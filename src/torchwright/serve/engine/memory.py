@@ -7,7 +7,7 @@ import torch
 from torchwright.core.errors import WorkloadError
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.models.decoder.cache import PAGE
-from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import PagedConfig
 from torchwright.serve.options import KV_SHARE
 
 MOST = 0.9
@@ -23,14 +23,13 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS_SAY)
 
 
-def page_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """One page's keys and values in all layers; int8 has a float32 scale for each token and head."""
-    vector = config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
-    return config.layers * 2 * config.kv_heads * PAGE * vector
+def page_bytes(config: PagedConfig, dtype: torch.dtype) -> int:
+    """One page's keys and values in all layers."""
+    return sum(shape.bytes_of(dtype) for shape in config.page_shapes)
 
 
 def page_count(
-    config: DecoderConfig,
+    config: PagedConfig,
     dtype: torch.dtype,
     *,
     context: int,

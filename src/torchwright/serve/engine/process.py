@@ -21,9 +21,9 @@ from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError,
 from torchwright.core.process.orphans import die_with_parent
 from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.models.decoder.cache import PAGE
-from torchwright.models.decoder.generation.generate import LoadedDecoder
-from torchwright.models.decoder.generation.transformers_writer import TransformersWriter
+from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
+from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.optimization.artifact.load import load
 from torchwright.optimization.open_model import (
     is_artifact,
@@ -278,6 +278,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             device="cpu",
             adapter=options.adapter,
             trust=options.trust,
+            batched=options.deterministic is not True,
         )
         model, notices = opened.model, list(opened.notices)
     if isinstance(model, LoadedSeq2Seq):
@@ -292,7 +293,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             notices=tuple(notices),
         )
         return ServedDecoder(writing, writing.ready)
-    if not isinstance(model, LoadedDecoder):
+    if not isinstance(model, LoadedPagedModel):
         raise ArtifactError(
             f"{options.model} cannot be served",
             found="a model that `torchwright generate` does not answer with either",
@@ -310,7 +311,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
     return ServedDecoder(engine, _ready(engine, notices))
 
 
-def _engine(model: LoadedDecoder, options: EngineOptions) -> ServingEngine:
+def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
     check_context(options.max_context, model.config.context)
     context = min(model.config.context, options.max_context or model.config.context)
     pages = page_count(

@@ -11,7 +11,7 @@ import torch
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PagedCache
-from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
@@ -65,7 +65,7 @@ class StepPiece:
 class Runner:
     """A model with its cache: computes plans."""
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, pages: Pages, grammars: Grammars) -> None:
+    def __init__(self, decoder: PagedModel, cache: PagedCache, pages: Pages, grammars: Grammars) -> None:
         self.decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
 
     def run(self, plan: StepPlan) -> list[StepResult]:

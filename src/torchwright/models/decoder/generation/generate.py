@@ -7,28 +7,28 @@ from contextlib import AbstractContextManager
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
 
 from torchwright.core.errors import WorkloadError
-from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
-from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig, PagedConfig
 from torchwright.models.decoder.generation.sampling import Sampler, Sampling
 from torchwright.models.decoder.generation.text import FolderTokenizer, TextStream
 from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
 from torchwright.workloads.generation import as_list
 
+Model = TypeVar("Model", bound=PagedModel)
 PREFILL_CHUNK = 512
 """Tokens of one forward call at most, over all sequences: what bounds the memory of activations."""
 
 
-class LoadedDecoder:
-    """A decoder with its tokenizer.
+class LoadedPagedModel(Generic[Model]):
+    """A language model over a paged cache, with its tokenizer.
 
     model.logits(ids_BT)                                    float32 (B, T, V)
     model.generate("Once upon a time", max_new_tokens=64)   the continuation, as text
@@ -40,7 +40,7 @@ class LoadedDecoder:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Model,
         folder: Path,
         *,
         kv_dtype: torch.dtype,
@@ -54,7 +54,7 @@ class LoadedDecoder:
         """Threads to compute on; None is as many as PyTorch's pool has."""
 
     @property
-    def config(self) -> DecoderConfig:
+    def config(self) -> PagedConfig:
         return self.decoder.config
 
     @cached_property
@@ -255,9 +255,7 @@ class LoadedDecoder:
 
     @cached_property
     def _on_kernels(self) -> bool:
-        embedding = self.decoder.embedding
-        linear = any(isinstance(module, nn.Linear) for module in self.decoder.modules())
-        return not linear and ops.on(embedding.device, embedding.dtype) is ops.native
+        return self.decoder.on_kernels
 
     def _checked(self, ids: list[int], *, new: int) -> list[int]:
         if not ids:
@@ -276,6 +274,14 @@ class LoadedDecoder:
                 else "shorten it or ask for fewer tokens",
             )
         return ids
+
+
+class LoadedDecoder(LoadedPagedModel[Decoder]):
+    """A native decoder with its tokenizer."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self.decoder.config
 
 
 def _chunks(rows: list[list[int]], size: int) -> Iterator[list[tuple[int, int, int]]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,12 @@ import torch
 from torch import nn
 
 from torchwright.core.errors import WorkloadError
-from torchwright.hub.context import longest_context
-from torchwright.hub.fields import Fields
-from torchwright.hub.folder import read_config
 from torchwright.models.decoder.generation.sampling import Sampler, Sampling
 from torchwright.models.decoder.generation.text import FolderTokenizer
 from torchwright.workloads.generation import check_ids
-from torchwright.workloads.huggingface import load_model, quiet_transformers
-from torchwright.workloads.language import generation_eos
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")
 """Arguments in which models of transformers take their cache, the newest name first."""
-UNLIMITED_CONTEXT = 8192
-"""Context of models that name no limit, such as state-space models: a bound on the memory of one answer."""
 PROBE = (5, 3)
 """Tokens of the prompt and of the answer in the check of a model's cache."""
 TOLERANCE = 1e-2
@@ -155,36 +148,6 @@ class TransformersSession:
         ids = [token] if self._writer.cached else self._ids
         logits_V, self._cache = self._writer.next_logits(ids, self._cache)
         return logits_V
-
-
-@dataclass(frozen=True)
-class LoadedWriter:
-    """A writer, and what the user should know about how it runs."""
-
-    writer: TransformersWriter
-    notices: tuple[str, ...]
-
-
-def load_transformers_writer(folder: Path, dtype: torch.dtype, device: str = "cpu") -> LoadedWriter:
-    """Load the causal language model of a Hugging Face folder on transformers' own code.
-
-    Raises `ModelError` with transformers' own reason where it cannot be built.
-    """
-    config = read_config(folder)
-    model: Any = load_model(folder, "AutoModelForCausalLM").to(device=device, dtype=dtype)
-    text = model.config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
-    context = longest_context(config, positions) if type(positions) is int else UNLIMITED_CONTEXT
-    stop = sorted({*Fields(folder / "config.json", config).ids("eos_token_id"), *generation_eos(folder)})
-    with quiet_transformers():
-        writer = TransformersWriter(model, folder, context=context, stop=stop)
-    notices = [
-        f"runs on transformers' own code, one answer at a time: the native decoder does not know "
-        f"{type(model).__name__}"
-    ]
-    if not writer.cached:
-        notices.append("its cache cannot be used: each token is computed from the whole text")
-    return LoadedWriter(writer, tuple(notices))
 
 
 def _first(ids: Any) -> int | None:

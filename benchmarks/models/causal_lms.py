@@ -1,0 +1,324 @@
+"""Every causal language model of transformers, shrunken: does it generate here what transformers generates?
+
+    python -m benchmarks.models.causal_lms [--only TYPE …] [--json FILE] [--page FILE]
+
+For each model type of transformers' causal-LM mapping: its default configuration with small sizes, random weights in
+float32, saved as a folder. Eight prompts of different lengths are continued greedily by transformers' own `generate`,
+by `torchwright generate`'s model one by one, and by the serving engine all at once. A type is right where all tokens
+agree; a token counts as agreeing where the two best logits are within 1e-4 of each other.
+`--page` writes docs/models.md from the rows of --json.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import run
+
+LAYERS, MOST_PARAMETERS, VOCABULARY = 4, 30_000_000, 261
+NEW = 12
+LENGTHS = (3, 5, 8, 13, 17, 21, 30, 45)
+SECONDS = 300.0
+"""Limit of one type; most take five."""
+TIE = 1e-4
+WORKER = "_worker"
+HEAD = ("type", "architecture", "runs on", "generate", "serve, 8 at once", "reason")
+SIZES: dict[str, int] = {
+    **dict.fromkeys(
+        "hidden_size n_embd d_model embed_dim dim n_embed word_embed_proj_dim embedding_size lru_width "
+        "d_inner_model model_dim attention_hidden_size input_embedding_size".split(),
+        64,
+    ),
+    **dict.fromkeys(
+        "intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim ffn_hidden_size d_inner "
+        "dense_intermediate_size intermediate_size_mlp".split(),
+        128,
+    ),
+    **dict.fromkeys(
+        "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size moe_ffn_hidden_size "
+        "expert_ffn_hidden_size".split(),
+        32,
+    ),
+    **dict.fromkeys(
+        "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers "
+        "num_encoder_layers".split(),
+        LAYERS,
+    ),
+    **dict.fromkeys(
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
+        "attention_heads num_decoder_attention_heads num_encoder_attention_heads linear_num_value_heads "
+        "swa_num_attention_heads".split(),
+        4,
+    ),
+    **dict.fromkeys(
+        "num_key_value_heads num_kv_heads multi_query_group_num n_head_kv linear_num_key_heads "
+        "swa_num_key_value_heads".split(),
+        2,
+    ),
+    **dict.fromkeys(
+        "head_dim attention_head_dim global_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim "
+        "kv_channels linear_key_head_dim linear_value_head_dim kv_lora_rank swa_head_dim index_head_dim".split(),
+        16,
+    ),
+    **dict.fromkeys("q_lora_rank".split(), 32),
+    **dict.fromkeys(
+        "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts".split(), 4
+    ),
+    **dict.fromkeys(
+        "num_experts_per_tok num_experts_per_token moe_top_k moe_k top_k_experts moe_topk".split(), 2
+    ),
+    **dict.fromkeys("n_group topk_group num_expert_group n_groups".split(), 1),
+    **dict.fromkeys(
+        "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_sequence_length".split(), 256
+    ),
+    "vocab_size": VOCABULARY,
+    "sliding_window": 16,
+    "attention_chunk_size": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""Field → small value; a field that a configuration lacks or has as null stays as it is."""
+
+
+def main() -> int:
+    if sys.argv[1:2] == [WORKER]:
+        print(json.dumps(work(sys.argv[2])))
+        return 0
+    options = run.options(__doc__, only=list(types()), page=run.Option(metavar="FILE"))
+    rows = run.Rows(options.json, HEAD)
+    found = []
+    for kind in options.only:
+        row = measured(kind)
+        rows.add(row, cells(row))
+        found.append(row)
+    built = [row for row in found if row["built"]]
+    right = [row for row in built if row["generate"] == row["serve"] == "same"]
+    print(f"{len(right)} of {len(built)} types that can be built generate the same tokens, alone and in eight")
+    return 0
+
+
+def types() -> list[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def cells(row: dict[str, Any]) -> Sequence[str]:
+    return [str(row.get(key) or "") for key in ("type", "architecture", "runs_on", "generate", "serve", "reason")]
+
+
+def measured(kind: str) -> dict[str, Any]:
+    """The row of one type, computed in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.models.causal_lms", WORKER, kind]
+    nothing = {"type": kind, "built": True, "generate": "failed", "serve": "failed"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return nothing | {"reason": f"no answer in {SECONDS:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return nothing | {"reason": last[:200]}
+    return json.loads(lines[-1])
+
+
+def work(kind: str) -> dict[str, Any]:
+    """Build, save, and compare one type."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    row: dict[str, Any] = {"type": kind, "built": False}
+    try:
+        config = shrunken(kind)
+        with torch.device("meta"):
+            count = sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(config).parameters())
+        if count > MOST_PARAMETERS:
+            return row | {"reason": f"{count / 1e6:.0f} M parameters after shrinking"}
+        model = built(config)
+    except Exception as error:
+        return row | {"reason": f"not built: {_said(error)}"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model.save_pretrained(folder)
+        save_tokenizer(folder)
+        row |= {"built": True, "architecture": type(model).__name__, "parameters": count}
+        generator = torch.Generator().manual_seed(1)
+        prompts = [torch.randint(5, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
+        try:
+            reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+            expected = [generated(reference, ids) for ids in prompts]
+        except Exception as error:
+            return row | {"built": False, "reason": f"transformers' generate: {_said(error)}"}
+        for name, answers in (("generate", alone), ("serve", served)):
+            try:
+                found, row["runs_on"] = answers(folder, prompts)
+                bad = [n for n, ids in enumerate(prompts) if differs(reference, ids, expected[n], found[n])]
+                row[name] = f"{len(bad)} of {len(prompts)} differ" if bad else "same"
+            except Exception as error:
+                row[name] = "refused" if type(error).__module__.startswith("torchwright") else "failed"
+                row["reason"] = _said(error)
+    return row
+
+
+def shrunken(kind: str) -> Any:
+    """The default configuration of a type with small sizes."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(kind)
+    data = smaller(config.to_dict())
+    for key in ("transformers_version", "model_type", "architectures", "dtype", "_name_or_path"):
+        data.pop(key, None)
+    return type(config)(**data)
+
+
+def smaller(data: dict[str, Any]) -> dict[str, Any]:
+    """The same fields, sizes small, per-layer lists cut to the chosen layers."""
+    layers = next(
+        (data[key] for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in data), None
+    )
+    chosen = _layers(data, layers)
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and not key.endswith(("id2label", "label2id")):
+            found[key] = smaller(value)
+        elif isinstance(value, list) and layers and len(value) == layers:
+            found[key] = [value[place] for place in chosen]
+        elif key in SIZES and type(value) is int:
+            found[key] = min(value, SIZES[key]) if not key.endswith("token_id") else SIZES[key]
+        elif key.endswith("token_id") and type(value) is int and value >= VOCABULARY:
+            found[key] = VOCABULARY - 1
+        else:
+            found[key] = value
+    return found
+
+
+def _layers(data: dict[str, Any], layers: Any) -> list[int]:
+    """Layers that together have every kind of layer that the configuration names."""
+    if type(layers) is not int:
+        return []
+    kinds = [value for value in data.values() if isinstance(value, list) and len(value) == layers]
+    seen: dict[str, int] = {}
+    for place in range(layers):
+        seen.setdefault(str([kind[place] for kind in kinds]), place)
+    first = sorted(seen.values())[:LAYERS]
+    rest = [place for place in range(layers) if place not in first]
+    return sorted((first + rest)[: min(LAYERS, layers)])
+
+
+def built(config: Any) -> Any:
+    """The model, with random weights that are large enough to make answers differ."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "norm" not in name and parameter.is_floating_point():
+            parameter.data.mul_(4)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    special = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: n for n, token in enumerate([*special, *alphabet])}, merges=[])
+    )
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def generated(model: Any, ids: list[int]) -> list[int]:
+    """What transformers' own `generate` continues greedily with."""
+    import torch
+
+    given = torch.tensor([ids])
+    output = model.generate(
+        input_ids=given,
+        attention_mask=torch.ones_like(given),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=NEW,
+        pad_token_id=0,
+    )
+    new = output[0, len(ids) :].tolist()
+    return new[: new.index(2)] if 2 in new else new
+
+
+def alone(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str]:
+    from torchwright.optimization.open_model import open_model
+
+    model: Any = open_model(str(folder), dtype="fp32", device="cpu").model
+    answers = []
+    for ids in prompts:
+        tokens: list[int] = []
+        model.write(list(ids), NEW, seed=0, on_token=tokens.append)
+        answers.append(tokens)
+    return answers, type(getattr(model, "decoder", model)).__name__
+
+
+def served(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str]:
+    from torchwright.serve.engine.process import open_served
+    from torchwright.serve.options import EngineOptions
+    from torchwright.serve.wire.messages import SamplingOptions, Submit
+
+    class Silent:
+        def send(self, _: Any) -> None:
+            pass
+
+    options = EngineOptions(
+        model=str(folder), dtype="fp32", deterministic=False, speculate="none", kv_memory=1 << 28
+    )
+    opened: Any = open_served(options, Silent())  # pyright: ignore[reportArgumentType]
+    engine = opened.engine
+    answers: dict[str, list[int]] = {str(n): [] for n in range(len(prompts))}
+    for name, ids in zip(answers, prompts, strict=True):
+        sampling = SamplingOptions(temperature=0.0)
+        refused = engine.submit(Submit(id=name, ids=ids, max_tokens=NEW, sampling=sampling, stop_ids=[2]))
+        if refused is not None:
+            raise RuntimeError(refused.text)
+    while not engine.idle:
+        for output in engine.step().outputs:
+            if output.finish == "error":
+                raise RuntimeError(output.message)
+            answers[output.id] += output.tokens
+    engine.close()
+    found = [ids[: ids.index(2)] if 2 in ids else ids for ids in answers.values()]
+    return found, type(getattr(getattr(engine, "loaded", None), "decoder", engine)).__name__
+
+
+def differs(model: Any, prompt: list[int], expected: list[int], found: list[int]) -> bool:
+    """Check whether answers differ, other than by a near tie of transformers' own logits."""
+    import torch
+
+    if expected == found:
+        return False
+    place = next(
+        (n for n, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
+        min(len(expected), len(found)),
+    )
+    with torch.inference_mode():
+        logits_V = model(input_ids=torch.tensor([prompt + expected[:place]])).logits[0, -1].float()
+    top = logits_V.topk(2).values
+    return float(top[0] - top[1]) > TIE * max(1.0, float(logits_V.abs().max()))
+
+
+def _said(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

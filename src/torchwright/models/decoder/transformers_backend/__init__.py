@@ -1,0 +1,1 @@
+"""Language models without a native family: transformers' own modules over the paged cache, or one answer at a time."""
