@@ -1,12 +1,12 @@
 """Every causal language model of transformers, shrunken: does it generate here what transformers generates?
 
-    python -m benchmarks.models.causal_lms [--only TYPE …] [--json FILE] [--page FILE]
+    python -m benchmarks.models.causal_lms [--only TYPE …] [--json FILE]
+    python -m benchmarks.models.causal_lms --page docs/models.md --json FILE    write the page from the rows of a run
 
 For each model type of transformers' causal-LM mapping: its default configuration with small sizes, random weights in
 float32, saved as a folder. Eight prompts of different lengths are continued greedily by transformers' own `generate`,
 by `torchwright generate`'s model one by one, and by the serving engine all at once. A type is right where all tokens
 agree; a token counts as agreeing where the two best logits are within 1e-4 of each other.
-`--page` writes docs/models.md from the rows of --json.
 """
 
 from __future__ import annotations
@@ -29,79 +29,109 @@ SECONDS = 300.0
 TIE = 1e-4
 WORKER = "_worker"
 HEAD = ("type", "architecture", "runs on", "generate", "serve, 8 at once", "reason")
-SIZES: dict[str, int] = {
-    **dict.fromkeys(
-        "hidden_size n_embd d_model embed_dim dim n_embed word_embed_proj_dim embedding_size lru_width "
-        "d_inner_model model_dim attention_hidden_size input_embedding_size".split(),
-        64,
-    ),
-    **dict.fromkeys(
-        "intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim ffn_hidden_size d_inner "
-        "dense_intermediate_size intermediate_size_mlp".split(),
-        128,
-    ),
-    **dict.fromkeys(
-        "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size moe_ffn_hidden_size "
-        "expert_ffn_hidden_size".split(),
-        32,
-    ),
-    **dict.fromkeys(
-        "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers "
-        "num_encoder_layers".split(),
-        LAYERS,
-    ),
-    **dict.fromkeys(
-        "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
-        "attention_heads num_decoder_attention_heads num_encoder_attention_heads linear_num_value_heads "
-        "swa_num_attention_heads".split(),
-        4,
-    ),
-    **dict.fromkeys(
-        "num_key_value_heads num_kv_heads multi_query_group_num n_head_kv linear_num_key_heads "
-        "swa_num_key_value_heads".split(),
-        2,
-    ),
-    **dict.fromkeys(
-        "head_dim attention_head_dim global_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim "
-        "kv_channels linear_key_head_dim linear_value_head_dim kv_lora_rank swa_head_dim index_head_dim".split(),
-        16,
-    ),
-    **dict.fromkeys("q_lora_rank".split(), 32),
-    **dict.fromkeys(
-        "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts".split(), 4
-    ),
-    **dict.fromkeys(
-        "num_experts_per_tok num_experts_per_token moe_top_k moe_k top_k_experts moe_topk".split(), 2
-    ),
-    **dict.fromkeys("n_group topk_group num_expert_group n_groups".split(), 1),
-    **dict.fromkeys(
-        "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_sequence_length".split(), 256
-    ),
-    "vocab_size": VOCABULARY,
-    "sliding_window": 16,
-    "attention_chunk_size": 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+NAMES = {
+    64: """hidden_size n_embd d_model embed_dim dim n_embed word_embed_proj_dim embedding_size lru_width
+        d_inner_model model_dim attention_hidden_size input_embedding_size""",
+    128: """intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim ffn_hidden_size d_inner
+        dense_intermediate_size intermediate_size_mlp""",
+    32: """moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size moe_ffn_hidden_size
+        expert_ffn_hidden_size q_lora_rank""",
+    LAYERS: """num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers
+        num_encoder_layers num_attention_heads n_head n_heads num_heads decoder_attention_heads
+        encoder_attention_heads attention_heads num_decoder_attention_heads num_encoder_attention_heads
+        linear_num_value_heads swa_num_attention_heads num_experts num_local_experts n_routed_experts
+        moe_num_experts num_routed_experts""",
+    2: """num_key_value_heads num_kv_heads multi_query_group_num n_head_kv linear_num_key_heads
+        swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_top_k moe_k top_k_experts moe_topk
+        eos_token_id""",
+    16: """head_dim attention_head_dim global_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim
+        kv_channels linear_key_head_dim linear_value_head_dim kv_lora_rank swa_head_dim index_head_dim
+        sliding_window attention_chunk_size""",
+    1: "n_group topk_group num_expert_group n_groups bos_token_id",
+    256: "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_sequence_length",
+    VOCABULARY: "vocab_size",
+    0: "pad_token_id",
 }
+SIZES = {name: size for size, names in NAMES.items() for name in names.split()}
 """Field → small value; a field that a configuration lacks or has as null stays as it is."""
+
+RUNS_ON = {
+    "Decoder": ("Native", "On Torchwright's own decoder ([decoder.md](decoder.md))."),
+    "TransformersModel": (
+        "On the transformers back end",
+        "transformers' own layers over the paged cache, with batching, prefix cache and packed linear layers.",
+    ),
+    "TransformersWriter": (
+        "One answer at a time",
+        "transformers' own code with the model's own cache: its attention or state cannot be paged.",
+    ),
+}
+PAGE = """# Which language models run
+
+Every type of transformers {version}'s causal-LM mapping, with its default configuration shrunken to a few layers and
+random weights in float32: eight prompts continued greedily by transformers' own `generate`, by `torchwright generate`
+one by one, and by the engine of `torchwright serve` all at once. **{summary}.**
+Multimodal types are tried as transformers builds them for text.
+
+Made by `python -m benchmarks.models.causal_lms`; [serve.md](serve.md#other-families) says what the kinds mean.
+"""
 
 
 def main() -> int:
     if sys.argv[1:2] == [WORKER]:
         print(json.dumps(work(sys.argv[2])))
         return 0
-    options = run.options(__doc__, only=list(types()), page=run.Option(metavar="FILE"))
+    options = run.options(__doc__, only=tuple(types()), page=run.Option(metavar="FILE"))
+    if options.page:
+        rows = [json.loads(line) for line in Path(options.json).read_text().splitlines()]
+        Path(options.page).write_text(page([row for row in rows if "type" in row]))
+        return 0
     rows = run.Rows(options.json, HEAD)
     found = []
     for kind in options.only:
         row = measured(kind)
         rows.add(row, cells(row))
         found.append(row)
-    built = [row for row in found if row["built"]]
-    right = [row for row in built if row["generate"] == row["serve"] == "same"]
-    print(f"{len(right)} of {len(built)} types that can be built generate the same tokens, alone and in eight")
+    print(summary(found))
     return 0
+
+
+def right(row: dict[str, Any]) -> bool:
+    return row.get("generate") == row.get("serve") == "same"
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    built = [row for row in rows if row["built"]]
+    count = sum(map(right, built))
+    return f"{count} of {len(built)} types that can be built generate the same tokens, alone and in eight"
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """docs/models.md."""
+    import transformers
+
+    lines = [PAGE.format(version=transformers.__version__, summary=summary(rows))]
+    for name, words in RUNS_ON.items():
+        of_kind = sorted(row["type"] for row in rows if right(row) and row["runs_on"] == name)
+        lines.append(
+            f"## {words[0]}: {len(of_kind)}\n\n{words[1]}\n\n{', '.join(f'`{kind}`' for kind in of_kind)}.\n"
+        )
+    others = [row for row in rows if row["built"] and not right(row)]
+    lines.append(
+        f"## Not the same, or refused: {len(others)}\n\n| type | generate | serve | reason |\n|---|---|---|---|"
+    )
+    lines += [
+        f"| `{row['type']}` | {row.get('generate', '')} | {row.get('serve', '')} | {_cell(row.get('reason'))} |"
+        for row in others
+    ]
+    absent = [row for row in rows if not row["built"]]
+    lines.append(f"\n## Not built: {len(absent)}\n\n| type | reason |\n|---|---|")
+    lines += [f"| `{row['type']}` | {_cell(row.get('reason'))} |" for row in absent]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|").replace("<", "&lt;")[:160]
 
 
 def types() -> list[str]:
@@ -111,7 +141,9 @@ def types() -> list[str]:
 
 
 def cells(row: dict[str, Any]) -> Sequence[str]:
-    return [str(row.get(key) or "") for key in ("type", "architecture", "runs_on", "generate", "serve", "reason")]
+    return [
+        str(row.get(key) or "") for key in ("type", "architecture", "runs_on", "generate", "serve", "reason")
+    ]
 
 
 def measured(kind: str) -> dict[str, Any]:

@@ -150,8 +150,9 @@ def open_model(
     `quantize`, `kv` and `adapter` are those of `load_decoder`, but without `quantize` a folder whose weights were
     trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
     kernels are there; `device` is by default CUDA where there is a card. Languages are those of `load_seq2seq`, for a
-    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it. `batched` lets a model on
-    transformers' own code compute several sequences in one call, where their last bits depend on their company.
+    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it. A model on transformers'
+    own code runs by default in the type of its weights; `batched` lets it compute several sequences in one call, where
+    their last bits depend on their company.
 
     Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
     of model, and what `tw.load` and `load_decoder` raise.
@@ -180,7 +181,7 @@ def open_model(
             raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")
         if _is_foreign(described, folder):
             options = {"device": device, "adapter": adapter, "batched": batched}
-            return _on_transformers(folder, quantize, kv, dtype, **options)
+            return _on_transformers(folder, described, quantize, kv, dtype, **options)
         trained = trained_scheme(folder) if quantize is None else None
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
@@ -321,8 +322,15 @@ def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
     return False
 
 
+def _stored_dtype(described: dict[str, Any], device: str) -> str:
+    """The type of a checkpoint's weights: bf16 where they have 16 bits and the kernels take it, else fp32."""
+    stored = str(described.get("dtype") or described.get("torch_dtype"))
+    return "bf16" if stored in ("bfloat16", "float16") and ops.fault(device) is None else "fp32"
+
+
 def _on_transformers(
     folder: Path,
+    described: dict[str, Any],
     quantize: str | None,
     kv: str | None,
     dtype: str | None,
@@ -344,7 +352,7 @@ def _on_transformers(
     get_device(name).start()
     loaded = load_on_transformers(
         folder,
-        DTYPES[dtype or "fp32"],
+        DTYPES[dtype or _stored_dtype(described, name)],
         quantize=quantize,
         kv=None if kv is None else KV_DTYPES[kv],
         device=name,

@@ -42,10 +42,12 @@ class Call:
     window: int = 0
     cap: float = 0.0
     causal: bool = True
+    sinks: torch.Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         where = (self.tables, self.starts, self.contexts)
-        return (self.q, *self.pages, *where, self.scale, self.window, self.cap, self.causal)
+        given = (self.q, *self.pages, *where, self.scale, self.window, self.cap, self.causal)
+        return given if self.sinks is None else (*given, None, self.sinks)
 
     def wanted(self) -> torch.Tensor:
         return reference.paged_attention(self.q.double(), *self.arguments()[1:])
@@ -280,6 +282,28 @@ def test_sharp_scores(isa: str, kind: torch.dtype) -> None:
 def test_equal_scores_give_the_mean(isa: str, kind: torch.dtype) -> None:
     call = make(kind, [77], [1])
     check(replace(call, q=torch.zeros_like(call.q)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [(6, 2, 64), (3, 1, 48)])
+def test_sinks_take_their_share_of_the_softmax(
+    isa: str, heads: tuple[int, int, int], kind: torch.dtype
+) -> None:
+    """Sinks above and far below the scores, extreme ones too; over stretches, and the same bits alone."""
+    H = heads[0]
+    call = make(kind, [70, STRETCH + 20, 1], [70, 3, 1], heads, window=50)
+    for sinks in (randn(H, seed=5), torch.full((H,), 30.0), torch.full((H,), -1e4), 3e4 * randn(H, seed=6)):
+        check(replace(call, sinks=sinks))
+    with_sinks = replace(call, sinks=randn(H, seed=5))
+    found = with_sinks.found()
+    assert float((found - call.found()).abs().max()) > 0.05
+    assert torch.equal(with_sinks.only(0, 30, 31).found(), found[30:31])
+    assert torch.equal(with_sinks.only(1).found(), found[70:73])
+    broken = replace(call, sinks=torch.full((H,), torch.nan).index_fill(0, torch.arange(1, H), 0.0)).found()
+    assert broken[:, 0].isnan().all()
+    assert broken[:, 1:].isfinite().all()
+    with pytest.raises(ValueError, match="sinks"):
+        replace(call, sinks=torch.zeros(H + 1)).found()
 
 
 @pytest.mark.parametrize("kind", KINDS)

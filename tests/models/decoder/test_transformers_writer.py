@@ -1,4 +1,4 @@
-"""Families without a native decoder write text on transformers' own code: the tokens of transformers' `generate`."""
+"""One answer at a time on transformers' own code: the tokens of whole passes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import transformers
 from folders import VOCABULARY, build, causal, save
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hub.architectures import recognize, runs_on_transformers
-from torchwright.models.decoder.generation.transformers_writer import (
-    TransformersWriter,
-    load_transformers_writer,
-)
+from torchwright.models.decoder.transformers_backend.load import load_on_transformers
+from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.optimization.artifact.folder import RECIPE
 from torchwright.optimization.open_model import ask, open_model
 from torchwright.serve.folder import find
@@ -61,7 +59,7 @@ MODELS = {
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder = save(MODELS[name](), tmp_path)
     assert runs_on_transformers(json.loads((folder / "config.json").read_text()))
-    writer = load_transformers_writer(folder, torch.float32).writer
+    writer: Any = load_on_transformers(folder, torch.float32, batched=False).model
     ids, tokens = list(IDS), list[int]()
     for _ in range(NEW):  # one whole pass for each token
         tokens.append(int(writer(torch.tensor([ids]))[0, -1].argmax()))
@@ -109,8 +107,8 @@ def test_sampling_repeats_by_its_seed_and_errors_are_named(tmp_path: Path) -> No
     assert sampled[0] == sampled[1] != sampled[2]
     with pytest.raises(WorkloadError, match=r"8192 tokens together"):
         ask(opened.model, "ab", max_new_tokens=9000, on_text=print)
-    with pytest.raises(WorkloadError, match=r"--quantize w8a8 is not for .*transformers' own code"):
-        open_model(str(folder), quantize="w8a8")
+    with pytest.raises(WorkloadError, match=r"--adapter a is not for .*"):
+        open_model(str(folder), adapter="a")
 
 
 def test_an_artifact_of_one_pass_points_to_the_folder(tmp_path: Path) -> None:

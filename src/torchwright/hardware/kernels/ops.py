@@ -94,13 +94,11 @@ def paged_attention(
     bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference.paged_attention`; no compiled kernel has sinks so far."""
-    if sinks is not None:
-        return reference.paged_attention(q_THD, *args, causal=causal, bias=bias, sinks=sinks)
+    """See `reference.paged_attention`."""
     kernels = _paged(q_THD, q_THD.shape[-1])
-    if causal and bias is None:
+    if causal and bias is None and sinks is None:
         return kernels.paged_attention(q_THD, *args)
-    return _of_cpus(kernels).paged_attention(q_THD, *args, causal=causal, bias=bias)
+    return _of_cpus(kernels).paged_attention(q_THD, *args, causal=causal, bias=bias, sinks=sinks)
 
 
 def _of_cpus(kernels: Any) -> Any:

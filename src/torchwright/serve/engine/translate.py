@@ -73,7 +73,9 @@ class TranslatingEngine(AnsweringEngine):
     ) -> None:
         super().__init__(options, clock)
         self.loaded, options = loaded, self.options
-        require_invariance(loaded.decoder, asked=options.deterministic)  # whose layers are made as the encoder's
+        require_invariance(
+            loaded.decoder, asked=options.deterministic
+        )  # whose layers are made as the encoder's
         config = loaded.decoder.config
         self.context, self.answer = loaded.encoder.config.context, config.context
         """Tokens of a source and of an answer at most."""

@@ -217,6 +217,7 @@ def paged_attention(
     soft_cap: float,
     causal: bool = True,
     bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `reference.paged_attention`; pages are k (P, K, D, 16) and v (P, K, 16, D) for every type."""
     heads, D = check.pages(k_pages, v_pages, k_scale, v_scale, q_in)
@@ -231,6 +232,8 @@ def paged_attention(
         raise ValueError("on GPUs every token sees those up to itself; causal=True is wanted")
     if bias is not None:
         raise ValueError("on GPUs scores have no bias by distance")
+    if sinks is not None:
+        raise ValueError("on GPUs attention has no sinks")
     if soft_cap < 0:
         raise ValueError(f"soft_cap is {soft_cap}; 0 for none or a positive number is wanted")
     q = q_in.contiguous()

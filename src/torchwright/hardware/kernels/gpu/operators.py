@@ -36,7 +36,7 @@ SCHEMAS = {
     "paged_attention": (
         "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? k_scale, Tensor? v_scale, Tensor block_tables, "
         "Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap, "
-        "bool causal=True, Tensor? bias=None) -> Tensor"
+        "bool causal=True, Tensor? bias=None, Tensor? sinks=None) -> Tensor"
     ),
     "grid_attention": "(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor columns, float scale) -> Tensor",
 }

@@ -2,7 +2,7 @@
 
 transformers lets a model be given another attention function, and another function that makes its masks
 (`AttentionInterface`, `AttentionMaskInterface`). Those of `PagedAttentionFunctions` write the new tokens' keys and
-values into pages and attend over all of each sequence's pages, so that a model takes the tokens of many sequences in one
+values into pages and attend over all of each sequence's pages. So a model takes the tokens of many sequences in one
 row, one sequence after the other.
 """
 

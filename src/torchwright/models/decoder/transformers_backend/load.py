@@ -10,7 +10,6 @@ import torch
 
 from torchwright.core.errors import ModelError, WorkloadError, first_line
 from torchwright.core.scheme import BF16, Scheme, read_scheme
-from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.context import longest_context
@@ -59,7 +58,9 @@ def load_on_transformers(
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     context = longest_context(config, positions) if type(positions) is int else UNLIMITED_CONTEXT
-    stop = tuple(sorted({*Fields(folder / "config.json", config).ids("eos_token_id"), *generation_eos(folder)}))
+    stop = tuple(
+        sorted({*Fields(folder / "config.json", config).ids("eos_token_id"), *generation_eos(folder)})
+    )
     with quiet_transformers():
         packed = _pack(model, scheme, dtype, torch.device(device))
         model.to(device)
@@ -100,7 +101,9 @@ def _pack(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: torch.d
     """Replace the linear layers by packed ones where the kernels take them; return how many."""
     if (scheme is None and dtype == torch.float32) or ops.on(device, dtype) is None:
         if scheme is not None:
-            raise ModelError(f"quantization to {scheme}", found="no compiled kernels for this device and dtype")
+            raise ModelError(
+                f"quantization to {scheme}", found="no compiled kernels for this device and dtype"
+            )
         return 0
     linears = linears_of(model)
     packed = 0

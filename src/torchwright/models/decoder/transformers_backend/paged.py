@@ -13,8 +13,8 @@ from torch import nn
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PagedCache
-from torchwright.models.decoder.pages import PageShape
 from torchwright.models.decoder.paged_model import PagedModel
+from torchwright.models.decoder.pages import PageShape
 from torchwright.models.decoder.rope import BY_LENGTH
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.transformers_backend.attention import (

@@ -27,6 +27,7 @@ struct Row {
   int64_t first, last;  // keys that it sees: [first, last)
   float peak = NOTHING, total = 0;
   const float* bias = nullptr;  // of key 0
+  const float* sink = nullptr;  // a score beside the keys' with a value of zero
 };
 
 // What some rows have summed over stretches.
@@ -305,6 +306,7 @@ inline Place place(const AttentionTask& t, int64_t row) {
   const int64_t first = t.window > 0 && last >= t.window ? last - t.window + 1 : 0;
   Row seen{first, last + 1};
   if (t.bias) seen.bias = t.bias + (2 * head + 1) * t.reach - position;
+  if (t.sinks) seen.sink = t.sinks + head;
   return {((t.first_query + query) * t.heads + head) * t.head_size, seen};
 }
 
@@ -313,7 +315,13 @@ inline F query(const AttentionTask& t, int64_t at) {
 }
 
 inline void finish(const AttentionTask& t, int64_t at, const Row& row, const float* out) {
-  const F inverse = splat(1 / row.total);
+  float total = row.total, shrink = 1;
+  if (row.sink) {
+    const float sink = *row.sink * LOG2_E, peak = std::fmax(row.peak, sink);
+    shrink = exp2(splat(row.peak - peak))[0];
+    total = std::fma(total, shrink, exp2(splat(sink - peak))[0]);
+  }
+  const F inverse = splat(shrink / total);
   for (int64_t d = 0; d < t.head_size; d += LANES) {
     const F y = load<F>(out + d) * inverse;
     if (t.q_type == Type::f32) store_f32((float*)t.out + at + d, y);

@@ -61,6 +61,7 @@ struct AttentionTask {
   bool causal;  // a query sees no key behind its own place; else all of the context
   const float* bias;  // (heads, 2 reach), or null: a score's, by the distance of key and query, 0 at `reach`
   int64_t reach;      // a multiple of four pages, and no context is longer
+  const float* sinks;  // (heads,), or null: a score beside the keys', whose value is zero
   int64_t first_key, last_key;  // computed of the context, whole stretches
   float* sums;  // where a stretch's sums go, `sums_size` a row, to be added up later; or null
   void* out;

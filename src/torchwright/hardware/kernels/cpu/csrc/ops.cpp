@@ -680,7 +680,8 @@ void check_reach(const tw::AttentionTask& task, const Sequences& sequences) {
 Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& v_pages,
                        const optional<Tensor>& k_scale, const optional<Tensor>& v_scale, const Tensor& block_tables,
                        const Tensor& query_starts, const Tensor& context_lens, double scale, int64_t window,
-                       double soft_cap, bool causal, const optional<Tensor>& bias) {
+                       double soft_cap, bool causal, const optional<Tensor>& bias,
+                       const optional<Tensor>& sinks) {
   const Tensor q = q_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   TORCH_CHECK_VALUE(q.dim() == 3 && q.size(2) == pages.head_size && q.size(1) % pages.heads == 0,
@@ -688,6 +689,7 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   tw::AttentionTask task = attention_task(pages, q.size(1), scale, window, soft_cap, causal, bias);
   const Sequences sequences(block_tables, query_starts, context_lens, q.size(0), pages.count, causal);
   check_reach(task, sequences);
+  if (sinks) task.sinks = floats(*sinks, q.size(1), "sinks");
   Tensor out = at::empty_like(q);
   task.q = q.const_data_ptr();
   task.q_type = float_type(q, "q");
@@ -742,7 +744,7 @@ TORCH_LIBRARY(torchwright, m) {
   m.def(
       "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? k_scale, Tensor? v_scale, "
       "Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap, "
-      "bool causal=True, Tensor? bias=None) -> Tensor");
+      "bool causal=True, Tensor? bias=None, Tensor? sinks=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchwright, CPU, m) {

@@ -1,0 +1,206 @@
+"""Families without a native decoder run over the paged cache: transformers' tokens, alone and in company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from folders import VOCABULARY, build, causal, save
+from torchwright.core.errors import WorkloadError
+from torchwright.models.decoder.generation.generate import LoadedPagedModel
+from torchwright.models.decoder.transformers_backend import check
+from torchwright.models.decoder.transformers_backend.attention import CannotPage, window_of
+from torchwright.models.decoder.transformers_backend.load import load_on_transformers
+from torchwright.models.decoder.transformers_backend.paged import TransformersModel
+from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
+from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.options import EngineOptions
+from torchwright.serve.wire.messages import SamplingOptions, Submit
+
+NEW = 10
+LENGTHS = (3, 9, 17, 40)
+HEADS_16: dict[str, Any] = {"head_dim": 16}
+
+
+def gpt_oss(**options: Any) -> Any:
+    return causal(
+        "GptOss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, **options
+    )
+
+
+def deepseek() -> Any:
+    ranks = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+    }
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    return causal("DeepseekV3", num_key_value_heads=4, moe_intermediate_size=16, **ranks, **experts)
+
+
+PAGED = {
+    "GPT-2, learned positions": lambda: causal("GPT2", num_key_value_heads=4),
+    "OLMo 3, past its sliding window": lambda: causal("Olmo3", sliding_window=8),
+    "gpt-oss, sinks and experts": gpt_oss,
+    "DeepSeek V3, keys and values of other sizes": deepseek,
+    "GPT-NeoX, a part of each head turned": lambda: causal("GPTNeoX", rotary_pct=0.5),
+    "Cohere, layers in parallel": lambda: causal("Cohere"),
+}
+ALONE = {
+    "Mamba": "no positions",
+    "BLOOM, a bias by distance": "no positions",
+    "Llama 4, chunks": "mask",
+    "dynamic angles": "length of the text",
+}
+
+
+def mamba() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    return build(
+        transformers.MambaConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+        "AutoModelForCausalLM",
+    )
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(4, VOCABULARY, (count,), generator=generator).tolist() for count in LENGTHS]
+
+
+def whole_passes(model: Any, ids: list[int]) -> list[int]:
+    """Greedy tokens, each from one pass over the whole text."""
+    text = list(ids)
+    for _ in range(NEW):
+        with torch.inference_mode():
+            text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(ids) :]
+
+
+@pytest.fixture(params=PAGED)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save(PAGED[request.param](), tmp_path)
+
+
+def test_tokens_are_those_of_whole_passes_alone_and_in_company(folder: Path) -> None:
+    loaded = load_on_transformers(folder, torch.float32)
+    assert isinstance(loaded.model, LoadedPagedModel), loaded.notices
+    assert "transformers back end" in loaded.notices[0]
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    wanted = [whole_passes(reference, ids) for ids in prompts()]
+    assert loaded.model.generate(prompts(), max_new_tokens=NEW, stop=[]) == wanted
+    assert loaded.model.generate(prompts()[2], max_new_tokens=NEW, stop=[], prefill_chunk=5) == wanted[2]
+    assert served(loaded.model, pages=64) == wanted
+    # With room for two of the four at once, sequences are preempted and computed again.
+    assert served(loaded.model, pages=6) == wanted
+
+
+def served(loaded: Any, pages: int) -> list[list[int]]:
+    engine = ServingEngine(loaded, pages=pages, options=EngineOptions(step_tokens=64))
+    found: dict[str, list[int]] = {str(place): [] for place in range(len(LENGTHS))}
+    for name, ids in zip(found, prompts(), strict=True):
+        sampling = SamplingOptions(temperature=0.0)
+        assert engine.submit(Submit(id=name, ids=ids, max_tokens=NEW, sampling=sampling)) is None
+    while not engine.idle:
+        for output in engine.step().outputs:
+            found[output.id] += output.tokens
+    engine.check_integrity()
+    return list(found.values())
+
+
+def test_a_second_equal_prompt_has_cached_tokens(tmp_path: Path) -> None:
+    loaded: Any = load_on_transformers(save(gpt_oss(), tmp_path), torch.float32).model
+    engine = ServingEngine(loaded, pages=64)
+    for name in "ab":
+        sampling = SamplingOptions(temperature=0.0)
+        engine.submit(Submit(id=name, ids=prompts()[3], max_tokens=2, sampling=sampling))
+        while not engine.idle:
+            stats = engine.step().stats
+    assert stats.pages_cached > 0
+    assert engine.stats().prefix_hits > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "kv"),
+    [(torch.bfloat16, None, None), (torch.bfloat16, "w8a8", None), (torch.float32, "w8a8", torch.int8)],
+)
+def test_packed_layers_and_kept_routers(
+    tmp_path: Path, dtype: torch.dtype, quantize: str | None, kv: torch.dtype | None
+) -> None:
+    folder = save(deepseek(), tmp_path)
+    loaded = load_on_transformers(folder, dtype, quantize=quantize, kv=kv)
+    assert isinstance(loaded.model, LoadedPagedModel), loaded.notices
+    assert "linear layers packed" in loaded.notices[0]
+    exact: Any = load_on_transformers(folder, torch.float32).model
+    ids_BT = torch.tensor([prompts()[2]])
+    wanted, found = exact.logits(ids_BT), loaded.model.logits(ids_BT)
+    assert float((wanted - found).norm() / wanted.norm()) < 0.3
+    assert not torch.equal(wanted, found)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (mamba, "it takes no positions"),
+        (lambda: causal("Bloom", n_head=4), "it takes no positions"),
+        (
+            lambda: causal(
+                "Llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+            ),
+            "depends on the length of the text",
+        ),
+    ],
+)
+def test_others_give_one_answer_at_a_time_and_say_why(make: Any, why: str, tmp_path: Path) -> None:
+    folder = save(make(), tmp_path)
+    loaded = load_on_transformers(folder, torch.float32)
+    assert isinstance(loaded.model, TransformersWriter)
+    assert f"one answer at a time: {why}" in loaded.notices[0] or why in loaded.notices[0]
+    with pytest.raises(WorkloadError, match=r"--kv is not for"):
+        load_on_transformers(folder, torch.float32, kv=torch.int8)
+
+
+def test_other_logits_over_pages_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that mixes tokens of the row outside attention: the check finds it, whatever transformers says."""
+    model = causal("GPT2", num_key_value_heads=4)
+    mlp = model.transformer.h[0].mlp
+    plain = mlp.forward
+    mlp.forward = lambda x: plain(x) + x.roll(1, dims=1)
+    paged = TransformersModel(model, context=256, bos=1)
+    with pytest.raises(CannotPage, match="differ by"):
+        check.check_paging(paged, torch.float32)
+    mlp.forward = plain
+    check.check_paging(paged, torch.float32)
+
+
+def test_masks_are_known_by_their_values() -> None:
+    from transformers import masking_utils as masks
+
+    assert window_of(masks.causal_mask_function, None) == 0
+    assert window_of(masks.sliding_window_causal_mask_function(8), 8) == 8
+    left = torch.zeros(1, dtype=torch.int64)
+    for function, size in (
+        (masks.chunked_causal_mask_function(8, left), 8),
+        (masks.bidirectional_mask_function, None),
+        (masks.sliding_window_causal_mask_function(8), 9),
+        (masks.and_masks(masks.causal_mask_function, lambda b, h, q, k: k > 0), None),
+    ):
+        with pytest.raises(CannotPage, match="mask"):
+            window_of(function, size)
+
+
+def test_a_model_that_is_gone_leaves_no_function_behind(tmp_path: Path) -> None:
+    import gc
+
+    names = set(transformers.AttentionInterface._global_mapping)
+    loaded: Any = load_on_transformers(save(causal("GPT2", num_key_value_heads=4), tmp_path), torch.float32)
+    added = set(transformers.AttentionInterface._global_mapping) - names
+    assert len(added) == 1
+    del loaded
+    gc.collect()
+    assert not set(transformers.AttentionInterface._global_mapping) & added
