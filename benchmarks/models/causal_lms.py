@@ -42,16 +42,15 @@ NAMES = {
         linear_num_value_heads swa_num_attention_heads num_experts num_local_experts n_routed_experts
         moe_num_experts num_routed_experts""",
     2: """num_key_value_heads num_kv_heads multi_query_group_num n_head_kv linear_num_key_heads
-        swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_top_k moe_k top_k_experts moe_topk
-        eos_token_id""",
+        swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_top_k moe_k top_k_experts moe_topk""",
     16: """head_dim attention_head_dim global_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim
         kv_channels linear_key_head_dim linear_value_head_dim kv_lora_rank swa_head_dim index_head_dim
-        sliding_window attention_chunk_size""",
-    1: "n_group topk_group num_expert_group n_groups bos_token_id",
+        sliding_window attention_chunk_size rotary_dim""",
+    1: "n_group topk_group num_expert_group n_groups",
     256: "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_sequence_length",
     VOCABULARY: "vocab_size",
-    0: "pad_token_id",
 }
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES = {name: size for size, names in NAMES.items() for name in names.split()}
 """Field → small value; a field that a configuration lacks or has as null stays as it is."""
 
@@ -75,6 +74,38 @@ Multimodal types are tried as transformers builds them for text.
 
 Made by `python -m benchmarks.models.causal_lms`; [serve.md](serve.md#other-families) says what the kinds mean.
 """
+
+HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": HYBRID | {"attn_layer_indices": [2]},
+    "blt": {"encoder_hash_byte_group_vocab": 500},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {"swa_head_dim": 32},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 16,
+    },
+    "gemma4_text": {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16},
+    "granitemoehybrid": HYBRID | {"layer_types": ["mamba", "attention"] * 2},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longcat_flash": {"qk_head_dim": 32},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "reformer": {"axial_pos_embds": False, "local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16},
+    "xlm": {"emb_dim": 64},
+    "xlnet": {"d_head": 16},
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {"mamba_headdim": 16, "n_mamba_heads": 8, "attention_head_dim": 32},
+}
+"""Sizes that must fit each other, or that a default configuration lacks."""
 
 
 def main() -> int:
@@ -208,7 +239,7 @@ def shrunken(kind: str) -> Any:
     data = smaller(config.to_dict())
     for key in ("transformers_version", "model_type", "architectures", "dtype", "_name_or_path"):
         data.pop(key, None)
-    return type(config)(**data)
+    return type(config)(**(data | SPECIAL.get(kind, {})))
 
 
 def smaller(data: dict[str, Any]) -> dict[str, Any]:
@@ -219,16 +250,28 @@ def smaller(data: dict[str, Any]) -> dict[str, Any]:
     chosen = _layers(data, layers)
     found: dict[str, Any] = {}
     for key, value in data.items():
-        if isinstance(value, dict) and not key.endswith(("id2label", "label2id")):
+        if isinstance(value, dict) and value and all(str(place).isdigit() for place in value):
+            found[key] = {
+                chosen.index(int(place)): smaller(of_layer) if isinstance(of_layer, dict) else of_layer
+                for place, of_layer in value.items()
+                if int(place) in chosen
+            }
+        elif isinstance(value, dict):
             found[key] = smaller(value)
         elif isinstance(value, list) and layers and len(value) == layers:
             found[key] = [value[place] for place in chosen]
         elif key in SIZES and type(value) is int:
-            found[key] = min(value, SIZES[key]) if not key.endswith("token_id") else SIZES[key]
+            found[key] = min(value, SIZES[key])
+        elif key in TOKENS:
+            found[key] = TOKENS[key]
         elif key.endswith("token_id") and type(value) is int and value >= VOCABULARY:
             found[key] = VOCABULARY - 1
         else:
             found[key] = value
+    if data.get("num_key_value_heads") == data.get("num_attention_heads"):
+        found |= {key: LAYERS for key in ("num_key_value_heads",) if key in found and found[key] is not None}
+    if "is_decoder" in found:
+        found["is_decoder"] = True
     return found
 
 
@@ -284,6 +327,8 @@ def generated(model: Any, ids: list[int]) -> list[int]:
         num_beams=1,
         max_new_tokens=NEW,
         pad_token_id=0,
+        forced_bos_token_id=None,
+        forced_eos_token_id=None,
     )
     new = output[0, len(ids) :].tolist()
     return new[: new.index(2)] if 2 in new else new
@@ -297,7 +342,7 @@ def alone(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str]
     for ids in prompts:
         tokens: list[int] = []
         model.write(list(ids), NEW, seed=0, on_token=tokens.append)
-        answers.append(tokens)
+        answers.append(tokens[: tokens.index(2)] if 2 in tokens else tokens)
     return answers, type(getattr(model, "decoder", model)).__name__
 
 

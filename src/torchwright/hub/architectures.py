@@ -42,7 +42,7 @@ OTHER_INPUTS = {
     "thinker_config": "pictures and sound",
 }
 """Keys of a multimodal config.json → the input they describe."""
-CAUSAL = ("ForCausalLM", "LMHeadModel")
+CAUSAL = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder", "ReformerModelWithLMHead")
 """Endings of the names of decoder-only language models."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torchwright.hub.language_part import PREFIXES, language_name
+
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BASE = "model."
 """Prefix of all tensors but the output layer's; files of a base model, saved by itself, lack it."""
@@ -25,6 +27,8 @@ EXAONE = {
 def file_names(names: Iterable[str], model_type: object) -> dict[str, str]:
     """Return the file's name of each tensor under the model's name for it."""
     names = list(names)
+    if any(name.startswith(tuple(PREFIXES)) for name in names):
+        return {language_name(name): name for name in names}
     if model_type == "exaone":
         return {_renamed(name): name for name in names}
     if EMBEDDING.removeprefix(BASE) in names and not any(name.startswith(BASE) for name in names):

@@ -24,10 +24,12 @@ from torchwright.hardware.kernels import ops
 from torchwright.hub.architectures import (
     UnsupportedArchitecture,
     folder_instead,
+    named,
     recognize,
     runs_on_transformers,
 )
 from torchwright.hub.folder import Wanted, read_config, resolve
+from torchwright.hub.language_part import language_part
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
 from torchwright.models.decoder.generation.generate import LoadedDecoder
@@ -185,6 +187,8 @@ def open_model(
         trained = trained_scheme(folder) if quantize is None else None
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
+        if language_part(described) is not described:
+            notices += (f"the language model of {', '.join(named(described))}; it takes text alone",)
         if trained is not None:
             notices += (f"runs in {trained}, for which it was trained; --quantize none leaves it as it is",)
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
@@ -316,7 +320,7 @@ def _decoder(
 def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
     """Check whether the native decoder does not know a model that transformers runs."""
     try:
-        recognize(described, folder / "config.json")
+        recognize(language_part(described), folder / "config.json")
     except UnsupportedArchitecture:
         return runs_on_transformers(described)
     return False

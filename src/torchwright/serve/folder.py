@@ -16,6 +16,7 @@ from torchwright.hub.architectures import (
     runs_on_transformers,
 )
 from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
+from torchwright.hub.language_part import language_part
 from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.models.speech.families import FAMILIES
 from torchwright.optimization.artifact.folder import MANIFEST, MODEL, RECIPE
@@ -98,7 +99,7 @@ def find(target: str | None) -> ServeTarget:
     if config.get("is_encoder_decoder") is True:
         return ServeTarget(name=name, folder=path, served_as="translator")
     try:
-        recognize(config, path / "config.json")
+        recognize(language_part(config), path / "config.json")
     except UnsupportedArchitecture:
         if not runs_on_transformers(config):
             raise

@@ -20,6 +20,7 @@ from torchwright.hub.architectures import recognize
 from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
+from torchwright.hub.language_part import language_part
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
 from torchwright.serve.folder import ServeTarget
@@ -91,7 +92,7 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
         return None
     file, described = target.folder / "config.json", read_config(target.folder)
     if target.artifact is None:
-        _, described = recognize(described, file)
+        _, described = recognize(language_part(described), file)
     config = Fields(file, described)
     _check_fields(config)
     scheme = _scheme(target, options)

@@ -15,8 +15,9 @@ from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.adapter import AdaptedCheckpoint
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config, resolve
+from torchwright.hub.language_part import language_part
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.families import read_decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.repack import repack, repack_as_stored
@@ -60,8 +61,8 @@ def load_decoder(
     keep = None if make_linear else _repacker(quantize, scheme, dtype, place)
     make_linear = make_linear or linear_maker(scheme, dtype, place)
     path = resolve(str(folder))
-    config = read_decoder_config(path)
-    described = read_config(path)
+    described = language_part(read_config(path))
+    config = decoder_config(described, path / "config.json")
     adapted = None if adapter is None else AdaptedCheckpoint(path, described, Path(adapter))
     checkpoint = adapted or Checkpoint(path, described)
     weights = DecoderWeights(

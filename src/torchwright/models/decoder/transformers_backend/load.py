@@ -84,7 +84,9 @@ def _batched(
 ) -> LoadedTransformers:
     """The model over the paged cache; raises `CannotPage` where that gives other logits."""
     try:
-        paged = TransformersModel(model, context=context, bos=_first(model.config.bos_token_id)).eval()
+        paged = TransformersModel(
+            model, context=context, bos=_first(getattr(model.config, "bos_token_id", None))
+        ).eval()
         check_paging(paged, kv)
     except CannotPage:
         raise

@@ -35,7 +35,7 @@ class TransformersWriter:
 
     def __init__(self, model: nn.Module, folder: Path, *, context: int, stop: Sequence[int]) -> None:
         config: Any = model.config
-        self._text = FolderTokenizer(folder, bos=_first(config.bos_token_id))
+        self._text = FolderTokenizer(folder, bos=_first(getattr(config, "bos_token_id", None)))
         self._model, self.longest, self.stop = model, context, tuple(stop)
         self.vocabulary: int = config.get_text_config().vocab_size
         parameter = next(model.parameters())

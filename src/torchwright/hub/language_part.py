@@ -1,0 +1,104 @@
+"""The language model inside a multimodal folder: its part of config.json, and of the tensors' names. No torch here.
+
+With text alone these models compute what their language model computes. Their rotary embeddings with three positions
+for a token (Qwen2-VL and later) turn a text's tokens by one, so that their sections say nothing there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchwright.hub.architectures import NATIVE
+
+HOSTS = (
+    "gemma3",
+    "idefics3",
+    "internvl",
+    "llava",
+    "llava_next",
+    "llava_onevision",
+    "mistral3",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "smolvlm",
+)
+"""`model_type` of multimodal models whose text goes through their language model as it is."""
+FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Those whose older files have the language model's fields at the top level → its `model_type`."""
+PARTS = {kind: architecture for architecture, kind in NATIVE.items()} | {
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+}
+"""`model_type` of a language model inside another → the native architecture."""
+SECTIONS = ("mrope_section", "mrope_interleaved")
+OTHERS = (
+    "vision",
+    "image",
+    "video",
+    "audio",
+    "projector",
+    "multimodal",
+    "mm_",
+    "spatial",
+    "temporal",
+    "downsample",
+)
+"""Beginnings of the fields of older flat files that describe pictures and sound."""
+PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.text_model.": "model.",
+}
+"""Beginnings of tensors' names in multimodal files → those of the language model alone."""
+
+
+def language_part(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the native language model inside a multimodal config.json, any other's as they are."""
+    host = data.get("model_type")
+    if host not in HOSTS:
+        return data
+    text = data.get("text_config")
+    if text is None and host in FLAT:
+        text = {key: value for key, value in data.items() if not key.startswith(OTHERS)}
+        text["model_type"] = FLAT[host]
+    architecture = PARTS.get(str(text.get("model_type"))) if isinstance(text, dict) else None
+    if architecture is None:
+        return data
+    found = {"architectures": [architecture], **text, "model_type": NATIVE[architecture]}
+    found["architectures"] = [architecture]
+    for key in (
+        "quantization_config",
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "dtype",
+        "torch_dtype",
+    ):
+        if data.get(key) is not None:
+            found[key] = data[key]
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(found.get(key), dict):
+            found[key] = _one_position(found[key])
+    return found
+
+
+def _one_position(section: dict[str, Any]) -> dict[str, Any] | None:
+    """A rotary embedding's fields for tokens of text, None where nothing is left of an older section."""
+    found = {key: value for key, value in section.items() if key not in SECTIONS}
+    for key in ("rope_type", "type"):
+        if found.get(key) == "mrope":
+            found[key] = "default"
+    return None if set(found) <= {"rope_type", "type"} and "default" in found.values() else found
+
+
+def language_name(name: str) -> str:
+    """The name of a tensor of a multimodal file as the language model alone calls it."""
+    for prefix, usual in PREFIXES.items():
+        if name.startswith(prefix):
+            return usual + name.removeprefix(prefix)
+    return name
