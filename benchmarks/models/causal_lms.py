@@ -114,8 +114,7 @@ def main() -> int:
         return 0
     options = run.options(__doc__, only=tuple(types()), page=run.Option(metavar="FILE"))
     if options.page:
-        rows = [json.loads(line) for line in Path(options.json).read_text().splitlines()]
-        Path(options.page).write_text(page([row for row in rows if "type" in row]))
+        Path(options.page).write_text(page(json.loads(Path(options.json).read_text())["rows"]))
         return 0
     rows = run.Rows(options.json, HEAD)
     found = []

@@ -28,6 +28,9 @@ LENGTHS = (3, 25, 17, 1, 16)
 STEPS = 4
 UNPLANNED = {
     "olmo2": "without a norm before",
+    "olmo3": "without a norm before",
+    "exaone4": "without a norm before",
+    "exaone4-full": "without a norm before",
     "granite": "scaled before they join",
     "mixtral": "mixture of experts",
     "qwen3-moe": "mixture of experts",

@@ -46,7 +46,7 @@ def deepseek() -> Any:
 
 PAGED = {
     "GPT-2, learned positions": lambda: causal("GPT2", num_key_value_heads=4),
-    "OLMo 3, past its sliding window": lambda: causal("Olmo3", sliding_window=8),
+    "Cohere 2, past its sliding window": lambda: causal("Cohere2", sliding_window=8),
     "gpt-oss, sinks and experts": gpt_oss,
     "DeepSeek V3, keys and values of other sizes": deepseek,
     "GPT-NeoX, a part of each head turned": lambda: causal("GPTNeoX", rotary_pct=0.5),

@@ -47,7 +47,7 @@ def openai_gpt() -> Any:
 
 MODELS = {
     "GPT-2": lambda: causal("GPT2", num_key_value_heads=4),
-    "OLMo 3, past its sliding window": lambda: causal("Olmo3", sliding_window=8),
+    "Cohere 2, past its sliding window": lambda: causal("Cohere2", sliding_window=8),
     "Mamba, a state-space model": mamba,
     "RWKV, with a state": rwkv,
     "GPT, without a cache": openai_gpt,

@@ -112,6 +112,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         rope("longrope", **LONGROPE, partial_rotary_factor=1.0) | {"original_max_position_embeddings": 16},
     ),
     "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                    "rope_theta": 1e4,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "granite": (
         "Granite",
         {
@@ -153,6 +171,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24},
     "Phi3": {},
     "Olmo2": {},
+    "Olmo3": {"sliding_window": 9},
+    "Exaone4": {"sliding_window": 9, "sliding_window_pattern": 2},
     "Granite": {"attention_multiplier": 0.3},
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen3Moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},

@@ -61,6 +61,8 @@ class Family:
     theta: float = 10_000.0
     local_theta: float | None = None
     """The base of sliding-window layers, where they have an embedding of their own."""
+    local_key: str | None = "rope_local_base_freq"
+    """The key of that base in files of one section; None where transformers reads none."""
     eps: float = 1e-6
     tied: bool = False
     head_dim: int | None = None
@@ -164,7 +166,9 @@ class Family:
         if older and fields.data.get("rope_parameters"):
             raise fields.wrong("rope_parameters", "nothing beside rope_scaling")
         local = section.section(SLIDING) if nested else Fields(fields.path, {}, f"{key}.")
-        local_theta = fields.number("rope_local_base_freq", self.local_theta)
+        local_theta = self.local_theta
+        if self.local_key is not None:
+            local_theta = fields.number(self.local_key, local_theta)
         return read(section.section(FULL) if nested else section, theta), read(local, local_theta)
 
 
@@ -288,6 +292,23 @@ def _olmo2(fields: Fields, layers: int) -> dict[str, Any]:
     return {"qkv_bias": bias, "o_bias": bias, "qk_norm": "projection"}
 
 
+def _olmo3(fields: Fields, layers: int) -> dict[str, Any]:
+    kinds = [FULL if (layer + 1) % 4 == 0 else SLIDING for layer in range(layers)]
+    return _olmo2(fields, layers) | {"windows": _windows(fields, _window(fields, 4096), kinds)}
+
+
+def _exaone4(fields: Fields, layers: int) -> dict[str, Any]:
+    window = _window(fields, 4096)
+    pattern = fields.data.get("sliding_window_pattern", 4)
+    fields.settle("sliding_window_pattern")
+    if "layer_types" not in fields.data and window and (type(pattern) is not int or pattern < 1):
+        raise fields.wrong("sliding_window_pattern", "an integer of 1 or more, or 'layer_types'")
+    every = pattern if type(pattern) is int and window else 1
+    kinds = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
+    windows = _windows(fields, window, kinds)
+    return {"qk_norm": "head", "windows": windows, "rotates": tuple(not window or w > 0 for w in windows)}
+
+
 def _granite(fields: Fields, layers: int) -> dict[str, Any]:
     return _biases(fields) | {
         "scale": fields.number("attention_multiplier", 1.0),
@@ -355,6 +376,13 @@ GEMMA_NAMES = Names(
     post_mlp="post_feedforward_layernorm",
 )
 
+POST_NAMES = Names(
+    pre_attention=None,
+    post_attention="post_attention_layernorm",
+    pre_mlp=None,
+    post_mlp="post_feedforward_layernorm",
+)
+
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(special=lambda fields, layers: _biases(fields)),
     "MistralForCausalLM": Family(special=_sliding(4096), kv_heads=8),
@@ -391,15 +419,17 @@ FAMILIES: dict[str, Family] = {
         partial=True,
         original=4096,
     ),
-    "Olmo2ForCausalLM": Family(
-        special=_olmo2,
-        names=Names(
-            pre_attention=None,
-            post_attention="post_attention_layernorm",
-            pre_mlp=None,
-            post_mlp="post_feedforward_layernorm",
-        ),
+    "Olmo2ForCausalLM": Family(special=_olmo2, names=POST_NAMES, eps=1e-5),
+    "Olmo3ForCausalLM": Family(
+        special=_olmo3,
+        names=POST_NAMES,
         eps=1e-5,
+        theta=500_000.0,
+        local_theta=500_000.0,
+        local_key=None,
+    ),
+    "Exaone4ForCausalLM": Family(
+        special=_exaone4, names=POST_NAMES, eps=1e-5, kv_heads=32, ignored=("attention_bias",)
     ),
     "GraniteForCausalLM": Family(special=_granite),
     "MixtralForCausalLM": Family(

@@ -23,7 +23,14 @@ def check_paging(model: TransformersModel, kv_dtype: torch.dtype) -> None:
     rows = [torch.randint(model.config.vocabulary, (count,), generator=generator) for count in counts]
     device = model.embedding.device
     expected = [
-        model.model(input_ids=ids[None].to(device), use_cache=False).logits[0].float() for ids in rows
+        model.model(
+            input_ids=ids[None].to(device),
+            position_ids=torch.arange(len(ids), device=device)[None],
+            use_cache=False,
+        )
+        .logits[0]
+        .float()
+        for ids in rows
     ]
     with model.paged():
         found = _in_pieces(model, rows, kv_dtype)

@@ -42,6 +42,7 @@ class TransformersWriter:
         self.device, self.dtype = parameter.device, parameter.dtype
         takes = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._takes_positions = "position_ids" in takes
         self._cache_name = next((name for name in CACHES if name in takes), None)
         self.cached, self.cache_bytes = True, 0
         self.cached, self.cache_bytes = self._probe()
@@ -81,7 +82,8 @@ class TransformersWriter:
     @torch.inference_mode()
     def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Return logits (B, T, V) in float32 of token ids (B, T)."""
-        return self._model(input_ids=ids_BT.to(self.device), **self._use_cache(False)).logits.float().cpu()
+        given = {"input_ids": ids_BT.to(self.device), **self._positions(0, ids_BT.shape[1])}
+        return self._model(**given, **self._use_cache(False)).logits.float().cpu()
 
     def session(self, ids: Sequence[int]) -> TransformersSession:
         """Return a session that continues one prompt token by token. Raises `WorkloadError` for unusable ids."""
@@ -89,20 +91,27 @@ class TransformersWriter:
         return TransformersSession(self, ids)
 
     @torch.inference_mode()
-    def next_logits(self, ids: Sequence[int], cache: Any) -> tuple[torch.Tensor, Any]:
+    def next_logits(self, ids: Sequence[int], cache: Any, start: int = 0) -> tuple[torch.Tensor, Any]:
         """Return the logits (V,) in float32 behind the given tokens, and the cache that has them.
 
-        `cache` holds the tokens before `ids`; None means an empty cache.
+        `cache` holds the `start` tokens before `ids`; None means an empty cache.
         """
         kept = {self._cache_name: cache} if self.cached and self._cache_name else {}
         output = self._model(
             input_ids=torch.tensor([list(ids)], device=self.device),
+            **self._positions(start, len(ids)),
             **self._use_cache(self.cached),
             **self._last_only,
             **kept,
         )
         after = getattr(output, self._cache_name, None) if kept and self._cache_name else None
         return output.logits[0, -1].float().cpu(), after
+
+    def _positions(self, start: int, count: int) -> dict[str, torch.Tensor]:
+        """The positions as transformers' `generate` gives them; some models count otherwise where none are given."""
+        if not self._takes_positions:
+            return {}
+        return {"position_ids": torch.arange(start, start + count, device=self.device)[None]}
 
     def _use_cache(self, used: bool) -> dict[str, bool]:
         return {"use_cache": used} if self._cache_name else {}
@@ -118,8 +127,8 @@ class TransformersWriter:
         try:
             logits_V, cache = self.next_logits(ids[: PROBE[0]], None)
             before = _bytes_of(cache)
-            for token in ids[PROBE[0] :]:
-                logits_V, cache = self.next_logits([token], cache)
+            for place in range(PROBE[0], sum(PROBE)):
+                logits_V, cache = self.next_logits([ids[place]], cache, place)
         except Exception:  # whatever a model's own code raises: it has no cache that can be used
             return False, 0
         if cache is None:
@@ -146,7 +155,7 @@ class TransformersSession:
         """Append a token and return the next one's logits (V,) in float32."""
         self._ids.append(token)
         ids = [token] if self._writer.cached else self._ids
-        logits_V, self._cache = self._writer.next_logits(ids, self._cache)
+        logits_V, self._cache = self._writer.next_logits(ids, self._cache, len(self._ids) - len(ids))
         return logits_V
 
 
