@@ -45,10 +45,10 @@ NAMES = {
         swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_top_k moe_k top_k_experts moe_topk""",
     16: """head_dim attention_head_dim global_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim
         kv_channels linear_key_head_dim linear_value_head_dim kv_lora_rank swa_head_dim index_head_dim
-        sliding_window attention_chunk_size rotary_dim""",
+        sliding_window attention_chunk_size rotary_dim hidden_size_per_layer_input""",
     1: "n_group topk_group num_expert_group n_groups",
     256: "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_sequence_length",
-    VOCABULARY: "vocab_size",
+    VOCABULARY: "vocab_size vocab_size_per_layer_input",
 }
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES = {name: size for size, names in NAMES.items() for name in names.split()}
@@ -60,7 +60,7 @@ RUNS_ON = {
         "On the transformers back end",
         "transformers' own layers over the paged cache, with batching, prefix cache and packed linear layers.",
     ),
-    "TransformersWriter": (
+    "WritingEngine": (
         "One answer at a time",
         "transformers' own code with the model's own cache: its attention or state cannot be paged.",
     ),
@@ -86,14 +86,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_kv_shared_layers": 2,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "hidden_size_per_layer_input": 16,
     },
-    "gemma4_text": {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16},
     "granitemoehybrid": HYBRID | {"layer_types": ["mamba", "attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"qk_head_dim": 32},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
@@ -221,7 +219,9 @@ def work(kind: str) -> dict[str, Any]:
             return row | {"built": False, "reason": f"transformers' generate: {_said(error)}"}
         for name, answers in (("generate", alone), ("serve", served)):
             try:
-                found, row["runs_on"] = answers(folder, prompts)
+                found, row["runs_on"], notice = answers(folder, prompts)
+                if "one answer at a time: " in notice:
+                    row["reason"] = notice.partition("one answer at a time: ")[2]
                 bad = [n for n, ids in enumerate(prompts) if differs(reference, ids, expected[n], found[n])]
                 row[name] = f"{len(bad)} of {len(prompts)} differ" if bad else "same"
             except Exception as error:
@@ -333,19 +333,20 @@ def generated(model: Any, ids: list[int]) -> list[int]:
     return new[: new.index(2)] if 2 in new else new
 
 
-def alone(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str]:
+def alone(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str, str]:
     from torchwright.optimization.open_model import open_model
 
-    model: Any = open_model(str(folder), dtype="fp32", device="cpu").model
+    opened = open_model(str(folder), dtype="fp32", device="cpu")
+    model: Any = opened.model
     answers = []
     for ids in prompts:
         tokens: list[int] = []
         model.write(list(ids), NEW, seed=0, on_token=tokens.append)
         answers.append(tokens[: tokens.index(2)] if 2 in tokens else tokens)
-    return answers, type(getattr(model, "decoder", model)).__name__
+    return answers, type(getattr(model, "decoder", model)).__name__, " ".join(opened.notices)
 
 
-def served(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str]:
+def served(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str, str]:
     from torchwright.serve.engine.process import open_served
     from torchwright.serve.options import EngineOptions
     from torchwright.serve.wire.messages import SamplingOptions, Submit
@@ -372,7 +373,8 @@ def served(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], str
             answers[output.id] += output.tokens
     engine.close()
     found = [ids[: ids.index(2)] if 2 in ids else ids for ids in answers.values()]
-    return found, type(getattr(getattr(engine, "loaded", None), "decoder", engine)).__name__
+    kind = type(getattr(getattr(engine, "loaded", None), "decoder", engine)).__name__
+    return found, kind, " ".join(opened.ready.notices)
 
 
 def differs(model: Any, prompt: list[int], expected: list[int], found: list[int]) -> bool:

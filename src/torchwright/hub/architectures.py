@@ -47,6 +47,14 @@ OTHER_INPUTS = {
 CAUSAL = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder", "ReformerModelWithLMHead")
 """Endings of the names of decoder-only language models."""
 
+WITH_TEXT_ALONE = (
+    "Gemma3nForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+    "GotOcr2ForConditionalGeneration",
+)
+"""Multimodal classes that transformers also loads as causal language models."""
+
 
 class UnsupportedArchitecture(ModelError):
     """A model that the native decoder does not know; transformers may."""
@@ -116,9 +124,9 @@ def named(data: dict[str, Any]) -> list[str]:
 
 
 def runs_on_transformers(data: dict[str, Any]) -> bool:
-    """Check whether transformers has the class of a decoder-only language model of text. Imports no torch."""
-    names = [name for name in named(data) if name.endswith(CAUSAL)]
-    if not names or other_inputs(data):
+    """Check whether transformers has the class of a model that continues text alone. Imports no torch."""
+    names = [name for name in named(data) if name.endswith((*CAUSAL, *WITH_TEXT_ALONE))]
+    if not names or (other_inputs(data) and not set(names) <= set(WITH_TEXT_ALONE)):
         return False
     with quiet_import():
         import transformers

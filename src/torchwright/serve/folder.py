@@ -43,7 +43,7 @@ class ServeTarget:
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
     fixed: bool = False
-    """True if the model computes one answer at a time: in calls of fixed shapes, or on transformers' own code."""
+    """True if nothing is predicted of the model before it is loaded: calls of fixed shapes, transformers' own code."""
 
 
 def find(target: str | None) -> ServeTarget:

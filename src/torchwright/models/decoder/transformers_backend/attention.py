@@ -68,7 +68,11 @@ class PagedAttentionFunctions:
     def finish(self) -> None:
         """End a forward call; raises `CannotPage` where it attended more or fewer times than the first."""
         self._pass = None
-        if self._calls != len(self.shapes) or not self.shapes:
+        if not self.shapes:
+            raise CannotPage(
+                "its class has an attention of its own, which transformers does not let be replaced"
+            )
+        if self._calls != len(self.shapes):
             raise CannotPage(f"it attends {self._calls} times a pass, at first {len(self.shapes)} times")
 
     def _mask(
@@ -132,7 +136,7 @@ class PagedAttentionFunctions:
             scale,
             window,
             softcap or 0.0,
-            sinks=s_aux,
+            sinks=None if s_aux is None else s_aux.float(),
         )
         return out_THD[None, ..., : value.shape[-1]].to(value.dtype), None
 

@@ -10,13 +10,16 @@ from torchwright.models.decoder.transformers_backend.paged import TransformersMo
 
 PIECES = ((PAGE + 5, 3, 1, 1), (7, PAGE + 2, 1, 1))
 """Tokens of two sequences in each of four forward calls: across the border of a page, in pieces, and one by one."""
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Largest root mean square of the difference, relative to the logits' own: other orders of sums, and in bfloat16 the
-rounding of every layer, which reaches 2% in models of 30 layers."""
+EXACT, ROUNDED = 1e-3, 0.05
+"""Largest difference of a token's logits, relative to their own size: other orders of sums in float32, and otherwise
+the rounding of every layer, which reaches 2% in models of 30 layers."""
+ASTRAY = 0.25
+"""Share of tokens that may be further off where numbers are rounded: rounding sends a token near a tie elsewhere.
+A model that mixes tokens elsewhere has all tokens of the second text wrong, half of them."""
 
 
 @torch.inference_mode()
-def check_paging(model: TransformersModel, kv_dtype: torch.dtype) -> None:
+def check_paging(model: TransformersModel) -> None:
     """Raise `CannotPage` unless logits over pages are those of the model's own passes over whole sequences."""
     counts = [min(sum(pieces), model.config.context) for pieces in PIECES]
     generator = torch.Generator().manual_seed(0)
@@ -33,21 +36,21 @@ def check_paging(model: TransformersModel, kv_dtype: torch.dtype) -> None:
         for ids in rows
     ]
     with model.paged():
-        found = _in_pieces(model, rows, kv_dtype)
-    tolerance = TOLERANCE.get(kv_dtype, TOLERANCE[torch.bfloat16])
-    for expected_TV, found_TV in zip(expected, found, strict=True):
-        size = expected_TV.square().mean().sqrt().clamp_min(1e-6)
-        off = float((found_TV - expected_TV).square().mean().sqrt() / size)
-        if not off <= tolerance:
-            raise CannotPage(f"its logits over pages differ by {off:.2g} of their size")
+        found = _in_pieces(model, rows)
+    exact = model.dtype == torch.float32
+    expected_TV, found_TV = torch.cat(expected), torch.cat(found)
+    off_T = (found_TV - expected_TV).norm(dim=-1) / expected_TV.norm(dim=-1).clamp_min(1e-6)
+    wrong = float((~(off_T <= (EXACT if exact else ROUNDED))).float().mean())
+    if wrong > (0 if exact else ASTRAY):
+        raise CannotPage(
+            f"{wrong:.0%} of its logits over pages differ from its own: it mixes tokens outside attention"
+        )
 
 
-def _in_pieces(
-    model: TransformersModel, rows: list[torch.Tensor], kv_dtype: torch.dtype
-) -> list[torch.Tensor]:
+def _in_pieces(model: TransformersModel, rows: list[torch.Tensor]) -> list[torch.Tensor]:
     """Logits (T, V) of each sequence, computed together and piece by piece."""
     pages = sum(-(-len(ids) // PAGE) for ids in rows)
-    cache = PagedCache(model.config, pages=pages, dtype=kv_dtype, device=model.embedding.device)
+    cache = PagedCache(model.config, pages=pages, dtype=model.dtype, device=model.embedding.device)
     sequences = [cache.sequence(len(ids)) for ids in rows]
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for step in range(len(PIECES[0])):

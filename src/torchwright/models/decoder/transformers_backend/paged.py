@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PagedCache
@@ -103,6 +102,10 @@ class TransformersModel(PagedModel):
         finally:
             self.model.set_attn_implementation(own)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
     def stay_paged(self) -> None:
         """Attend over pages from now on."""
         self.model.set_attn_implementation(self._functions.name)
@@ -133,13 +136,3 @@ def _rope_kinds(config: Any) -> set[str]:
             elif key in ("rope_type", "type") and isinstance(value, str):
                 found.add(value)
     return found
-
-
-def linears_of(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers: the module that each hangs on, its name there, and itself."""
-    return [
-        (owner, name, module)
-        for owner in model.modules()
-        for name, module in owner.named_children()
-        if type(module) is nn.Linear
-    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class TransformersWriter:
 
     def __init__(self, model: nn.Module, folder: Path, *, context: int, stop: Sequence[int]) -> None:
         config: Any = model.config
-        self._text = FolderTokenizer(folder, bos=_first(getattr(config, "bos_token_id", None)))
+        self._folder, self._bos = folder, _first(getattr(config, "bos_token_id", None))
         self._model, self.longest, self.stop = model, context, tuple(stop)
         self.vocabulary: int = config.get_text_config().vocab_size
         parameter = next(model.parameters())
@@ -46,6 +47,10 @@ class TransformersWriter:
         self._cache_name = next((name for name in CACHES if name in takes), None)
         self.cached, self.cache_bytes = True, 0
         self.cached, self.cache_bytes = self._probe()
+
+    @cached_property
+    def _text(self) -> FolderTokenizer:
+        return FolderTokenizer(self._folder, bos=self._bos)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
