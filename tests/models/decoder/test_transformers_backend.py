@@ -10,11 +10,14 @@ import torch
 import transformers
 
 from folders import VOCABULARY, build, causal, save
-from torchwright.core.errors import WorkloadError
+from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.scheme import BF16, W8A8
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.transformers_backend import check
 from torchwright.models.decoder.transformers_backend.attention import CannotPage, window_of
+from torchwright.models.decoder.transformers_backend.experts import PackedExperts, has_experts
 from torchwright.models.decoder.transformers_backend.load import load_on_transformers
+from torchwright.models.decoder.transformers_backend.packing import pack_layers
 from torchwright.models.decoder.transformers_backend.paged import TransformersModel
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.serve.engine.engine import ServingEngine
@@ -40,7 +43,13 @@ def deepseek() -> Any:
         "qk_rope_head_dim": 8,
         "v_head_dim": 12,
     }
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
     return causal("DeepseekV3", num_key_value_heads=4, moe_intermediate_size=16, **ranks, **experts)
 
 
@@ -142,6 +151,9 @@ def test_packed_layers_and_kept_routers(
     wanted, found = exact.logits(ids_BT), loaded.model.logits(ids_BT)
     assert float((wanted - found).norm() / wanted.norm()) < 0.3
     assert not torch.equal(wanted, found)
+    experts = [part for part in loaded.model.decoder.modules() if isinstance(part, PackedExperts)]
+    assert experts, "experts are packed too"
+    assert not any(part.rules._parameters for part in experts), "their own weights are let go"
 
 
 @pytest.mark.parametrize(
@@ -205,3 +217,28 @@ def test_a_model_that_is_gone_leaves_no_function_behind(tmp_path: Path) -> None:
     del loaded
     gc.collect()
     assert not set(transformers.AttentionInterface._global_mapping) & added
+
+
+@pytest.mark.parametrize("make", [deepseek, gpt_oss])
+def test_packed_experts_are_the_models_own(make: Any, tmp_path: Path) -> None:
+    """Bias and layout of every kind; a token's output does not depend on its company, to the bit."""
+    model = make().bfloat16()
+    experts = next(part for part in model.modules() if has_experts(part))
+    packed = PackedExperts(experts, BF16, torch.device("cpu"))
+    x_TE = torch.randn(9, 32).bfloat16()
+    chosen_TC = torch.stack([torch.randperm(4)[:2] for _ in range(9)])
+    shares_TC = torch.rand(9, 2).bfloat16()
+    with torch.inference_mode():
+        wanted, found = experts(x_TE, chosen_TC, shares_TC), packed(x_TE, chosen_TC, shares_TC)
+        assert float((wanted - found).norm() / wanted.norm()) < 0.02
+        assert torch.equal(packed(x_TE[3:5], chosen_TC[3:5], shares_TC[3:5]), found[3:5])
+
+
+def test_a_model_that_reads_its_weights_keeps_its_layers(tmp_path: Path) -> None:
+    model = causal("Cohere").bfloat16()
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda x: torch.nn.functional.linear(x, mlp.up_proj.weight) @ mlp.down_proj.weight.t()
+    assert pack_layers(model, None, torch.bfloat16, torch.device("cpu")) == 0
+    assert isinstance(mlp.up_proj, torch.nn.Linear)
+    with pytest.raises(ModelError, match="does not run with layers of w8a8"):
+        pack_layers(model, W8A8, torch.bfloat16, torch.device("cpu"))

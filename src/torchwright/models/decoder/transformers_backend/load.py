@@ -16,7 +16,7 @@ from torchwright.hub.folder import read_config
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.transformers_backend.attention import CannotPage
 from torchwright.models.decoder.transformers_backend.check import check_paging
-from torchwright.models.decoder.transformers_backend.packing import pack_linears
+from torchwright.models.decoder.transformers_backend.packing import pack_layers
 from torchwright.models.decoder.transformers_backend.paged import TransformersModel
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.workloads.huggingface import load_model, quiet_transformers
@@ -62,7 +62,7 @@ def load_on_transformers(
         model.to(device)
         paged, why = _paged(model, context) if batched else (None, "as asked for")
         # After the check: rounded inputs send tokens near a tie to other experts, which is no fault of the pages.
-        packed = pack_linears(model, scheme, dtype, torch.device(device))
+        packed = pack_layers(model, scheme, dtype, torch.device(device))
         if paged is not None:
             paged.stay_paged()
             loaded = LoadedPagedModel(paged, folder, kv_dtype=kv or dtype, stop=stop)

@@ -11,6 +11,7 @@ from torchwright.core.errors import ModelError, first_line
 from torchwright.core.scheme import BF16, Scheme
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
+from torchwright.models.decoder.transformers_backend.experts import PackedExperts, has_experts
 
 ROUTERS = ("gate", "router")
 """Names of layers that choose experts. They are never rounded: a small error sends a token to other experts."""
@@ -18,8 +19,8 @@ TRIED = 4
 """Tokens of the pass that shows that the model runs with packed layers."""
 
 
-def pack_linears(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> int:
-    """Replace a model's linear layers by packed ones where the kernels take them; return how many.
+def pack_layers(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> int:
+    """Replace a model's linear layers and experts by packed ones where the kernels take them; return how many.
 
     A model whose code reads a layer's weight cannot run with packed ones: it keeps its own, and with a `scheme`
     `ModelError` is raised.
@@ -28,20 +29,22 @@ def pack_linears(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: 
         if scheme is None:
             return 0
         raise ModelError(f"quantization to {scheme}", found=f"no compiled kernels for {dtype} on {device}")
-    places = [
-        (owner, name, linear, kept)
-        for owner, name, linear in _linears(model)
-        if (kept := _scheme(name, scheme, dtype)) is not None
-    ]
-    for owner, name, linear, kept in places:
-        bias = None if linear.bias is None else linear.bias.detach()
-        setattr(owner, name, PackedLinear(linear.weight.detach(), bias, kept, device=device))
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    packed = 0
+    for owner, name, layer in _layers(model):
+        kept = _scheme(name, scheme, dtype)
+        if kept is None:
+            continue
+        made = _packed(layer, kept, device)
+        replaced.append((owner, name, layer))
+        setattr(owner, name, made)
+        packed += sum(isinstance(part, PackedLinear) for part in made.modules())
     try:
         with torch.inference_mode():
             model(input_ids=torch.arange(TRIED, device=device)[None], use_cache=False)
     except Exception as error:  # whatever a model's own code raises
-        for owner, name, linear, _ in places:
-            setattr(owner, name, linear)
+        for owner, name, layer in replaced:
+            setattr(owner, name, layer)
         if scheme is not None:
             raise ModelError(
                 f"{type(model).__name__} does not run with layers of {scheme}",
@@ -49,17 +52,28 @@ def pack_linears(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: 
                 next="leave --quantize out",
             ) from error
         return 0
-    return len(places)
+    for owner, name, _ in replaced:
+        made = getattr(owner, name)
+        if isinstance(made, PackedExperts):
+            made.release()
+    return packed
 
 
-def _linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """The linear layers: the module that each hangs on, its name there, and itself."""
+def _layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """The linear layers and experts of a model: the module that each hangs on, its name there, and itself."""
     return [
-        (owner, name, module)
+        (owner, name, layer)
         for owner in model.modules()
-        for name, module in owner.named_children()
-        if type(module) is nn.Linear
+        for name, layer in owner.named_children()
+        if type(layer) is nn.Linear or has_experts(layer)
     ]
+
+
+def _packed(layer: Any, scheme: Scheme, device: torch.device) -> nn.Module:
+    if has_experts(layer):
+        return PackedExperts(layer, scheme, device)
+    bias = None if layer.bias is None else layer.bias.detach()
+    return PackedLinear(layer.weight.detach(), bias, scheme, device=device)
 
 
 def _scheme(name: str, scheme: Scheme | None, dtype: torch.dtype) -> Scheme | None:
