@@ -66,11 +66,10 @@ def language_part(data: dict[str, Any]) -> dict[str, Any]:
     if text is None and host in FLAT:
         text = {key: value for key, value in data.items() if not key.startswith(OTHERS)}
         text["model_type"] = FLAT[host]
-    architecture = PARTS.get(str(text.get("model_type"))) if isinstance(text, dict) else None
-    if architecture is None:
+    if not isinstance(text, dict) or text.get("model_type") not in PARTS:
         return data
-    found = {"architectures": [architecture], **text, "model_type": NATIVE[architecture]}
-    found["architectures"] = [architecture]
+    architecture = PARTS[text["model_type"]]
+    found = text | {"architectures": [architecture], "model_type": NATIVE[architecture]}
     for key in (
         "quantization_config",
         "tie_word_embeddings",
