@@ -105,7 +105,7 @@ def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.C
     assert main(["chat", "--url", "http://127.0.0.1:9", "--kv", "int8"]) == 2
 
 
-@pytest.mark.parametrize("verb", ["run", "list", "pull", "help", "version", "quantize"])
+@pytest.mark.parametrize("verb", ["run", "help", "version", "quantize"])
 def test_verbs_of_other_tools_name_ours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "x"]) == 2
     assert f"No such command '{verb}': " in capsys.readouterr().err

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import adapter_option, decoder_options, trust_option
+from torchwright.cli.options import adapter_option, decoder_options, revision_option, trust_option
 
-FLAGS = ("quantize", "kv", "dtype", "adapter")
+FLAGS = ("quantize", "kv", "dtype", "adapter", "revision")
 """Options that the server takes as they are."""
 
 
@@ -33,6 +33,7 @@ FLAGS = ("quantize", "kv", "dtype", "adapter")
 )
 @decoder_options
 @adapter_option
+@revision_option
 @trust_option
 def command(model: str | None, url: str | None, system: str | None, trust: bool, **options: Any) -> None:
     """Talk with a language model: it remembers the conversation.

@@ -6,7 +6,14 @@ import sys
 
 import click
 
-from torchwright.cli.options import adapter_option, decoder_options, device_option, json_option, trust_option
+from torchwright.cli.options import (
+    adapter_option,
+    decoder_options,
+    device_option,
+    json_option,
+    revision_option,
+    trust_option,
+)
 from torchwright.cli.printing import print_json, say
 from torchwright.core.escapes import escaped
 from torchwright.core.process.interrupts import importing
@@ -52,6 +59,7 @@ from torchwright.core.process.interrupts import importing
 )
 @decoder_options
 @adapter_option
+@revision_option
 @device_option
 @trust_option
 @json_option
@@ -67,6 +75,7 @@ def command(
     language: str | None,
     source_language: str | None,
     device: str | None,
+    revision: str | None,
     trust: bool,
     as_json: bool,
     **sampling: float | None,
@@ -77,10 +86,11 @@ def command(
     search. An encoder-decoder model (T5, BART, Marian, NLLB) takes the text as its source.
     """
     with importing():
+        from torchwright.hub.folder import at_revision
         from torchwright.optimization import open_model
 
     found = open_model.generate(
-        model,
+        at_revision(model, revision),
         _standard_input() if prompt == "-" else prompt,
         max_new_tokens=max_new_tokens,
         seed=seed,

@@ -20,11 +20,14 @@ from torchwright.cli import (
     export,
     generate,
     imagine,
+    list_models,
     optimize,
     plan_layout,
     profile,
     prove,
+    pull,
     report,
+    rm,
     segment,
     serve,
     techniques,
@@ -50,6 +53,9 @@ VERBS = (
     segment,
     imagine,
     serve,
+    pull,
+    list_models,
+    rm,
     plan_layout,
     prove,
     data,
@@ -66,8 +72,6 @@ VERBS = (
 
 ELSEWHERE = {
     "run": "`torchwright chat MODEL` talks with a model, `torchwright generate` continues one text",
-    "list": "a model is a folder or a hub id: none is installed, and there is no list of them",
-    "pull": "a hub id is downloaded where it is first named, such as `torchwright chat ORG/NAME`",
     "help": "`torchwright --help`, or `torchwright VERB --help`",
     "version": "`torchwright --version`",
     "quantize": "`torchwright optimize MODEL -o DIR` quantizes within an accuracy budget; generate, chat and serve "

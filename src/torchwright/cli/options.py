@@ -146,6 +146,11 @@ def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+revision_option = click.option(
+    "--revision", metavar="NAME", help="Branch, tag or commit of a hub id; ORG/NAME@NAME says the same."
+)
+
+
 class LocalFile(click.Path):
     """A file of this machine, which may be missing; a URL is refused before its slashes are taken for a path's."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import adapter_option, byte_count, decoder_options, trust_option
+from torchwright.cli.options import adapter_option, byte_count, decoder_options, revision_option, trust_option
 from torchwright.cli.printing import say
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.process.interrupts import end_command, importing
@@ -160,14 +160,18 @@ def _serve_command() -> ModuleType:
 )
 @decoder_options
 @adapter_option
+@revision_option
 @trust_option
-def command(model: str | None, **options: Any) -> int:
+def command(model: str | None, revision: str | None, **options: Any) -> int:
     """Serve a language model, a sentence encoder or a speech model by OpenAI's API.
 
     An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder. Ctrl-C lets
     running requests finish; a second one stops at once.
     """
+    from torchwright.hub.folder import at_revision
+
     room = _serve_command()
+    model = at_revision(model, revision)
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
     engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
     code = room.serve(ServerOptions(engine=engine, **options), say)

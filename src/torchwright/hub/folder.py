@@ -154,16 +154,34 @@ def local(path: Path) -> Path:
 
 
 def is_hub_id(target: str) -> bool:
-    """Check for the form of a hub id: an owner and a name."""
-    return target.count("/") == 1 and not target.startswith((".", "/", "~"))
+    """Check for the form of a hub id: an owner and a name, and a revision behind @ if one is wanted."""
+    return target.partition("@")[0].count("/") == 1 and not target.startswith((".", "/", "~"))
+
+
+def at_revision(target: str | None, revision: str | None) -> str | None:
+    """Return a hub id with its revision; raise `ModelError` where the target is none, or has another revision."""
+    if revision is None:
+        return target
+    if target is None or Path(target).exists() or not is_hub_id(target) or "@" in target:
+        raise ModelError(
+            f"--revision {revision} is for a hub id",
+            found=str(target or "no model"),
+            allowed="such as ORG/NAME",
+        )
+    return f"{target}@{revision}"
 
 
 def download(name: str, *, allowed: str) -> Path:
-    """The folder of a hub id, fetched where it is not here yet; raises `ModelError` where the hub gives none."""
+    """The folder of a hub id, fetched where it is not here yet; raises `ModelError` where the hub gives none.
+
+    A revision stands behind @: a branch, a tag or a commit. Files that were begun are gone on with. `HF_HOME` says
+    where they lie, and `HF_TOKEN` opens what is gated.
+    """
+    repository, _, revision = name.partition("@")
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, allow_patterns=list(FETCHED)))
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FETCHED)))
     except Exception as error:  # the library's own, and its network's
         if _is_offline(error):
             raise ModelError(
@@ -178,7 +196,18 @@ def download(name: str, *, allowed: str) -> Path:
             f"'{name}' is neither a folder here nor a model that the hub gave",
             found=f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
             allowed=allowed,
+            next=_cure(error),
         ) from error
+
+
+def _cure(error: BaseException) -> str | None:
+    """Return what helps against an answer of the hub."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "RevisionNotFoundError" in kinds:
+        return "name a branch, a tag or a commit that the model has"
+    if kinds & {"GatedRepoError", "RepositoryNotFoundError"}:
+        return "check the name; for a private or gated model set HF_TOKEN, and accept its terms on the hub"
+    return None
 
 
 def _is_offline(error: BaseException | None) -> bool:

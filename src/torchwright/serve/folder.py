@@ -74,7 +74,7 @@ def find(target: str | None) -> ServeTarget:
     if path.exists():
         path, name = local(path), path.resolve().name
     elif is_hub_id(target):
-        path, name = download(target, allowed=TARGETS), target
+        path, name = download(target, allowed=TARGETS), target.partition("@")[0]
     else:
         raise ModelError(
             f"there is no model at {target}",
