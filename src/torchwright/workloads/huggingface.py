@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchwright.core.errors import ModelError
@@ -36,8 +37,10 @@ def cache_keyword(model: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> nn.Module:
-    """Load the folder's model in float32 and eval mode, from safetensors or GGUF only, without code from the folder.
+def load_model(
+    folder: Path, auto: str, labels: Sequence[str] | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Load the folder's model in `dtype` and eval mode, from safetensors or GGUF only, without code from the folder.
 
     Quantized weights are dequantized as they are read. With `labels` the model classifies these labels: the layers
     behind the base model are initialized at random, by torch's own generator, if the folder has none or has a
@@ -45,8 +48,6 @@ def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> 
 
     Raises `ModelError` with transformers' own reason if it cannot be built.
     """
-    import torch
-
     config = read_config(folder)
     try:
         with quiet_transformers():
@@ -55,12 +56,12 @@ def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> 
             if config.get(QUANTIZATION) is None:
                 cls, source = getattr(transformers, auto), {"pretrained_model_name_or_path": folder}
             else:
-                cls, source = _made_wide(folder, config, getattr(transformers, auto))
+                cls, source = _made_wide(folder, config, getattr(transformers, auto), dtype)
             if labels is not None:
                 source |= {"ignore_mismatched_sizes": True, "config": _telling(folder, labels)}
             model, loaded = cls.from_pretrained(
                 **source,
-                dtype=torch.float32,
+                dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
@@ -117,9 +118,10 @@ def _telling(folder: Path, labels: Sequence[str]) -> Any:
     )
 
 
-def _made_wide(folder: Path, config: dict[str, Any], asked: Any) -> tuple[Any, dict[str, Any]]:
+def _made_wide(
+    folder: Path, config: dict[str, Any], asked: Any, dtype: torch.dtype
+) -> tuple[Any, dict[str, Any]]:
     """The class of model that `asked` makes of a quantized folder, and its configuration and state dict made wide."""
-    import torch
     import transformers
 
     wide: Any = transformers.AutoConfig.from_pretrained(
@@ -128,7 +130,7 @@ def _made_wide(folder: Path, config: dict[str, Any], asked: Any) -> tuple[Any, d
     del wide.quantization_config
     with torch.device("meta"):
         cls = asked if issubclass(asked, transformers.PreTrainedModel) else type(asked.from_config(wide))
-    tensors = dict(Checkpoint(folder, config).tensors(torch.float32))
+    tensors = dict(Checkpoint(folder, config).tensors(dtype))
     return cls, {"pretrained_model_name_or_path": None, "config": wide, "state_dict": tensors}
 
 

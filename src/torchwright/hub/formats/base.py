@@ -128,6 +128,7 @@ formats = Registry[type[Format]](
         "gptq": "torchwright.hub.formats.gptq:Gptq",
         "compressed-tensors": "torchwright.hub.formats.compressed:CompressedTensors",
         "fp8": "torchwright.hub.formats.fp8:Fp8",
+        "mxfp4": "torchwright.hub.formats.mxfp4:Mxfp4",
         "bitsandbytes": "torchwright.hub.formats.bitsandbytes:BitsAndBytes",
         "torchao": "torchwright.hub.formats.torchao:TorchAOFormat",
         "gguf": "torchwright.hub.formats.gguf:Gguf",

@@ -51,7 +51,7 @@ def load_on_transformers(
     """
     scheme = read_scheme(quantize)
     config = read_config(folder)
-    model: Any = load_model(folder, "AutoModelForCausalLM").to(dtype)
+    model: Any = load_model(folder, "AutoModelForCausalLM", dtype=dtype).to(dtype)
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     context = longest_context(config, positions) if type(positions) is int else UNLIMITED_CONTEXT

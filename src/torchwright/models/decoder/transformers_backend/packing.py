@@ -29,34 +29,43 @@ def pack_layers(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: t
         if scheme is None:
             return 0
         raise ModelError(f"quantization to {scheme}", found=f"no compiled kernels for {dtype} on {device}")
-    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    layers = [(*place, kept) for place in _layers(model) if (kept := _scheme(place[1], scheme, dtype))]
+    first = {(type(owner), name): (owner, name, layer, kept) for owner, name, layer, kept in reversed(layers)}
+    fault = _refusal(model, list(first.values()), device)
+    if fault is not None and scheme is not None:
+        raise ModelError(
+            f"{type(model).__name__} does not run with layers of {scheme}",
+            found=fault,
+            next="leave --quantize out",
+        )
+    if fault is not None:
+        return 0
     packed = 0
-    for owner, name, layer in _layers(model):
-        kept = _scheme(name, scheme, dtype)
-        if kept is None:
-            continue
+    while layers:  # one after the other: a layer's own weights are let go before the next is packed
+        owner, name, layer, kept = layers.pop()
         made = _packed(layer, kept, device)
-        replaced.append((owner, name, layer))
         setattr(owner, name, made)
+        if isinstance(made, PackedExperts):
+            made.release()
         packed += sum(isinstance(part, PackedLinear) for part in made.modules())
+    return packed
+
+
+def _refusal(
+    model: Any, layers: list[tuple[nn.Module, str, nn.Module, Scheme]], device: torch.device
+) -> str | None:
+    """Why the model does not run with one packed layer of each kind, None where it does; its own are put back."""
     try:
+        for owner, name, layer, kept in layers:
+            setattr(owner, name, _packed(layer, kept, device))
         with torch.inference_mode():
             model(input_ids=torch.arange(TRIED, device=device)[None], use_cache=False)
     except Exception as error:  # whatever a model's own code raises
-        for owner, name, layer in replaced:
+        return f"{type(error).__name__}: {first_line(error)}"
+    finally:
+        for owner, name, layer, _ in layers:
             setattr(owner, name, layer)
-        if scheme is not None:
-            raise ModelError(
-                f"{type(model).__name__} does not run with layers of {scheme}",
-                found=f"{type(error).__name__}: {first_line(error)}",
-                next="leave --quantize out",
-            ) from error
-        return 0
-    for owner, name, _ in replaced:
-        made = getattr(owner, name)
-        if isinstance(made, PackedExperts):
-            made.release()
-    return packed
+    return None
 
 
 def _layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

@@ -1,0 +1,86 @@
+"""MXFP4 experts are read as transformers unpacks them, and refused where they are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from folders import causal, save
+from torchwright.core.errors import ModelError
+from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.folder import read_config
+from torchwright.optimization.open_model import open_model
+
+EXPERTS = ("gate_up_proj", "down_proj")
+
+
+def packed(shape: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random blocks and scales of a weight (X, N, K)."""
+    generator = torch.Generator().manual_seed(seed)
+    X, N, K = shape
+    blocks = torch.randint(0, 256, (X, N, K // 32, 16), generator=generator, dtype=torch.uint8)
+    return blocks, torch.randint(118, 124, (X, N, K // 32), generator=generator, dtype=torch.uint8)
+
+
+def gpt_oss(folder: Path) -> Path:
+    """A small gpt-oss whose experts are kept in MXFP4."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16, "sliding_window": 8}
+    save(causal("GptOss", num_local_experts=4, num_experts_per_tok=2, **sizes), folder)
+    tensors = load_file(folder / "model.safetensors")
+    for place, name in enumerate(sorted(name for name in tensors if name.endswith(EXPERTS))):
+        X, K, N = tensors.pop(name).shape
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = packed((X, N, K), place)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    folder = gpt_oss(tmp_path)
+    checkpoint = Checkpoint(folder, read_config(folder))
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]:
+        blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
+        wanted = convert_moe_packed_tensors(blocks, scales)
+        found = checkpoint.weight(name, tuple(wanted.shape))
+        assert torch.equal(found.rows(0, len(wanted)).bfloat16(), wanted)
+        assert torch.equal(found.rows(1, 2).bfloat16(), wanted[1:2])
+        assert checkpoint.holds(name)
+    assert str(checkpoint.format) == "MXFP4"
+
+
+def test_a_folder_answers(tmp_path: Path) -> None:
+    opened = open_model(str(gpt_oss(tmp_path)), dtype="fp32", device="cpu")
+    model: Any = opened.model
+    tokens: list[int] = []
+    model.write([5, 6, 7], 4, seed=0, on_token=tokens.append)
+    assert len(tokens) <= 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda blocks, scales: (blocks[..., :8], scales), "its blocks"),
+        (lambda blocks, scales: (blocks, scales[:, :1]), "its scales"),
+        (lambda blocks, scales: (blocks.float(), scales), "its blocks"),
+        (lambda blocks, scales: (blocks[0], scales), "four dimensions"),
+    ],
+)
+def test_damaged_blocks_are_refused(damage: Any, said: str, tmp_path: Path) -> None:
+    folder = gpt_oss(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("_blocks")).removesuffix("_blocks")
+    blocks, scales = damage(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+    tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks.contiguous(), scales.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=said):
+        open_model(str(folder), dtype="fp32", device="cpu")
