@@ -76,7 +76,7 @@ def test_a_hub_id_is_fetched_with_its_chat_template_and_without_code(
 ) -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def fetch(name: str, *, allow_patterns: list[str]) -> str:
+    def fetch(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append((name, allow_patterns))
         return str(tmp_path)
 
@@ -92,7 +92,7 @@ def test_a_hub_id_is_fetched_with_its_chat_template_and_without_code(
 
 
 def test_a_hub_that_gives_nothing_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetch(name: str, *, allow_patterns: list[str]) -> str:
+    def fetch(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         raise OSError
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import MODELS, TOKENS, build, save, token_ids
+from tiny import TOKENS, TRAINED, build, save, token_ids
 
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder import load_decoder, read_decoder_config
@@ -29,7 +29,7 @@ from torchwright.train.model.vocabulary import IGNORE
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=TRAINED)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     model = build(request.param)
     return model, save(model, tmp_path_factory.mktemp(request.param))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import COMMON, MODELS
+from tiny import COMMON, MODELS, TRAINED
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwright.core.errors import ModelError, UnknownName
@@ -29,7 +29,7 @@ def config_of(name: str, folder: Path) -> DecoderConfig:
     return read_model(str(folder))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_every_family_has_as_many_parameters_as_its_model(name: str, tmp_path: Path) -> None:
     config = config_of(name, tmp_path)
     shape = Shape(config)

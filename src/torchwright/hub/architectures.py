@@ -30,6 +30,7 @@ NATIVE = {
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
+    "GptOssForCausalLM": "gpt_oss",
     "SeedOssForCausalLM": "seed_oss",
 }
 """Architecture → `model_type` of its configuration in transformers."""

@@ -49,7 +49,7 @@ def test_norms_of_zeros_and_of_large_values(isa: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "clamped_swiglu"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_gated(isa: str, width: int, kind: str, dtype: torch.dtype) -> None:
     for shape in [(0,), (1,), (5,), (2, 3), ()]:
@@ -78,7 +78,7 @@ def test_activations_far_from_zero(isa: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "clamped_swiglu"])
 def test_gates_far_from_zero(isa: str, kind: str, dtype: torch.dtype) -> None:
     gate = torch.tensor(
         [-1e30, -1e4, -200, -100, -89, -88, -87, -20, -1e-20, 0, 1e-20, 20, 88, 100, 1e4, 1e30]
@@ -86,6 +86,17 @@ def test_gates_far_from_zero(isa: str, kind: str, dtype: torch.dtype) -> None:
     for width in (16, 7):
         x = torch.cat([gate[:width], torch.ones(width)]).to(dtype)
         close(ops.gated(x, kind), reference.gated(x.double(), kind), atol=1e-5)
+
+
+def test_a_clamped_gate_keeps_nan_and_its_limits(isa: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    gate, up = torch.tensor([nan, 1, inf, -1e30, 8, 1, 1]), torch.tensor([1, nan, inf, 1, -9, 9, -inf])
+    for width in (7, 35):
+        x = torch.cat([gate.repeat(width // 7), up.repeat(width // 7)])
+        found, wanted = ops.gated(x, "clamped_swiglu"), reference.gated(x.double(), "clamped_swiglu")
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+        assert found[:2].isnan().all()
+        assert found[2:3].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -144,7 +155,7 @@ def test_arguments_of_norms_and_gates_are_checked(native: Any) -> None:
             native.gated(bad, "silu")
     with pytest.raises(ValueError, match="side by side; its width is 39"):
         native.gated(x[:, :39], "silu")
-    with pytest.raises(ValueError, match="kind is relu; silu or gelu_tanh"):
+    with pytest.raises(ValueError, match="kind is relu; silu, gelu_tanh"):
         native.gated(x, "relu")
 
 

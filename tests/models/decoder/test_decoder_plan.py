@@ -32,6 +32,7 @@ UNPLANNED = {
     "exaone4": "without a norm before",
     "exaone4-full": "without a norm before",
     "granite": "scaled before they join",
+    "gpt-oss": "attention with sinks",
     "mixtral": "mixture of experts",
     "qwen3-moe": "mixture of experts",
     "qwen3-moe-dense-layer": "mixture of experts",

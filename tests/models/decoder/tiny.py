@@ -151,10 +151,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         MOE | {"moe_intermediate_size": 32, "mlp_only_layers": [1], "head_dim": 16},
     ),
     "olmoe": ("Olmoe", MOE | {"clip_qkv": 1.0}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
+        },
+    ),
     "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
     "seed-oss-qkv-bias": ("SeedOss", {"head_dim": 16}),
 }
 """Name of a model → its configuration class and what differs from `COMMON`: logits are compared with transformers."""
+
+TRAINED = [name for name in MODELS if name != "gpt-oss"]
+"""Models of families that the trainer's own layers compute; sinks are not among them."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
@@ -177,6 +190,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen3Moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
     "Olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "GptOss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
     "SeedOss": {"head_dim": 16},
 }
 """Configuration class without "Config" → what differs from `COMMON`, so that the family's fields matter.

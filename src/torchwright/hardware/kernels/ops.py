@@ -64,7 +64,8 @@ def add_rms_norm(
 
 def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     """See `reference.gated`."""
-    return (on(gate_up.device, gate_up.dtype) or reference).gated(gate_up, kind)
+    kernels = on(gate_up.device, gate_up.dtype)
+    return (_of_cpus(kernels) if kind == "clamped_swiglu" else kernels or reference).gated(gate_up, kind)
 
 
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:

@@ -37,6 +37,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of `clamped_swiglu`: the constants of gpt-oss, which its configurations repeat."""
 QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 
@@ -60,8 +62,15 @@ def add_rms_norm(
 
 
 def gated(gate_up_TF: torch.Tensor, kind: str) -> torch.Tensor:
-    """activation(gate) · up (T, F) of the two halves of (T, 2F), gate first; `kind` is silu or gelu_tanh."""
+    """activation(gate) · up (T, F) of the two halves of (T, 2F), gate first.
+
+    `kind` is silu, gelu_tanh or clamped_swiglu, which is gpt-oss's: gate · sigmoid(1.702 · gate) · (up + 1), gate at
+    most 7 and up within ±7.
+    """
     gate, up = _wide(gate_up_TF).chunk(2, dim=-1)
+    if kind == "clamped_swiglu":
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(gate_up_TF.dtype)
     active = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
     return (active * up).to(gate_up_TF.dtype)
 

@@ -61,6 +61,10 @@ class ExpertsConfig:
     """True if the chosen experts' weights are scaled to sum to 1."""
     bias: bool = False
     """True if a bias is added to the shares for the choice of experts, and not to their weights (DeepSeek-AI, 2024)."""
+    router_bias: bool = False
+    """True if a bias is added to the router's scores."""
+    linear_bias: bool = False
+    """True if the experts' linear layers have biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ class DecoderConfig:
     """The most tokens of one sequence."""
     eps: float
     activation: str
-    """silu or gelu_tanh; where nothing is gated also gelu or relu."""
+    """silu, gelu_tanh or clamped_swiglu; where nothing is gated also gelu or relu."""
     tied: bool
     """The output layer is the embedding table."""
     ropes: tuple[Rope | None, ...]
@@ -110,6 +114,8 @@ class DecoderConfig:
     """True if a LayerNorm precedes the first layer; stacks with `post_norm` may have one in any case."""
     clip_qkv: float | None = None
     attention_soft_cap: float = 0.0
+    sinks: bool = False
+    """True if each head has a score beside the keys' in its softmax."""
     logit_soft_cap: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0

@@ -9,10 +9,11 @@ that is neither read nor known to be inert is refused by name (`inert_fields.py`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torchwright.hardware.kernels.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
 from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
 from torchwright.models.decoder.config import ACTIVATIONS, DecoderConfig, ExpertsConfig
@@ -74,6 +75,8 @@ class Family:
     default_activation: str = "silu"
     rope_names: dict[str, str] = field(default_factory=dict)
     """Old names of a scaling."""
+    default_rope: dict[str, Any] = field(default_factory=dict)
+    """The rotary embedding of a config.json that describes none."""
     partial: bool = False
     """The family rotates the first part of each head where `partial_rotary_factor` says so."""
     original: int | None = None
@@ -155,6 +158,8 @@ class Family:
         fields.settle("rope_parameters" if older else "rope_scaling")
         key = "rope_scaling" if older else "rope_parameters"
         section = fields.section(key)
+        if not section.data and self.default_rope:
+            section = Fields(fields.path, dict(self.default_rope), f"{key}.")
         nested = any(isinstance(value, dict) for value in section.data.values())
         theta = fields.number("rope_theta", self.theta)
         if self.local_theta is None:
@@ -361,6 +366,26 @@ def _qwen3_moe(fields: Fields, layers: int) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(fields: Fields, layers: int) -> dict[str, Any]:
+    for key, value in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
+        if fields.number(key, value) != value:
+            raise fields.wrong(key, str(value))
+    if fields.text("hidden_act", "silu") != "silu":
+        raise fields.wrong("hidden_act", "silu")
+    bias = fields.flag("attention_bias", True)
+    kinds = [SLIDING if (layer + 1) % 2 else FULL for layer in range(layers)]
+    experts = _experts(fields, feed_forward="intermediate_size", normalize=True)
+    return {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "sinks": True,
+        "windows": _windows(fields, _window(fields, 128), kinds),
+        "activation": "clamped_swiglu",
+        "experts": replace(experts, router_bias=True, linear_bias=True),
+        "sparse": (True,) * layers,
+    }
+
+
 def _olmoe(fields: Fields, layers: int) -> dict[str, Any]:
     normalize = fields.flag("norm_topk_prob", False)
     return _olmo2(fields, layers) | {
@@ -445,6 +470,27 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(special=_qwen3_moe, kv_heads=4),
     "OlmoeForCausalLM": Family(special=_olmoe, eps=1e-5),
+    "GptOssForCausalLM": Family(
+        special=_gpt_oss,
+        names=Names(
+            router="mlp.router",
+            expert_gate_up=("mlp.experts.gate_up_proj",),
+            expert_down="mlp.experts.down_proj",
+        ),
+        theta=150_000.0,
+        eps=1e-5,
+        head_dim=64,
+        kv_heads=8,
+        default_rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        ignored=("initial_context_length", "experts_per_token"),
+    ),
     "SeedOssForCausalLM": Family(special=_seed_oss, head_dim=128, kv_heads=8),
 }
 """Architecture, as config.json names it, → family."""

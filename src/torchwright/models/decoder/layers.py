@@ -26,6 +26,7 @@ class PagedAttention(nn.Module):
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     bias: torch.Tensor | None
+    sinks: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
@@ -34,12 +35,15 @@ class PagedAttention(nn.Module):
         self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
         self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
         self.register_buffer("bias", weights.attention_bias())
+        self.register_buffer("sinks", weights.sinks(layer) if config.sinks else None)
 
     @property
     def unplanned(self) -> str | None:
         """Why no plan takes it (`plan.py`), None where one does."""
         if self.config.qk_norm == "projection" or self.config.clip_qkv is not None:
             return "queries and keys that are normed or clipped all heads together"
+        if self.sinks is not None:
+            return "attention with sinks"
         return _not_packed(self.qkv, self.o)
 
     def forward(
@@ -77,6 +81,7 @@ class PagedAttention(nn.Module):
             config.attention_soft_cap,
             causal=config.causal,
             bias=self.bias,
+            sinks=self.sinks,
         )
         return self.o(out_THD.flatten(1))
 
@@ -173,6 +178,7 @@ class RoutedExperts(nn.Module):
     router: torch.Tensor
     packed_router: torch.Tensor | None
     bias: torch.Tensor | None
+    router_bias: torch.Tensor | None
     unplanned = "a mixture of experts, whose rows go different ways"
 
     def __init__(
@@ -188,6 +194,7 @@ class RoutedExperts(nn.Module):
         packed = layout.pack_bf16(router) if takes else None
         self.register_buffer("packed_router", packed, persistent=False)
         self.register_buffer("bias", weights.expert_bias(layer))
+        self.register_buffer("router_bias", weights.router_bias(layer) if experts.router_bias else None)
         self.experts = nn.ModuleList(
             GatedFeedForward(config.activation, *weights.expert(layer, expert))
             for expert in range(experts.count)
@@ -199,6 +206,8 @@ class RoutedExperts(nn.Module):
         else:
             kernels = ops.on(x_TE.device, x_TE.dtype)
             score_TX = kernels.linear_bf16(x_TE, self.packed_router, None, self.count)
+        if self.router_bias is not None:
+            score_TX = score_TX + self.router_bias
         _, expert_TC, share_TC = route(score_TX, self.bias, self.chosen)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)

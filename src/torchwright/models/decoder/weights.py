@@ -14,7 +14,7 @@ from torchwright.hardware.kernels.pack import finite
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.weight import Grouped, Weight, fill
-from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.families import FAMILIES
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
@@ -46,6 +46,14 @@ class LayerParts(Protocol):
     def expert_bias(self, layer: int) -> torch.Tensor | None:
         """(experts,) in float32; None where experts are chosen by their shares alone."""
         return None
+
+    def router_bias(self, layer: int) -> torch.Tensor:
+        """(experts,)."""
+        raise AssertionError("these parts have no bias of a router")
+
+    def sinks(self, layer: int) -> torch.Tensor:
+        """(H,) in float32, as `paged_attention` wants them."""
+        raise AssertionError("these parts have no sinks")
 
     def attention_bias(self) -> torch.Tensor | None:
         """(H, 2L) as `paged_attention` wants it; None where scores know no distances."""
@@ -141,6 +149,8 @@ class DecoderWeights(DecoderParts):
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
         """gate_up and down of one expert."""
         assert self.config.experts
+        if "{}" not in self.names.expert_down:
+            return self._stacked(layer, expert, self.config.experts)
         F, E = self.config.experts.feed_forward, self.config.model
         gate_up = [name.format(expert) for name in self.names.expert_gate_up]
         down = self.names.expert_down.format(expert)
@@ -151,6 +161,45 @@ class DecoderWeights(DecoderParts):
         assert self.config.experts
         name = f"model.layers.{layer}.{self.names.router}.weight"
         return self._stack([name], [(self.config.experts.count, self.config.model)])
+
+    def router_bias(self, layer: int) -> torch.Tensor:
+        """(experts,) in the model's dtype."""
+        assert self.config.experts
+        return self._stack([f"model.layers.{layer}.{self.names.router}.bias"], [(self.config.experts.count,)])
+
+    def sinks(self, layer: int) -> torch.Tensor:
+        """(H,) in float32."""
+        heads = self.config.heads
+        return (
+            self.checkpoint.weight(f"model.layers.{layer}.self_attn.sinks", (heads,)).rows(0, heads).float()
+        )
+
+    def _stacked(self, layer: int, expert: int, experts: ExpertsConfig) -> tuple[nn.Module, nn.Module]:
+        """gate_up and down of one expert, where a file holds those of all in one tensor, transposed.
+
+        Gate and up alternate there, row by row (gpt-oss).
+        """
+        F, E = experts.feed_forward, self.config.model
+
+        def part(name: str, *shape: int) -> torch.Tensor:
+            whole = self.checkpoint.weight(f"model.layers.{layer}.{name}", (experts.count, *shape))
+            return whole.rows(expert, expert + 1)[0].to(self.dtype)
+
+        (both,), down = self.names.expert_gate_up, self.names.expert_down
+        gate_up_NK, down_NK = part(both, E, 2 * F).t(), part(down, F, E).t().contiguous()
+        gate_up_NK = torch.cat([gate_up_NK[::2], gate_up_NK[1::2]])
+        if not experts.linear_bias:
+            return self._made(both, gate_up_NK, None), self._made(down, down_NK, None)
+        offsets = part(f"{both}_bias", 2 * F)
+        offsets = torch.cat([offsets[::2], offsets[1::2]])
+        return self._made(both, gate_up_NK, offsets), self._made(
+            down, down_NK, part(f"{down}_bias", E).clone()
+        )
+
+    def _made(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Module:
+        if self.rounded:
+            finite(weight_NK, name)
+        return self.make_linear(weight_NK, bias_N)
 
     def expert_bias(self, layer: int) -> torch.Tensor | None:
         """(experts,) in float32; None where experts are chosen by their shares alone."""

@@ -46,10 +46,10 @@ class Native(Technique):
             return None  # what it needs says so
         workload: Any = target.workload
         try:
-            read_decoder_config(workload.folder)
+            config = read_decoder_config(workload.folder)
         except (UnsupportedArchitecture, ModelError) as error:
             return error.reason
-        return None
+        return "its artifacts have no attention with sinks yet" if config.sinks else None
 
     def apply(self, target: Target) -> None:
         workload: Any = target.workload

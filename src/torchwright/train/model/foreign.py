@@ -53,9 +53,14 @@ def end_token(config: ModelConfig) -> int | None:
 def read_model_config(folder: Path) -> ModelConfig:
     """The shape of a folder's model; raises `ModelError` where neither our families nor transformers describe it."""
     try:
-        return read_decoder_config(folder)
+        config = read_decoder_config(folder)
     except UnsupportedArchitecture as unsupported:
         return _read_foreign(folder, unsupported)
+    if config.sinks:
+        return _read_foreign(
+            folder, UnsupportedArchitecture(f"the trainer has no attention with sinks: {folder}")
+        )
+    return config
 
 
 def _read_foreign(folder: Path, unsupported: UnsupportedArchitecture) -> ForeignConfig:

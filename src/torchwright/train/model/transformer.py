@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from torchwright.core.errors import ModelError
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES
 from torchwright.models.decoder.rope import angles
@@ -61,6 +62,11 @@ class Transformer(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        if config.sinks:
+            raise ModelError(
+                f"the trainer's own layers have no attention with sinks, which {config.architecture} has",
+                next="name its folder: it trains on transformers' own code",
+            )
         names = FAMILIES[config.architecture].names
         norms = {
             part: getattr(names, part) is not None

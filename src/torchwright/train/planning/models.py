@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchwright.core.errors import unknown
+from torchwright.core.errors import ModelError, unknown
 from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config_file
@@ -66,6 +66,15 @@ def read_model(name: str) -> DecoderConfig:
 
     Raises `UnknownName` for anything else, and `ModelError` for a configuration that cannot be read.
     """
+    config = _read(name)
+    if config.sinks:
+        raise ModelError(
+            f"{name} cannot be planned", found="attention with sinks, which the trainer's layers lack"
+        )
+    return config
+
+
+def _read(name: str) -> DecoderConfig:
     if name in KNOWN:
         return _from_data(Path(name), KNOWN[name])
     path = Path(name)

@@ -332,7 +332,7 @@ class DecodePlan : public torch::CustomClassHolder {
   void feed_forward_block(const Step& now, const Layer& layer, const Packed* four) const {
     join(now, layer.pre_mlp, now.x);
     multiply(now, four[2], now.x, now.wide);
-    if (gated) gated_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation == tw::Activation::silu);
+    if (gated) gated_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation);
     else activate_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation);
     multiply(now, four[3], now.narrow, now.delta);
     leave(now, layer.post_mlp);

@@ -13,7 +13,7 @@ constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
 constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order
 
 enum class Type { f32, bf16, s8, f16 };
-enum class Activation { none, relu, gelu, gelu_tanh, silu, relu6, sigmoid, hardswish, hardsigmoid };
+enum class Activation { none, relu, gelu, gelu_tanh, silu, relu6, sigmoid, hardswish, hardsigmoid, clamped_swiglu };
 
 constexpr int64_t ROWS_AT_ONCE = 512;  // of activations, in one task
 constexpr int64_t SUMMED = 32;   // input features that share one sum of quantized activations
@@ -82,7 +82,7 @@ struct Kernels {
   void (*add_stretches)(const AttentionTask&, int64_t row_begin, int64_t row_end, int64_t stretches);
   void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,
                    int64_t features, int64_t row, float eps);
-  void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu);
+  void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, Activation activation);
   void (*activate_row)(const void* x, void* out, Type type, int64_t features, int64_t row, Activation activation);
   void (*rope_store)(const struct RopeTask&, int64_t token);
   float (*widen_peak)(const void* x, Type type, float* out, int64_t count);

@@ -450,20 +450,22 @@ Tensor activate(const Tensor& x_in, c10::string_view kind) {
   return out;
 }
 
-void gated_rows(const void* x, void* out, Type type, int64_t features, int64_t rows, bool silu) {
+void gated_rows(const void* x, void* out, Type type, int64_t features, int64_t rows, tw::Activation activation) {
   const auto& k = kernels();
-  each_row(rows, 4 * features, [&](int64_t row) { k.gated(x, out, type, features, row, silu); });
+  each_row(rows, 4 * features, [&](int64_t row) { k.gated(x, out, type, features, row, activation); });
 }
 
 Tensor gated(const Tensor& x_in, c10::string_view kind) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x), features = x.size(-1) / 2;
   TORCH_CHECK_VALUE(x.size(-1) % 2 == 0, "x must hold gate and value side by side; its width is ", x.size(-1));
-  TORCH_CHECK_VALUE(kind == "silu" || kind == "gelu_tanh", "kind is ", kind, "; silu or gelu_tanh is wanted");
+  TORCH_CHECK_VALUE(kind == "silu" || kind == "gelu_tanh" || kind == "clamped_swiglu", "kind is ", kind,
+                    "; silu, gelu_tanh or clamped_swiglu is wanted");
   auto sizes = x.sizes().vec();
   sizes.back() = features;
   Tensor out = at::empty(sizes, x.options());
-  gated_rows(x.const_data_ptr(), out.mutable_data_ptr(), float_type(x, "x"), features, rows, kind == "silu");
+  gated_rows(x.const_data_ptr(), out.mutable_data_ptr(), float_type(x, "x"), features, rows,
+             kind == "clamped_swiglu" ? tw::Activation::clamped_swiglu : activation_of(kind));
   return out;
 }
 

@@ -89,19 +89,30 @@ float widen_peak(const void* x, Type type, float* out, int64_t count) {
   return widen_peak_of((const uint16_t*)x, out, count);
 }
 
-template <class T>
-void gated_row(const T* x, T* out, int64_t features, bool silu) {
-  int64_t i = 0;
-  for (; i + LANES <= features; i += LANES)
-    store_f32(out + i, activate(load_f32(x + i), silu) * load_f32(x + features + i));
-  for (; i < features; i++) set(out + i, activate(splat(get(x + i)), silu)[0] * get(x + features + i));
+// Gate and value of gpt-oss: silu(1.702 g) / 1.702 · (u + 1), both within the limit; a NaN stays one.
+inline F clamped_swiglu(F g, F u) {
+  constexpr float ALPHA = 1.702f, LIMIT = 7;
+  g = select(g > splat(LIMIT), splat(LIMIT), g);
+  u = select(u > splat(LIMIT), splat(LIMIT), select(u < splat(-LIMIT), splat(-LIMIT), u));
+  return activate(g * ALPHA, true) * (1 / ALPHA) * (u + 1.0f);
 }
 
-void gated(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu) {
+template <class T>
+void gated_row(const T* x, T* out, int64_t features, tw::Activation activation) {
+  const auto apply = [&](F gate, F value) {
+    if (activation == tw::Activation::clamped_swiglu) return clamped_swiglu(gate, value);
+    return activate(gate, activation == tw::Activation::silu) * value;
+  };
+  int64_t i = 0;
+  for (; i + LANES <= features; i += LANES) store_f32(out + i, apply(load_f32(x + i), load_f32(x + features + i)));
+  for (; i < features; i++) set(out + i, apply(splat(get(x + i)), splat(get(x + features + i)))[0]);
+}
+
+void gated(const void* x, void* out, Type type, int64_t features, int64_t row, tw::Activation activation) {
   if (type == Type::f32)
-    gated_row((const float*)x + row * 2 * features, (float*)out + row * features, features, silu);
+    gated_row((const float*)x + row * 2 * features, (float*)out + row * features, features, activation);
   else
-    gated_row((const uint16_t*)x + row * 2 * features, (uint16_t*)out + row * features, features, silu);
+    gated_row((const uint16_t*)x + row * 2 * features, (uint16_t*)out + row * features, features, activation);
 }
 
 template <class T>
