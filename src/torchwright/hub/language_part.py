@@ -55,6 +55,8 @@ PREFIXES = {
     "model.text_model.": "model.",
 }
 """Beginnings of tensors' names in multimodal files → those of the language model alone."""
+LANGUAGE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+"""Beginnings of all names of a language model alone."""
 
 
 def language_part(data: dict[str, Any]) -> dict[str, Any]:

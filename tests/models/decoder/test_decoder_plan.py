@@ -33,6 +33,7 @@ UNPLANNED = {
     "exaone4-full": "without a norm before",
     "granite": "scaled before they join",
     "gpt-oss": "attention with sinks",
+    "glm4-moe": "mixture of experts",
     "mixtral": "mixture of experts",
     "qwen3-moe": "mixture of experts",
     "qwen3-moe-dense-layer": "mixture of experts",

@@ -81,6 +81,34 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
     ),
+    "gemma": ("Gemma", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
+    "cwm": (
+        "Cwm",
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            **rope("llama3", **LLAMA3, original_max_position_embeddings=16),
+        },
+    ),
+    "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True, "tie_word_embeddings": True}),
+    "glm": ("Glm", {"head_dim": 32, **rope("default", partial_rotary_factor=0.5)}),
+    "glm-no-bias": ("Glm", {"head_dim": 16, "attention_bias": False}),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.7,
+            **rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 32, **rope("default", partial_rotary_factor=0.5)}),
     "gemma2": (
         "Gemma2",
         {
@@ -166,8 +194,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name of a model → its configuration class and what differs from `COMMON`: logits are compared with transformers."""
 
-TRAINED = [name for name in MODELS if name != "gpt-oss"]
-"""Models of families that the trainer's own layers compute; sinks are not among them."""
+UNTRAINED = ("gpt-oss", "glm4-moe", "ernie", "glm", "glm-no-bias", "glm4")
+"""Models that the trainer's own layers do not compute: sinks, interleaved rotary embeddings, shared experts."""
+TRAINED = [name for name in MODELS if name not in UNTRAINED]
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
@@ -175,6 +204,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "Qwen3": {"head_dim": 16},
     "SmolLM3": {"no_rope_layer_interval": 2},
+    "Gemma": {"head_dim": 16},
+    "Cwm": {"head_dim": 16, "sliding_window": 9},
+    "Ernie4_5": {"head_dim": 16},
+    "Glm": {"head_dim": 16},
+    "Glm4": {"head_dim": 16},
+    "Glm4Moe": {
+        "head_dim": 16,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_local_experts": 6,
+    },
     "Gemma2": {
         "head_dim": 16,
         "sliding_window": 9,
@@ -210,6 +251,9 @@ def build(name: str, seed: int = 0) -> Any:
             parameter.data.add_(torch.randn_like(parameter) * 0.2)
         else:
             parameter.data.normal_(std=0.15)
+    for buffer_name, buffer in model.named_buffers():
+        if "e_score_correction_bias" in buffer_name:
+            buffer.data.normal_(std=0.3)
     return model.requires_grad_(False)
 
 

@@ -65,6 +65,15 @@ class ExpertsConfig:
     """True if a bias is added to the router's scores."""
     linear_bias: bool = False
     """True if the experts' linear layers have biases."""
+    sigmoid: bool = False
+    """True if shares are sigmoids of the router's scores, not their softmax."""
+    groups: int = 1
+    chosen_groups: int = 1
+    """Experts lie in groups, of which each token goes to these few: those with the largest sums of two shares."""
+    scale: float = 1.0
+    """The chosen experts' shares are multiplied by it."""
+    shared: int = 0
+    """Width of a feed-forward block that all tokens go through besides, 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +104,8 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None
     scale: float
     """Attention scores are multiplied by it."""
+    interleaved: bool = False
+    """True if files keep the two dimensions that turn together next to each other; they are parted as they are read."""
     qk_norm: str = "none"
     """none, head (one norm for each head) or projection (one norm over all heads together)."""
     norm_offset: float = 0.0
@@ -127,6 +138,15 @@ class DecoderConfig:
     def groups(self) -> int:
         """Query heads of one key-value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def untrained(self) -> str | None:
+        """Why the trainer's own layers do not compute it, None where they do."""
+        if self.sinks:
+            return "attention with sinks"
+        if self.experts is not None and (self.experts.sigmoid or self.experts.shared):
+            return "shared experts and shares by sigmoid"
+        return "interleaved rotary embeddings" if self.interleaved else None
 
     @property
     def page_shapes(self) -> tuple[PageShape, ...]:

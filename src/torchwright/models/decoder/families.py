@@ -45,6 +45,8 @@ class Names:
     router: str = "mlp.gate"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
 
     @property
     def expert_bias(self) -> str:
@@ -79,6 +81,8 @@ class Family:
     """The rotary embedding of a config.json that describes none."""
     partial: bool = False
     """The family rotates the first part of each head where `partial_rotary_factor` says so."""
+    share: float | None = None
+    """The rotated share of a head in a config.json that names none."""
     original: int | None = None
     """The trained length, for families whose configuration always has one at the top level."""
     ignored: tuple[str, ...] = ()
@@ -137,6 +141,7 @@ class Family:
         trained = fields.get("original_max_position_embeddings")
         original = None if trained is None else fields.integer("original_max_position_embeddings")
         partial = fields.optional("partial_rotary_factor")
+        partial = self.share if partial is None else partial
 
         def read(section: Fields, theta: float) -> Rope:
             rope = read_rope(
@@ -270,6 +275,14 @@ def _cap(fields: Fields, key: str, default: float) -> float:
     return default if key not in fields.data else cap or 0.0
 
 
+def _gemma1(fields: Fields, layers: int) -> dict[str, Any]:
+    if fields.get("use_bidirectional_attention"):
+        raise fields.wrong("use_bidirectional_attention", "false: a decoder's attention is causal")
+    bias = fields.flag("attention_bias", False)
+    scale = fields.integer("hidden_size") ** 0.5
+    return {"qkv_bias": bias, "o_bias": bias, "norm_offset": 1.0, "embedding_scale": scale}
+
+
 def _gemma2(fields: Fields, layers: int) -> dict[str, Any]:
     return _gemma(fields, layers, 2) | {
         "attention_soft_cap": _cap(fields, "attn_logit_softcapping", 50.0),
@@ -290,6 +303,23 @@ def _seed_oss(fields: Fields, layers: int) -> dict[str, Any]:
         "o_bias": fields.flag("attention_out_bias", False),
         "mlp_bias": fields.flag("mlp_bias", False),
     }
+
+
+def _cwm(fields: Fields, layers: int) -> dict[str, Any]:
+    kinds = [FULL if layer % 4 == 0 else SLIDING for layer in range(layers)]
+    return {
+        "mlp_bias": fields.flag("mlp_bias", False),
+        "windows": _windows(fields, _window(fields, 8192), kinds),
+    }
+
+
+def _ernie(fields: Fields, layers: int) -> dict[str, Any]:
+    bias = fields.flag("use_bias", False)
+    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias, "interleaved": True}
+
+
+def _glm(fields: Fields, layers: int) -> dict[str, Any]:
+    return {"qkv_bias": fields.flag("attention_bias", True), "interleaved": True}
 
 
 def _olmo2(fields: Fields, layers: int) -> dict[str, Any]:
@@ -386,6 +416,41 @@ def _gpt_oss(fields: Fields, layers: int) -> dict[str, Any]:
     }
 
 
+def _deepseek_experts(fields: Fields) -> ExpertsConfig:
+    """Experts as DeepSeek V3 chooses them: by sigmoids, a bias and groups, beside a shared one."""
+    count, groups = fields.integer("n_routed_experts"), fields.integer("n_group", 1)
+    chosen, chosen_groups = fields.integer("num_experts_per_tok"), fields.integer("topk_group", 1)
+    if count % groups or chosen_groups > groups:
+        raise fields.wrong("n_group", f"a divisor of the {count} experts, and at least topk_group")
+    if chosen > count // groups * chosen_groups:
+        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups")
+    if groups > 1 and count // groups < 2:
+        raise fields.wrong("n_group", "groups of two experts at least")
+    inner = fields.integer("moe_intermediate_size")
+    return ExpertsConfig(
+        count=count,
+        chosen=chosen,
+        feed_forward=inner,
+        normalize=fields.flag("norm_topk_prob", True),
+        bias=True,
+        sigmoid=True,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        scale=fields.positive("routed_scaling_factor", 1.0),
+        shared=inner * fields.integer("n_shared_experts", 1),
+    )
+
+
+def _glm4_moe(fields: Fields, layers: int) -> dict[str, Any]:
+    dense = fields.integer("first_k_dense_replace", 1, minimum=0)
+    return {
+        "qkv_bias": fields.flag("attention_bias", False),
+        "qk_norm": "head" if fields.flag("use_qk_norm", False) else "none",
+        "experts": _deepseek_experts(fields),
+        "sparse": tuple(layer >= dense for layer in range(layers)),
+    }
+
+
 def _olmoe(fields: Fields, layers: int) -> dict[str, Any]:
     normalize = fields.flag("norm_topk_prob", False)
     return _olmo2(fields, layers) | {
@@ -414,6 +479,14 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(special=_qwen2, kv_heads=32, ignored=("attention_bias",)),
     "Qwen3ForCausalLM": Family(special=_qwen3, head_dim=128, kv_heads=32),
     "SmolLM3ForCausalLM": Family(special=_smollm3, theta=2_000_000.0, tied=True, kv_heads=4),
+    "GemmaForCausalLM": Family(
+        special=_gemma1,
+        tied=True,
+        head_dim=256,
+        kv_heads=16,
+        ignored=("hidden_activation",),
+        default_activation="gelu_pytorch_tanh",
+    ),
     "Gemma2ForCausalLM": Family(
         special=_gemma2,
         names=GEMMA_NAMES,
@@ -443,6 +516,51 @@ FAMILIES: dict[str, Family] = {
         rope_names={"su": "longrope", "yarn": "longrope"},
         partial=True,
         original=4096,
+    ),
+    "CwmForCausalLM": Family(
+        special=_cwm,
+        theta=1_000_000.0,
+        eps=1e-5,
+        head_dim=128,
+        kv_heads=8,
+        default_rope={
+            "rope_type": "llama3",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+        ignored=("attention_bias",),
+    ),
+    "Ernie4_5ForCausalLM": Family(
+        special=_ernie, theta=500_000.0, eps=1e-5, tied=True, head_dim=128, kv_heads=2
+    ),
+    "GlmForCausalLM": Family(
+        special=_glm,
+        names=Names(gate_up=("mlp.gate_up_proj",)),
+        eps=1.5625e-7,
+        head_dim=128,
+        kv_heads=2,
+        partial=True,
+        share=0.5,
+    ),
+    "Glm4ForCausalLM": Family(
+        special=_glm,
+        names=Names(
+            post_attention="post_self_attn_layernorm",
+            pre_mlp="post_attention_layernorm",
+            post_mlp="post_mlp_layernorm",
+            gate_up=("mlp.gate_up_proj",),
+        ),
+        eps=1.5625e-7,
+        head_dim=128,
+        kv_heads=2,
+        partial=True,
+        share=0.5,
+    ),
+    "Glm4MoeForCausalLM": Family(
+        special=_glm4_moe, eps=1e-5, kv_heads=8, partial=True, share=0.5, ignored=("num_mtp_layers",)
     ),
     "Olmo2ForCausalLM": Family(special=_olmo2, names=POST_NAMES, eps=1e-5),
     "Olmo3ForCausalLM": Family(

@@ -185,7 +185,7 @@ class RoutedExperts(nn.Module):
         self, config: DecoderConfig, experts: ExpertsConfig, weights: LayerParts, layer: int
     ) -> None:
         super().__init__()
-        self.chosen, self.normalize, self.count = experts.chosen, experts.normalize, experts.count
+        self.config, self.count = experts, experts.count
         router = weights.router(layer)
         self.register_buffer("router", router)
         # PyTorch's product depends on the batch size, and a token near a tie would choose by its neighbours.
@@ -199,6 +199,7 @@ class RoutedExperts(nn.Module):
             GatedFeedForward(config.activation, *weights.expert(layer, expert))
             for expert in range(experts.count)
         )
+        self.shared = GatedFeedForward(config.activation, *weights.shared(layer)) if experts.shared else None
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         if self.packed_router is None:
@@ -208,16 +209,18 @@ class RoutedExperts(nn.Module):
             score_TX = kernels.linear_bf16(x_TE, self.packed_router, None, self.count)
         if self.router_bias is not None:
             score_TX = score_TX + self.router_bias
-        _, expert_TC, share_TC = route(score_TX, self.bias, self.chosen)
-        if self.normalize:
+        _, expert_TC, share_TC = route(score_TX, self.bias, self.config)
+        if self.config.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
+        if self.config.scale != 1:
+            share_TC = share_TC * self.config.scale
         out_TE = torch.zeros_like(x_TE)
         # In the order of the experts' numbers, so that a token's sum does not depend on the others.
         for expert in expert_TC.unique().tolist():
             row, place = (expert_TC == expert).nonzero(as_tuple=True)
             part = self.experts[expert](x_TE[row]) * share_TC[row, place, None].to(x_TE.dtype)
             out_TE.index_add_(0, row, part)
-        return out_TE
+        return out_TE if self.shared is None else out_TE + self.shared(x_TE)
 
 
 def feed_forward(

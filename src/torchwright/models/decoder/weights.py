@@ -51,6 +51,10 @@ class LayerParts(Protocol):
         """(experts,)."""
         raise AssertionError("these parts have no bias of a router")
 
+    def shared(self, layer: int) -> tuple[nn.Module, nn.Module]:
+        """gate_up and down of the block that all tokens go through besides their experts."""
+        raise AssertionError("these parts have no shared expert")
+
     def sinks(self, layer: int) -> torch.Tensor:
         """(H,) in float32, as `paged_attention` wants them."""
         raise AssertionError("these parts have no sinks")
@@ -144,6 +148,8 @@ class DecoderWeights(DecoderParts):
             "gate_up": (names.gate_up, (F, F), config.model, config.mlp_bias),
             "down": ((names.down,), (config.model,), F, config.mlp_bias),
         }[part]
+        if part == "qkv" and config.interleaved:
+            return self._parted(layer, files, rows, columns, bias)
         return self._linear(layer, files, rows, columns, bias)
 
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
@@ -155,6 +161,12 @@ class DecoderWeights(DecoderParts):
         gate_up = [name.format(expert) for name in self.names.expert_gate_up]
         down = self.names.expert_down.format(expert)
         return self._linear(layer, gate_up, (F, F), E, False), self._linear(layer, [down], (E,), F, False)
+
+    def shared(self, layer: int) -> tuple[nn.Module, nn.Module]:
+        assert self.config.experts
+        F, E = self.config.experts.shared, self.config.model
+        gate_up = self._linear(layer, self.names.shared_gate_up, (F, F), E, False)
+        return gate_up, self._linear(layer, [self.names.shared_down], (E,), F, False)
 
     def router(self, layer: int) -> torch.Tensor:
         """(experts, E): a plain tensor, because a rounded router sends tokens elsewhere and saves nothing."""
@@ -222,6 +234,28 @@ class DecoderWeights(DecoderParts):
         weights, shapes = [f"{name}.weight" for name in full], [(row, columns) for row in rows]
         offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
         return self._layer(weights, shapes, offsets)
+
+    def _parted(
+        self, layer: int, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
+    ) -> nn.Module:
+        """Query, key and value, whose turned dimensions alternate in the file: the first of each pair come first here.
+
+        As the rows move, integers of a quantized checkpoint are made wide.
+        """
+        config, rope = self.config, self.config.ropes[layer]
+        turned = 0 if rope is None else rope.rotated
+        order_D = torch.cat(
+            [torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, config.head_dim)]
+        )
+        heads = config.heads + config.kv_heads
+        order_N = (torch.arange(heads)[:, None] * config.head_dim + order_D).flatten()
+        order_N = torch.cat([order_N, torch.arange(len(order_N), sum(rows))])
+        full = [f"model.layers.{layer}.{name}" for name in names]
+        wide_NK = self._stack([f"{name}.weight" for name in full], [(row, columns) for row in rows])
+        offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
+        if any(self.checkpoint.holds(f"{name}.weight") for name in full):
+            self.repacked[""] += 1
+        return self._made(full[0], wide_NK[order_N], None if offsets is None else offsets[order_N])
 
     def _layer(
         self,

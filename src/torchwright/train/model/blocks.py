@@ -198,7 +198,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
         super().__init__()
-        self.count, self.chosen, self.normalize = experts.count, experts.chosen, experts.normalize
+        self.config, self.count, self.chosen = experts, experts.count, experts.chosen
         self.router = nn.Linear(config.model, experts.count, bias=False)
         self.experts = Experts(config, experts)
         self.register_buffer("bias", torch.zeros(experts.count) if experts.bias else None)
@@ -207,12 +207,12 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         x_TE = x_BTE.flatten(0, -2)
         score_TX = self.router(x_TE)
-        share_TX, expert_TC, share_TC = route(score_TX, self.bias, self.chosen)
+        share_TX, expert_TC, share_TC = route(score_TX, self.bias, self.config)
         if self.observers:
             counts_X = count_choices(expert_TC, self.count)
             for observe in self.observers:
                 share_TC = observe(share_TC, share_TX, counts_X)
-        if self.normalize:
+        if self.config.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         return self.experts(x_TE, expert_TC, share_TC).view_as(x_BTE)
 

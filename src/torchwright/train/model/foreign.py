@@ -56,10 +56,9 @@ def read_model_config(folder: Path) -> ModelConfig:
         config = read_decoder_config(folder)
     except UnsupportedArchitecture as unsupported:
         return _read_foreign(folder, unsupported)
-    if config.sinks:
-        return _read_foreign(
-            folder, UnsupportedArchitecture(f"the trainer has no attention with sinks: {folder}")
-        )
+    if config.untrained is not None:
+        unsupported = UnsupportedArchitecture(f"the trainer's layers have no {config.untrained}: {folder}")
+        return _read_foreign(folder, unsupported)
     return config
 
 

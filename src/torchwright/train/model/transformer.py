@@ -62,9 +62,9 @@ class Transformer(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        if config.sinks:
+        if config.untrained is not None:
             raise ModelError(
-                f"the trainer's own layers have no attention with sinks, which {config.architecture} has",
+                f"the trainer's own layers have no {config.untrained}, which {config.architecture} has",
                 next="name its folder: it trains on transformers' own code",
             )
         names = FAMILIES[config.architecture].names

@@ -67,9 +67,9 @@ def read_model(name: str) -> DecoderConfig:
     Raises `UnknownName` for anything else, and `ModelError` for a configuration that cannot be read.
     """
     config = _read(name)
-    if config.sinks:
+    if config.untrained is not None:
         raise ModelError(
-            f"{name} cannot be planned", found="attention with sinks, which the trainer's layers lack"
+            f"{name} cannot be planned", found=f"{config.untrained}, which the trainer's layers lack"
         )
     return config
 
