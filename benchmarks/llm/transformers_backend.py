@@ -4,7 +4,8 @@
 
 Random weights of published shapes, cut to a few layers, greedy answers of a fixed length. Both take turns in one
 process on the same threads; transformers runs its own attention (sdpa) and its own cache. Printed are medians of wall
-time, and the ratio within rounds; `w8a8` is our linear layers rounded to 8 bits.
+time, and the ratio within rounds; `w8a8` is our linear layers rounded to 8 bits. A shape that has a native family shows
+what the back end costs beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import transformers
 
 from benchmarks.harness import run
 from benchmarks.harness.turns import ratio, timed
+from torchwright.models.decoder.families import FAMILIES
+from torchwright.models.decoder.load import load_decoder
 from torchwright.models.decoder.transformers_backend.load import load_on_transformers
 
 ROWS = 8
@@ -35,13 +38,27 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "gpt-oss": lambda: transformers.GptOssConfig(
         num_hidden_layers=2, num_local_experts=8, vocab_size=32000,
     ),
+    # Llama-3.2-1B, which has a native family
+    "llama-1b": lambda: transformers.LlamaConfig(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, vocab_size=32000, tie_word_embeddings=True,
+    ),
     # EleutherAI/pythia-1b, four of 16 layers
     "pythia-1b": lambda: transformers.GPTNeoXConfig(
         hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=8, vocab_size=50304,
     ),
 }
 # fmt: on
-HEAD = ("shape", "transformers, s", "bf16, s", "ratio", "w8a8, s", "ratio")
+HEAD = (
+    "shape",
+    "transformers, s",
+    "bf16, s",
+    "ratio",
+    "w8a8, s",
+    "ratio",
+    "native bf16, s",
+    "native w8a8, s",
+)
 
 
 def main() -> int:
@@ -54,6 +71,8 @@ def main() -> int:
         for key in ("transformers", "bf16", "w8a8"):
             cells.append(f"{median(row[key]):.2f}")
             cells += [f"{ratio(row['transformers'], row[key]):.2f}x"] if key != "transformers" else []
+        for key in ("native bf16", "native w8a8"):
+            cells.append(f"{median(row[key]):.2f}" if key in row else "")
         rows.add(row, cells)
     return 0
 
@@ -81,6 +100,12 @@ def measured(folder: Path, config: Any, options: Any) -> dict[str, Any]:
         contenders[name] = lambda ours=ours: ours.generate(
             ids.tolist(), max_new_tokens=options.tokens, stop=[]
         )
+    if type(theirs).__name__ in FAMILIES:
+        for name, scheme in (("native bf16", None), ("native w8a8", "w8a8")):
+            native = load_decoder(folder, torch.bfloat16, scheme)
+            contenders[name] = lambda ours=native: ours.generate(
+                ids.tolist(), max_new_tokens=options.tokens, stop=[]
+            )
     for contender in contenders.values():
         contender()
     return timed(contenders, options.rounds)

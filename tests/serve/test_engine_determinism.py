@@ -16,7 +16,7 @@ from torchwright.serve.wire.messages import Cancel, Stats, Submit
 
 FAMILIES = (
     *("gemma2", "qwen3", "mistral-window", "llama-dynamic", "phi3-longrope", "granite", "olmo2"),
-    *("olmoe", "mixtral"),
+    *("olmoe", "mixtral", "gpt-oss", "glm4-moe", "exaone4", "ernie"),
 )
 
 

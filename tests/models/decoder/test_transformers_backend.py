@@ -156,9 +156,24 @@ def test_packed_layers_and_kept_routers(
     assert not any(part.rules._parameters for part in experts), "their own weights are let go"
 
 
+def sparse() -> Any:
+    """Keys that an indexer chooses: for a short text all of them, so that its logits alone would not show it."""
+    ranks = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+    }
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    index = {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 64}
+    return causal("DeepseekV32", num_key_value_heads=4, moe_intermediate_size=16, **ranks, **experts, **index)
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        (sparse, "its attention also depends on 'indices'"),
         (mamba, "it takes no positions"),
         (lambda: causal("Bloom", n_head=4), "it takes no positions"),
         (

@@ -25,6 +25,8 @@ from torchwright.models.decoder.pages import LayerPages, PageShape
 
 MASK_PROBES = 4
 """A mask is looked at as far as this many windows, which is beyond every border that a window or a chunk has."""
+POSITIONS = ("position_ids", "cache_position")
+"""Tensors that attention is given and does not read: the keys are turned already."""
 _numbers = itertools.count()
 
 
@@ -104,16 +106,26 @@ class PagedAttentionFunctions:
         softcap: float | None = None,
         sliding_window: int | None = None,
         s_aux: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         position_bias: torch.Tensor | None = None,
         is_causal: bool | None = None,
-        **_: Any,
+        **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Attention (1, T, H, D) of queries (1, H, T, D) to their sequences' keys and values (1, K, T, D)."""
+        # Beside a mask, `is_causal` only says that the mask is not to be made by the kernel.
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if not causal:
+        if attention_mask is None and not causal:
             raise CannotPage("its attention is not causal")
         if position_bias is not None:
             raise CannotPage("it adds a bias to attention scores")
+        # Such as the keys that an indexer has chosen, which for a short text are all of them.
+        unknown = [
+            name
+            for name, given in others.items()
+            if isinstance(given, torch.Tensor) and name not in POSITIONS
+        ]
+        if unknown:
+            raise CannotPage(f"its attention also depends on '{unknown[0]}'")
         place, self._calls = self._calls, self._calls + 1
         if self._pass is None:
             self.shapes.append(_shape(query, key, value))
@@ -136,7 +148,7 @@ class PagedAttentionFunctions:
             scale,
             window,
             softcap or 0.0,
-            sinks=None if s_aux is None else s_aux.float(),
+            sinks=_floats(s_aux if sinks is None else sinks),
         )
         return out_THD[None, ..., : value.shape[-1]].to(value.dtype), None
 
@@ -178,6 +190,10 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> PageS
     if query.dim() != 4 or len(query) != 1 or query.shape[1] % key.shape[1] or size > LARGEST_HEAD:
         raise CannotPage(f"its heads are {list(query.shape)} over {list(key.shape)}")
     return PageShape(key.shape[1], size)
+
+
+def _floats(sinks: torch.Tensor | None) -> torch.Tensor | None:
+    return None if sinks is None else sinks.float().flatten().contiguous()
 
 
 def _padded(x: torch.Tensor, pages: LayerPages) -> torch.Tensor:
