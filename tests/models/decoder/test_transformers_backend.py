@@ -257,3 +257,30 @@ def test_a_model_that_reads_its_weights_keeps_its_layers(tmp_path: Path) -> None
     assert isinstance(mlp.up_proj, torch.nn.Linear)
     with pytest.raises(ModelError, match="does not run with layers of w8a8"):
         pack_layers(model, W8A8, torch.bfloat16, torch.device("cpu"))
+
+
+def test_what_transformers_keeps_in_float32_is_not_rounded(tmp_path: Path) -> None:
+    """Angles, which at far positions would be others, and a bias of experts near 7, which would choose others."""
+    model = deepseek()
+    for name, buffer in model.named_buffers():
+        if "e_score_correction_bias" in name:
+            buffer.data.uniform_(6.82, 7.06)
+    folder = save(model, tmp_path)
+    loaded: Any = load_on_transformers(folder, torch.bfloat16).model
+    buffers = dict(loaded.decoder.model.named_buffers())
+    kept = {name: buffer for name, buffer in buffers.items() if "inv_freq" in name or "correction" in name}
+    assert kept
+    assert all(buffer.dtype == torch.float32 for buffer in kept.values())
+    written = {name: buffer for name, buffer in model.named_buffers() if "correction" in name}
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in written.items())
+
+
+def test_a_window_without_a_sliding_layer_hides_nothing(tmp_path: Path) -> None:
+    """`sliding_window` beside layers that are all full attention (vllm#49795)."""
+    folder = save(causal("Cohere2", sliding_window=8, layer_types=["full_attention"] * 2), tmp_path)
+    loaded: Any = load_on_transformers(folder, torch.float32).model
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids_BT = torch.tensor([prompts()[3]])
+    with torch.inference_mode():
+        wanted = reference(input_ids=ids_BT, use_cache=False).logits
+    torch.testing.assert_close(loaded.logits(ids_BT), wanted, rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
+from torchwright.models.decoder.room import require_room
 from torchwright.models.decoder.transformers_backend.attention import CannotPage
 from torchwright.models.decoder.transformers_backend.check import check_paging
 from torchwright.models.decoder.transformers_backend.packing import pack_layers
@@ -51,7 +52,10 @@ def load_on_transformers(
     """
     scheme = read_scheme(quantize)
     config = read_config(folder)
-    model: Any = load_model(folder, "AutoModelForCausalLM", dtype=dtype).to(dtype)
+    if device == "cpu":
+        require_room(folder, config, None, dtype, schemes=False)  # it is whole before its layers are packed
+    # No `to(dtype)`: it would also round what transformers keeps in float32, such as angles and biases of experts.
+    model: Any = load_model(folder, "AutoModelForCausalLM", dtype=dtype)
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     context = longest_context(config, positions) if type(positions) is int else UNLIMITED_CONTEXT

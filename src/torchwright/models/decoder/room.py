@@ -1,0 +1,89 @@
+"""Refusal of weights that cannot fit into memory, before any of them is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwright.core.errors import ModelError
+from torchwright.core.scheme import ASKED, Scheme
+from torchwright.hardware.devices.cpu import available_memory_bytes
+from torchwright.hub.checkpoint import QUANTIZATION
+from torchwright.hub.language_part import LANGUAGE, language_name, language_part
+from torchwright.hub.tensor_header import read_header
+
+
+@dataclass(frozen=True)
+class WeightCount:
+    """The numbers in a folder's weights."""
+
+    matrices: int
+    """In weights of linear layers, which a scheme rounds."""
+    others: int
+    """In embeddings and norms."""
+
+    def bytes_of(self, scheme: Scheme | None, dtype: torch.dtype) -> int:
+        """Bytes in memory, in a scheme or in the model's dtype."""
+        matrices = self.matrices * dtype.itemsize if scheme is None else scheme.bytes_of(self.matrices)
+        return matrices + self.others * dtype.itemsize
+
+
+def count_weights(folder: Path, described: dict[str, Any]) -> WeightCount:
+    """Count the numbers in a folder's safetensors by their headers, in a multimodal folder the language model's alone.
+
+    A header that cannot be read counts nothing: reading the weights says what is wrong.
+    """
+    inside = language_part(described) is not described
+    matrices = others = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            tensors = read_header(file)
+        except (OSError, ValueError):
+            continue
+        for name, tensor in tensors.items():
+            if inside and not language_name(name).startswith(LANGUAGE):
+                continue
+            if len(tensor.shape) > 1 and "embed" not in name:
+                matrices += math.prod(tensor.shape)
+            else:
+                others += math.prod(tensor.shape)
+    return WeightCount(matrices, others)
+
+
+def require_room(
+    folder: Path,
+    described: dict[str, Any],
+    scheme: Scheme | None,
+    dtype: torch.dtype,
+    *,
+    schemes: bool = True,
+    available: int | None = None,
+) -> None:
+    """Raise `ModelError` where a folder's weights take more than the memory that is free.
+
+    With `schemes` the error names one that fits. A quantized checkpoint is not counted: its files say how large it is.
+    """
+    if described.get(QUANTIZATION) is not None:
+        return
+    count = count_weights(folder, described)
+    needed = count.bytes_of(scheme, dtype)
+    available = available_memory_bytes() if available is None else available
+    if needed <= available:
+        return
+    fitting = [other for other in ASKED.values() if schemes and count.bytes_of(other, dtype) <= available]
+    best = max(fitting, key=lambda other: other.weight_bits, default=None)
+    raise ModelError(
+        f"the weights of {folder} do not fit into memory",
+        found=f"about {_gb(needed)} needed, {_gb(available)} free",
+        next="take a smaller model, or a machine with more memory"
+        if best is None
+        else f"--quantize {best.name} takes about {_gb(count.bytes_of(best, dtype))}",
+    )
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"
