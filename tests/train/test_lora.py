@@ -206,6 +206,17 @@ def test_a_run_with_adapters_is_not_proved(tmp_path: Path, base: Path) -> None:
         prove_file(adapted(tmp_path, base))
 
 
+def test_buffers_keep_their_type() -> None:
+    """Angles of rotary embeddings and biases of experts: rounded, they are those of another model."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.register_buffer("inv_freq", torch.rand(2))
+    before = model.get_buffer("inv_freq").clone()
+    freeze(model, torch.bfloat16)
+    assert model[0].weight.dtype == torch.bfloat16
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model.get_buffer("inv_freq"), before)
+
+
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
     with pytest.raises(ModelError, match=r"blocks of 64 weights.*with 20 inputs"):
         freeze(nn.Sequential(nn.Linear(20, 12)), torch.float32, "nf4", ["0"])

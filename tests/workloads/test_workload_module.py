@@ -191,6 +191,22 @@ class TestModel:
         assert dtypes["2.weight"] == torch.float32
         assert dtypes["1.num_batches_tracked"] == torch.int64
 
+    def test_rotary_frequencies_keep_their_digits(self):
+        """At position 4,000 a frequency in bfloat16 is another angle: logits of the cast model stay near."""
+        from folders import causal
+
+        model = fresh(causal("Llama", max_position_embeddings=8192))
+        wanted, ids_BT = model.float(), torch.arange(5, 45)[None]
+        far_BT = torch.arange(4000, 4040)[None]
+        with torch.inference_mode():
+            expected = wanted(input_ids=ids_BT, position_ids=far_BT).logits
+            changed = to_dtype(model, torch.bfloat16, lambda name, module: False)
+            found = model(input_ids=ids_BT, position_ids=far_BT).logits.float()
+        assert "model.rotary_emb" not in changed
+        assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert model.lm_head.weight.dtype == torch.bfloat16
+        assert float((found - expected).norm() / expected.norm()) < 0.05
+
 
 class TestMetrics:
     def test_relative_error_is_the_default_over_all_shapes_and_outputs(self, model):

@@ -139,9 +139,11 @@ def freeze(
 ) -> None:
     """Freeze every parameter and store it in `dtype`, or in four bits if it is a matrix of `linears`.
 
-    Raises `ModelError` for a matrix whose rows are not a multiple of the block size.
+    Buffers keep their type: angles of rotary embeddings, and biases by which experts are chosen. Raises `ModelError` for a matrix whose rows are not a multiple of the block size.
     """
-    model.requires_grad_(False).to(dtype)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
     if four_bits is None:
         return
     for name in linears:
