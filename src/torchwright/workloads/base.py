@@ -418,8 +418,8 @@ FREQUENCIES = "inv_freq"
 def to_dtype(model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> list[str]:
     """Cast parameters and buffers in place, but for the modules that `keep` names; returns the cast modules.
 
-    Frequencies of rotary embeddings stay as they are, as in `from_pretrained`: rounded to bfloat16 they are off by 0.4%,
-    which at position 1,000 is another angle, and a held-out text may be too short to show it.
+    Frequencies of rotary embeddings stay as they are, as in `from_pretrained`: in bfloat16 they are off by 0.4%, which
+    at position 1,000 is another angle, and a held-out text may be too short to show it.
     """
     changed = []
     for name, module in model.named_modules():

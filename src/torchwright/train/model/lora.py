@@ -139,7 +139,8 @@ def freeze(
 ) -> None:
     """Freeze every parameter and store it in `dtype`, or in four bits if it is a matrix of `linears`.
 
-    Buffers keep their type: angles of rotary embeddings, and biases by which experts are chosen. Raises `ModelError` for a matrix whose rows are not a multiple of the block size.
+    Buffers keep their type: angles of rotary embeddings, and biases by which experts are chosen. Raises `ModelError`
+    for a matrix whose rows are not a multiple of the block size.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
