@@ -54,6 +54,8 @@ class World:
     """Steps → drop, or (drop, its upper end)."""
     unseen_drop: Callable[[tuple[Step, ...]], float] | None = None
     """The same on data that chooses nothing, where there is some."""
+    varied_drop: Callable[[tuple[Step, ...]], float] | None = None
+    """The same on other values than those that calibrate, where they can be varied."""
     samples: int = 64
     """By which it is judged."""
     memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
@@ -255,7 +257,9 @@ class Process:
         faulting = {name: self.world.faulting(self.names) for name in self.world.parts or ("forward",)}
         return Memory(peak=self.world.memory(self.names), recompiles=0, faulting=faulting)
 
-    def observe(self, *, unseen: bool = False) -> str | None:
+    def observe(self, *, unseen: bool = False, varied: bool = False) -> str | None:
+        if varied:
+            return "varied" if self.world.varied_drop else None
         if unseen:
             self.world.spend(self.context, UNSEEN_SECONDS, essential=self.essential)
         return "observed" if not unseen else "unseen" if self.world.unseen_drop else None
@@ -264,12 +268,17 @@ class Process:
         return []
 
     def compare(
-        self, *, reference: str, itself: bool = False, unseen: bool = False, show: bool = False
+        self,
+        *,
+        reference: str,
+        itself: bool = False,
+        unseen: bool = False,
+        varied: bool = False,
+        show: bool = False,
     ) -> Any:
-        assert reference == ("unseen" if unseen else "observed")
-        drop = (
-            (self.world.unseen_drop or self.world.drop)(self.steps) if unseen else self.world.drop(self.steps)
-        )
+        assert reference == ("unseen" if unseen else "varied" if varied else "observed")
+        other = self.world.unseen_drop if unseen else self.world.varied_drop if varied else None
+        drop = (other or self.world.drop)(self.steps)
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
         return make_quality(drop, high, metric=self.world.metric, samples=self.world.samples)
 

@@ -208,6 +208,36 @@ class TestModel:
         assert float((found - expected).norm() / expected.norm()) < 0.05
 
 
+class TestOtherValues:
+    """One example calibrates at two sizes, and what was calibrated is judged at a third."""
+
+    def test_numbers_are_scaled_and_integers_are_not(self):
+        model = nn.Bilinear(3, 3, 2)
+        model.forward = lambda x, ids: x * ids
+        workload = ModuleWorkload(model, (torch.ones(2, 3), torch.arange(3)))
+        first, second = workload.calibration(torch.float32)
+        assert torch.equal(first.args[0], torch.ones(2, 3))
+        assert torch.equal(second.args[0], torch.full((2, 3), 0.5))
+        assert torch.equal(second.args[1], torch.arange(3))
+        varied = workload.varied()
+        assert varied is not None
+        (case,) = varied.cases(torch.float32)
+        assert torch.equal(case.args[0], torch.full((2, 3), 0.75))
+        assert torch.equal(workload.cases(torch.float32)[0].args[0], torch.ones(2, 3))
+
+    @pytest.mark.parametrize(
+        "workload",
+        [
+            lambda: ModuleWorkload(nn.Linear(2, 2), [torch.ones(1, 2)] * 2),
+            lambda: ModuleWorkload(nn.Linear(2, 2), torch.ones(1, 2), metric=lambda model: 1.0),
+            lambda: ModuleWorkload(nn.Linear(2, 2), torch.ones(1, 2), task="classification"),
+            lambda: ModuleWorkload(nn.Embedding(4, 2), torch.tensor([1])),
+        ],
+    )
+    def test_there_are_none_where_others_judge_or_nothing_can_be_scaled(self, workload: Any):
+        assert workload().varied() is None
+
+
 class TestMetrics:
     def test_relative_error_is_the_default_over_all_shapes_and_outputs(self, model):
         workload = ModuleWorkload(model, [torch.ones(2, 4), torch.ones(3, 4)])

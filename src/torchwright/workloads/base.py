@@ -293,6 +293,14 @@ class Workload(ABC):
         """
         return None
 
+    def varied(self) -> Self | None:
+        """The same, judged by other values than those that calibrate it; None where `calibration` is apart from what is
+        judged, or where values cannot be varied.
+
+        Corrections that fit one set of values hide what quantization loses: they fit only those.
+        """
+        return None
+
     def judged_after(self, seen: int, there: int | None) -> Self | None:
         """The same, judged by as many batches, after the `seen` first; None where there are not two left."""
         count = seen if there is None else min(seen, there - seen)

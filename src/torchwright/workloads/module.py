@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from torchwright.workloads.training_mode import training_notice
 
 CALIBRATING = 4
 """One of so many inputs, and one at least, calibrates."""
+CALIBRATED_SCALE, JUDGED_SCALE = 0.5, 0.75
+"""A single example calibrates as it is and half as large, and what was calibrated is judged between the two as well."""
 FACTORY_SEED = 0
 """Seed of torch's random numbers while a factory runs; any constant will do."""
 Inputs = Any
@@ -109,7 +112,26 @@ class ModuleWorkload(Workload):
         ]
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
-        return [self._case(index) for index in range(self._calibrating)]
+        found = [self._case(index) for index in range(self._calibrating)]
+        if self.varied() is None:
+            return found
+        # With one example a correction would fit its values alone.
+        return [*found, *(self._scaled(CALIBRATED_SCALE)._case(0) for _ in found)]
+
+    def varied(self) -> Self | None:
+        leaves, _ = nested.flatten(self.inputs[0])
+        floating = any(isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in leaves)
+        if self.calibrates_apart() or self.task != "regression" or not floating:
+            return None
+        return self._scaled(JUDGED_SCALE)
+
+    def _scaled(self, scale: float) -> Self:
+        """The same with its example's floating numbers multiplied."""
+        other = copy.copy(self)
+        other.inputs = nested.map_tensors(
+            lambda tensor: tensor * scale if tensor.is_floating_point() else tensor, self.inputs
+        )
+        return other
 
     def _case(self, index: int) -> Case:
         """One of the inputs as a call, named by its shape."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from search_world import World, fake_world, names, product, row, rows, step
+from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Budget, Step
 from torchwright.optimization.search import choose
@@ -175,3 +175,18 @@ def test_every_variant_has_a_row_and_what_the_budget_left_untried_is_listed(worl
     started = {str(each) for steps in world.started for each in steps}
     assert {found[name] for name in set(found) - started} <= {"untried", "refused"}
     assert outcome.seconds <= world.budget.time_seconds
+
+
+def test_what_is_calibrated_by_one_example_holds_on_other_values(world: World):
+    """A correction that fits the example's values alone is not kept, and what needs none is not asked."""
+    world.gain = product(library=2.0, half=1.5)
+    world.varied_drop = lambda steps: 0.05 if any("int8" in str(step) for step in steps) else 1.0
+    outcome = world.search(step("library", kind="int8"), step("half"))
+    assert names(outcome) == ["half"]
+    (reason,) = [row.reason for row in outcome.rungs if row.step.name == "library"]
+    assert "5.00%" in reason
+    assert "on inputs of another size than calibrated it" in reason
+    world.varied_drop = lossy(library=1.4 * world.budget.max_drop)
+    assert names(world.search(step("library", kind="int8"))) == ["library:kind=int8"]
+    world.varied_drop = None
+    assert names(world.search(step("library", kind="int8"))) == ["library:kind=int8"]

@@ -17,6 +17,8 @@ from torchwright.optimization.trial.client import Candidate, TrialFailed
 
 IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
+OTHER_VALUES = 1.5
+"""A calibrated recipe may lose so many budgets on values that did not calibrate it: the budget is for the example."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
 SHOWN = 16
@@ -144,6 +146,11 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
         search.record(step, candidate, None, "dropped", reason, wrong=wrong)
         candidate.close()
         return False
+    if (lost := _lost_on_other_values(search, candidate)) is not None:
+        reason = f"{_over_budget(lost, search.budget.max_drop)}, on inputs of another size than calibrated it"
+        search.record(step, candidate, None, "dropped", reason)
+        candidate.close()
+        return False
     if candidate.quality.drop < -max(IMPLAUSIBLE, 2 * search.budget.max_drop):
         reason = (
             f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"
@@ -183,6 +190,19 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     search.record(step, candidate, comparison, "kept", reason)
     search.promote(candidate, comparison)
     return True
+
+
+def _lost_on_other_values(search: Search, candidate: Candidate) -> Quality | None:
+    """The metric of a calibrated recipe on other values than calibrated it, where it is far over the budget."""
+    if not any(from_step(step).calibrates for step in candidate.steps):
+        return None
+    if not search.varied_references:
+        search.varied_references.append(search.baseline.process.ask("observe", varied=True))
+    (reference,) = search.varied_references
+    if reference is None:
+        return None
+    found: Quality = candidate.process.ask("compare", reference=reference, varied=True)
+    return found if found.drop > OTHER_VALUES * search.budget.max_drop else None
 
 
 def _retreat(

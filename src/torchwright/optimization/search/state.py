@@ -176,6 +176,8 @@ class Search:
     reference: Any = None
     """The original's observations for the metric."""
     last_reference: Any = None
+    varied_references: list[Any] = field(default_factory=list[Any])
+    """The original's observations on other values than those that calibrate, once they were asked for."""
     """The same on held-out data; None without such data."""
     description: Description = field(init=False)
     prefetcher: CompilePrefetcher = field(init=False)

@@ -299,13 +299,15 @@ class TrialSession:
         cases = self._cases()
         self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])
 
-    def observe(self, *, unseen: bool = False) -> Any:
-        """Return observations for the metric; with `unseen` on held-out data, or None without such data."""
+    def observe(self, *, unseen: bool = False, varied: bool = False) -> Any:
+        """Return observations for the metric; with `unseen` on held-out data, with `varied` on other values than those
+        that calibrate, or None without such data."""
         import torch
 
         from torchwright.workloads.base import blaming
 
         workload = self.workload.unseen() if unseen else self.workload
+        workload = self.workload.varied() if varied else workload
         if workload is None:
             return None
 
@@ -320,7 +322,13 @@ class TrialSession:
             return workload.observe(run, self._dtype())
 
     def compare(
-        self, *, reference: Any, itself: bool = False, unseen: bool = False, show: bool = False
+        self,
+        *,
+        reference: Any,
+        itself: bool = False,
+        unseen: bool = False,
+        varied: bool = False,
+        show: bool = False,
     ) -> Any:
         """Return this model's metric against the original's; `itself` means that this is the original.
 
@@ -328,8 +336,8 @@ class TrialSession:
         """
         from torchwright.workloads.base import blaming
 
-        workload = (unseen and self.workload.unseen()) or self.workload
-        found = reference if itself else self.observe(unseen=unseen)
+        workload = (unseen and self.workload.unseen()) or (varied and self.workload.varied()) or self.workload
+        found = reference if itself else self.observe(unseen=unseen, varied=varied)
         # A candidate's outputs may be what it fails on; with the original's own the fault is the workload's.
         with blaming(type(workload), "compare") if itself else nullcontext():
             quality = workload.compare(reference, found)
