@@ -395,6 +395,26 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
 
 
 @pytest.mark.parametrize(
+    ("promised", "least"),
+    [
+        (Interval(value=8.5, low=8.0, high=9.0), 7.2),
+        (Interval(value=8.5, low=8.0, high=9.0, busy=True), 3.6),
+        (Interval(value=1.5, low=1.4, high=1.6, busy=True), 0.9),
+        (Interval(value=0.8, low=0.8, high=0.9, busy=True), 0.72),
+    ],
+)
+def test_a_claim_of_a_busy_machine_holds_to_a_factor_of_two_and_is_not_slower(
+    doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch, promised: Interval, least: float
+):
+    result = optimized(factory)
+    opened = api.artifact.open_artifact(result.path)
+    recipe = dataclasses.replace(opened[0], speedup=promised)
+    monkeypatch.setattr(api.artifact, "open_artifact", lambda path: (recipe, *opened[1:]))
+    monkeypatch.setattr(api, "paired_speedup", lambda before, after: Interval(value=9, low=8.9, high=9.1))
+    assert api.verify(result.path)["at_least"] == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
     ("change", "advice"),
     [
         ("weight.data.mul_(-3)", "must return the same weights at every call"),
