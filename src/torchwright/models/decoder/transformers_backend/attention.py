@@ -25,8 +25,8 @@ from torchwright.models.decoder.pages import LayerPages, PageShape
 
 MASK_PROBES = 4
 """A mask is looked at as far as this many windows, which is beyond every border that a window or a chunk has."""
-POSITIONS = ("position_ids", "cache_position")
-"""Tensors that attention is given and does not read: the keys are turned already."""
+UNREAD = ("cache_position", "logits_to_keep", "position_ids")
+"""Tensors that some models hand on to attention, which does not read them: the keys are turned already."""
 _numbers = itertools.count()
 
 
@@ -120,9 +120,7 @@ class PagedAttentionFunctions:
             raise CannotPage("it adds a bias to attention scores")
         # Such as the keys that an indexer has chosen, which for a short text are all of them.
         unknown = [
-            name
-            for name, given in others.items()
-            if isinstance(given, torch.Tensor) and name not in POSITIONS
+            name for name, given in others.items() if isinstance(given, torch.Tensor) and name not in UNREAD
         ]
         if unknown:
             raise CannotPage(f"its attention also depends on '{unknown[0]}'")

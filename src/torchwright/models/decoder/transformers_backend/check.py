@@ -61,7 +61,8 @@ def _in_pieces(model: TransformersModel, rows: list[torch.Tensor]) -> list[torch
         taken = [(row, piece) for row, piece in enumerate(pieces) if piece[1]]
         if not taken:
             break
-        logits_TV = model(cache.append([piece for _, piece in taken]), cache)
+        batch = cache.append([piece for _, piece in taken])
+        logits_TV = model.answer(batch, cache, torch.arange(len(batch.ids_T), device=cache.device)).values_NV
         parts = logits_TV.split([len(ids) for _, (_, ids) in taken])
         for (row, _), part in zip(taken, parts, strict=True):
             found[row].append(part)
