@@ -51,6 +51,12 @@ MODELS = {
     "Mamba, a state-space model": mamba,
     "RWKV, with a state": rwkv,
     "GPT, without a cache": openai_gpt,
+    "XLNet, whose context is -1, without a cache": lambda: build(
+        transformers.XLNetConfig(
+            vocab_size=VOCABULARY, d_model=32, n_layer=2, n_head=4, d_inner=48, eos_token_id=2
+        ),
+        "AutoModelForCausalLM",
+    ),
     "BLOOM": lambda: causal("Bloom", n_head=4),
 }
 

@@ -58,7 +58,8 @@ def load_on_transformers(
     model: Any = load_model(folder, "AutoModelForCausalLM", dtype=dtype)
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
-    context = longest_context(config, positions) if type(positions) is int else UNLIMITED_CONTEXT
+    limited = type(positions) is int and positions > 0  # XLNet says -1
+    context = longest_context(config, positions) if limited else UNLIMITED_CONTEXT
     stop = tuple(
         sorted({*Fields(folder / "config.json", config).ids("eos_token_id"), *generation_eos(folder)})
     )
