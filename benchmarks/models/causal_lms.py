@@ -28,7 +28,7 @@ SECONDS = 300.0
 """Limit of one type; most take five."""
 TIE = 1e-4
 UNCACHED = "as whole passes"
-"""Where transformers' `generate` differs from transformers' own passes without a cache, and our tokens are those."""
+"""Our tokens are those of transformers' own passes without a cache, from which its `generate` differs."""
 WORKER = "_worker"
 HEAD = ("type", "architecture", "runs on", "generate", "serve, 8 at once", "reason")
 NAMES = {
@@ -324,7 +324,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def generated(model: Any, ids: list[int]) -> list[int]:
-    """What transformers' own `generate` continues greedily with."""
+    """Return the greedy tokens of transformers' own `generate`."""
     import torch
 
     given = torch.tensor([ids])
