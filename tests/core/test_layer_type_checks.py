@@ -21,7 +21,7 @@ SOURCE = Path(torchwright.__file__).parent
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 ALLOWED = {
     "optimization.decode_bench": "counts bytes that a call reads",
-    "models.decoder.generation.generate": "asks whether anything is left to pack",
+    "models.decoder.model": "asks whether anything is left to pack",
     "models.decoder.recorded": "asks whether anything is left to pack",
     "models.decoder.seq2seq.translator": "asks whether anything is left to pack",
     "models.diffusion.precision": "chooses what stays in float32, which is right for any class",
