@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT))
+sys.path.append(str(Path(__file__).parents[3]))
 from benchmarks.models import causal_lms
+
+ROOT = Path(__file__).parents[3]
 
 OURS = ("gemma4_text", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_next", "lfm2", "cohere2", "falcon")
 """One of each kind: native, on the transformers back end, one answer at a time."""

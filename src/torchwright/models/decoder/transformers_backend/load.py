@@ -27,6 +27,10 @@ UNLIMITED_CONTEXT = 8192
 """Context of models that name no limit, such as state-space models: a bound on the memory of one answer."""
 
 
+COST = "10 to 30% slower than a native family"
+"""Measured in batches of eight (benchmarks/llm/transformers_backend.py)."""
+
+
 @dataclass(frozen=True)
 class LoadedTransformers:
     """A model on transformers' own code, and notices for the user about how it runs."""
@@ -58,8 +62,9 @@ def load_on_transformers(
     model: Any = load_model(folder, "AutoModelForCausalLM", dtype=dtype)
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
-    limited = type(positions) is int and positions > 0  # XLNet says -1
-    context = longest_context(config, positions) if limited else UNLIMITED_CONTEXT
+    context = UNLIMITED_CONTEXT
+    if isinstance(positions, int) and positions > 0:  # XLNet says -1
+        context = longest_context(config, positions)
     stop = tuple(
         sorted({*Fields(folder / "config.json", config).ids("eos_token_id"), *generation_eos(folder)})
     )
@@ -72,7 +77,7 @@ def load_on_transformers(
             paged.stay_paged()
             loaded = LoadedPagedModel(paged, folder, kv_dtype=kv or dtype, stop=stop)
             layers = f"{packed} linear layers packed, " if packed else ""
-            how = f"runs on the transformers back end: {layers}attention over the paged cache"
+            how = f"runs on the transformers back end: {layers}attention over the paged cache; {COST}"
             return LoadedTransformers(loaded, (f"{type(model).__name__} {how}",))
         if kv is not None:
             raise WorkloadError(f"--kv is not for {folder}", found=f"it gives one answer at a time: {why}")
