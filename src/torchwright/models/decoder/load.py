@@ -21,7 +21,7 @@ from torchwright.models.decoder.families import decoder_config
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.repack import repack, repack_as_stored
-from torchwright.models.decoder.room import require_room
+from torchwright.models.decoder.weight_memory import require_memory
 from torchwright.models.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear
 from torchwright.workloads.language import generation_eos
 
@@ -65,7 +65,7 @@ def load_decoder(
     described = language_part(read_config(path))
     config = decoder_config(described, path / "config.json")
     if device == "cpu":
-        require_room(path, read_config(path), scheme, dtype)
+        require_memory(path, read_config(path), scheme, dtype)
     adapted = None if adapter is None else AdaptedCheckpoint(path, described, Path(adapter))
     checkpoint = adapted or Checkpoint(path, described)
     weights = DecoderWeights(

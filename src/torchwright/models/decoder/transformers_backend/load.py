@@ -14,12 +14,12 @@ from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
-from torchwright.models.decoder.room import require_room
 from torchwright.models.decoder.transformers_backend.attention import CannotPage
 from torchwright.models.decoder.transformers_backend.check import check_paging
 from torchwright.models.decoder.transformers_backend.packing import pack_layers
 from torchwright.models.decoder.transformers_backend.paged import TransformersModel
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
+from torchwright.models.decoder.weight_memory import require_memory
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 from torchwright.workloads.language import generation_eos
 
@@ -57,7 +57,7 @@ def load_on_transformers(
     scheme = read_scheme(quantize)
     config = read_config(folder)
     if device == "cpu":
-        require_room(folder, config, None, dtype, schemes=False)  # it is whole before its layers are packed
+        require_memory(folder, config, None, dtype, schemes=False)  # it is whole before its layers are packed
     # No `to(dtype)`: it would also round what transformers keeps in float32, such as angles and biases of experts.
     model: Any = load_model(folder, "AutoModelForCausalLM", dtype=dtype)
     text = model.config.get_text_config()

@@ -54,7 +54,7 @@ def count_weights(folder: Path, described: dict[str, Any]) -> WeightCount:
     return WeightCount(matrices, others)
 
 
-def require_room(
+def require_memory(
     folder: Path,
     described: dict[str, Any],
     scheme: Scheme | None,

@@ -13,7 +13,7 @@ from folders import causal, save
 from torchwright.core.errors import ModelError
 from torchwright.core.scheme import W8A8
 from torchwright.hub.folder import read_config
-from torchwright.models.decoder.room import count_weights, require_room
+from torchwright.models.decoder.weight_memory import count_weights, require_memory
 
 
 @pytest.fixture
@@ -34,19 +34,19 @@ def test_what_does_not_fit_is_refused_with_what_does(folder: Path) -> None:
     described = read_config(folder)
     count = count_weights(folder, described)
     whole = count.bytes_of(None, torch.bfloat16)
-    require_room(folder, described, None, torch.bfloat16, available=whole)
+    require_memory(folder, described, None, torch.bfloat16, available=whole)
     with pytest.raises(ModelError, match=r"needed, .* free.*--quantize w8a8 takes about"):
-        require_room(folder, described, None, torch.bfloat16, available=whole - 1)
+        require_memory(folder, described, None, torch.bfloat16, available=whole - 1)
     least = count.bytes_of(W8A8, torch.bfloat16)
     with pytest.raises(ModelError, match="--quantize w4a"):
-        require_room(folder, described, None, torch.bfloat16, available=least - 1)
+        require_memory(folder, described, None, torch.bfloat16, available=least - 1)
     with pytest.raises(ModelError, match="take a smaller model"):
-        require_room(folder, described, None, torch.bfloat16, available=1)
+        require_memory(folder, described, None, torch.bfloat16, available=1)
     with pytest.raises(ModelError, match="take a smaller model"):
-        require_room(folder, described, None, torch.bfloat16, schemes=False, available=whole - 1)
-    require_room(folder, described | {"quantization_config": {}}, None, torch.bfloat16, available=1)
+        require_memory(folder, described, None, torch.bfloat16, schemes=False, available=whole - 1)
+    require_memory(folder, described | {"quantization_config": {}}, None, torch.bfloat16, available=1)
 
 
 def test_a_damaged_file_is_left_to_the_reader(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"no header")
-    require_room(folder, json.loads((folder / "config.json").read_text()), None, torch.float32, available=1)
+    require_memory(folder, json.loads((folder / "config.json").read_text()), None, torch.float32, available=1)
