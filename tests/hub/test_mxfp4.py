@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from folders import causal, save
+from folders import VOCABULARY, causal, save
 from torchwright.core.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config
+from torchwright.models.decoder import load_decoder
 from torchwright.optimization.open_model import open_model
 
 EXPERTS = ("gate_up_proj", "down_proj")
@@ -42,15 +44,21 @@ def gpt_oss(folder: Path) -> Path:
     return folder
 
 
-def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
+def unpacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights (X, K, N) in bfloat16 that transformers makes of blocks and scales."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+    names = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
+    return {
+        name: convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+        for name in names
+    }
+
+
+def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     folder = gpt_oss(tmp_path)
     checkpoint = Checkpoint(folder, read_config(folder))
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]:
-        blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
-        wanted = convert_moe_packed_tensors(blocks, scales)
+    for name, wanted in unpacked(load_file(folder / "model.safetensors")).items():
         found = checkpoint.weight(name, tuple(wanted.shape))
         assert torch.equal(found.rows(0, len(wanted)).bfloat16(), wanted)
         assert torch.equal(found.rows(1, 2).bfloat16(), wanted[1:2])
@@ -58,12 +66,29 @@ def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     assert str(checkpoint.format) == "MXFP4"
 
 
-def test_a_folder_answers(tmp_path: Path) -> None:
-    opened = open_model(str(gpt_oss(tmp_path)), dtype="fp32", device="cpu")
-    model: Any = opened.model
+def test_a_folder_answers_as_its_unpacked_weights_do(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, plain = gpt_oss(tmp_path / "packed"), tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    tensors = load_file(folder / "model.safetensors")
+    weights = unpacked(tensors)
+    others = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    save_file(others | weights, plain / "model.safetensors", {"format": "pt"})
+    config = json.loads((plain / "config.json").read_text())
+    del config["quantization_config"]
+    (plain / "config.json").write_text(json.dumps(config))
+    ids_BT = torch.randint(5, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        model: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+        wanted = model(input_ids=ids_BT, use_cache=False).logits
+    found = load_decoder(folder, torch.float32).logits(ids_BT)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+    opened: Any = open_model(str(folder), dtype="fp32", device="cpu").model
     tokens: list[int] = []
-    model.write([5, 6, 7], 4, seed=0, on_token=tokens.append)
-    assert len(tokens) <= 4
+    opened.write([5, 6, 7], 4, seed=0, on_token=tokens.append)
+    assert 1 <= len(tokens) <= 4
 
 
 @pytest.mark.parametrize(

@@ -115,12 +115,9 @@ def recognize(data: dict[str, Any], path: Path | str) -> tuple[str, dict[str, An
     known = [by_name[name.lower()] for name in names if name.lower() in by_name]
     if not known and all(name.endswith("Model") for name in names):
         known = [architecture for architecture, native in NATIVE.items() if native == kind]
-    if not known:
+    # Another model type may configure a known class, as Sarvam's does GLM-4 MoE.
+    if not known or (kind is not None and kind not in NATIVE.values()):
         raise _unsupported(data, names, path)
-    if kind is not None and kind not in NATIVE.values():
-        raise _unsupported(
-            data, names, path
-        )  # another configuration of that class, such as Sarvam's of GLM-4 MoE
     if kind is not None and kind != NATIVE[known[0]]:
         raise Fields(path, data).wrong(
             "model_type", f"{NATIVE[known[0]]}, as 'architectures' says {known[0]}"

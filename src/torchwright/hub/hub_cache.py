@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ class CachedModel:
     revisions: tuple[str, ...]
     """Branches and tags that were asked for, or the commit where none names it."""
     used: float
-    """Seconds since the epoch when a file of it was last read."""
+    """The time when one of its files was last read, in seconds since the epoch."""
     path: str
 
 
@@ -32,7 +33,7 @@ def cached_models() -> list[CachedModel]:
             used=repo.last_accessed,
             path=str(repo.repo_path),
         )
-        for repo in _repos()
+        for repo in _models(_scan())
     ]
     return sorted(found, key=lambda model: (-model.used, model.name))
 
@@ -42,34 +43,34 @@ def remove_cached(name: str) -> int:
 
     Raises `ModelError` for a model that is not there, with the nearest name.
     """
-    import difflib
-
-    from huggingface_hub import scan_cache_dir
-
-    repos = {repo.repo_id: repo for repo in _repos()}
+    scanned = _scan()
+    repos = {repo.repo_id: repo for repo in _models(scanned)}
     if name not in repos:
         near = difflib.get_close_matches(name, repos, n=1, cutoff=0.6)
         raise ModelError(
             f"'{name}' is not in the hub's cache" + (f"; did you mean {near[0]}?" if near else ""),
             next="`torchwright list` shows what is",
         )
-    commits = [revision.commit_hash for revision in repos[name].revisions]
-    strategy = scan_cache_dir().delete_revisions(*commits)
-    freed = strategy.expected_freed_size
+    strategy = scanned.delete_revisions(*(revision.commit_hash for revision in repos[name].revisions))
     try:
         strategy.execute()
     except OSError as error:
         raise TorchwrightError(f"{name} cannot be removed", found=str(error)) from error
-    return freed
+    return strategy.expected_freed_size
 
 
-def _repos() -> list[Any]:
+def _scan() -> Any:
+    """Return the cache as huggingface_hub reads it, or None for a missing one."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return scan_cache_dir()
     except CacheNotFound:
-        return []
+        return None
+
+
+def _models(scanned: Any) -> list[Any]:
+    return [] if scanned is None else [repo for repo in scanned.repos if repo.repo_type == "model"]
 
 
 def _names(revision: Any) -> list[str]:

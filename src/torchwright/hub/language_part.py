@@ -6,6 +6,7 @@ for a token (Qwen2-VL and later) turn a text's tokens by one, so that their sect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torchwright.hub.architectures import NATIVE
@@ -95,6 +96,13 @@ def _one_position(section: dict[str, Any]) -> dict[str, Any] | None:
         if found.get(key) == "mrope":
             found[key] = "default"
     return None if set(found) <= {"rope_type", "type"} and "default" in found.values() else found
+
+
+def loaded_tensors(data: dict[str, Any]) -> Callable[[str], bool]:
+    """Return the check whether a tensor is loaded: of a multimodal folder's the language model's alone are."""
+    if language_part(data) is data:
+        return lambda name: True
+    return lambda name: language_name(name).startswith(LANGUAGE)
 
 
 def language_name(name: str) -> str:

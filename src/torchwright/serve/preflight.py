@@ -20,7 +20,7 @@ from torchwright.hub.architectures import recognize
 from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
-from torchwright.hub.language_part import LANGUAGE, language_name, language_part
+from torchwright.hub.language_part import language_part, loaded_tensors
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
 from torchwright.serve.folder import ServeTarget
@@ -208,14 +208,13 @@ def _weights(target: ServeTarget, scheme: Scheme | None, plain: int) -> tuple[in
     rounded = scheme.bytes_of if scheme else lambda count: count * plain
     total, parameters, has_head, embedding = 0, 0, False, 0
     files = sorted(target.folder.glob("*.safetensors"))
-    described = read_config(target.folder)
-    inside = language_part(described) is not described
+    loaded = loaded_tensors(read_config(target.folder))
     if not files:
         raise ModelError(f"{target.folder} has no *.safetensors", next="serve a folder that has weights")
     for name, shape in (item for file in files for item in _shapes(file)):
         size = math.prod(shape)
-        if inside and not language_name(name).startswith(LANGUAGE):
-            continue  # of pictures and sound, which are not loaded
+        if not loaded(name):
+            continue
         if "embed" in name:
             embedding = size
             total += size * plain

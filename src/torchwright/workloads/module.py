@@ -113,17 +113,18 @@ class ModuleWorkload(Workload):
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         found = [self._case(index) for index in range(self._calibrating)]
-        if self.varied() is None:
-            return found
         # With one example a correction would fit its values alone.
-        return [*found, *(self._scaled(CALIBRATED_SCALE)._case(0) for _ in found)]
+        return [*found, self._scaled(CALIBRATED_SCALE)._case(0)] if self._varies else found
 
     def varied(self) -> Self | None:
+        return self._scaled(JUDGED_SCALE) if self._varies else None
+
+    @property
+    def _varies(self) -> bool:
+        """Check whether one example both calibrates and judges, and has numbers that can be scaled."""
         leaves, _ = nested.flatten(self.inputs[0])
         floating = any(isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in leaves)
-        if self.calibrates_apart() or self.task != "regression" or not floating:
-            return None
-        return self._scaled(JUDGED_SCALE)
+        return floating and self.task == "regression" and not self.calibrates_apart()
 
     def _scaled(self, scale: float) -> Self:
         """The same with its example's floating numbers multiplied."""

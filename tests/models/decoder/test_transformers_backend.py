@@ -26,6 +26,7 @@ from torchwright.serve.wire.messages import SamplingOptions, Submit
 
 NEW = 10
 LENGTHS = (3, 9, 17, 40)
+POISONED = 7
 HEADS_16: dict[str, Any] = {"head_dim": 16}
 
 
@@ -35,22 +36,15 @@ def gpt_oss(**options: Any) -> Any:
     )
 
 
+def latent(kind: str, **options: Any) -> Any:
+    """Latent attention of two ranks, and experts in every layer or from one on."""
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    return causal(kind, num_key_value_heads=4, moe_intermediate_size=16, **ranks, **experts, **options)
+
+
 def deepseek() -> Any:
-    ranks = {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 12,
-    }
-    experts = {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-    }
-    return causal("DeepseekV3", num_key_value_heads=4, moe_intermediate_size=16, **ranks, **experts)
+    return latent("DeepseekV3", v_head_dim=12, first_k_dense_replace=1)
 
 
 PAGED = {
@@ -109,10 +103,22 @@ def test_tokens_are_those_of_whole_passes_alone_and_in_company(folder: Path) -> 
     assert served(loaded.model, pages=6) == wanted
 
 
-def served(loaded: Any, pages: int) -> list[list[int]]:
+@pytest.mark.parametrize("quantize", [None, "w8a8"])
+def test_a_token_that_is_no_number_ends_its_own_answer_alone(folder: Path, quantize: str | None) -> None:
+    loaded: Any = load_on_transformers(folder, torch.bfloat16, quantize=quantize).model
+    texts = [[token for token in ids if token != POISONED] for ids in prompts()]
+    wanted = served(loaded, 64, texts)
+    with torch.inference_mode():
+        loaded.decoder.model.get_input_embeddings().weight[POISONED] = float("nan")
+    found = served(loaded, 64, [texts[0], [*texts[1][:5], POISONED, *texts[1][5:]], *texts[2:]])
+    assert found[1] == []
+    assert found[:1] + found[2:] == wanted[:1] + wanted[2:]
+
+
+def served(loaded: Any, pages: int, texts: list[list[int]] | None = None) -> list[list[int]]:
     engine = ServingEngine(loaded, pages=pages, options=EngineOptions(step_tokens=64))
     found: dict[str, list[int]] = {str(place): [] for place in range(len(LENGTHS))}
-    for name, ids in zip(found, prompts(), strict=True):
+    for name, ids in zip(found, texts or prompts(), strict=True):
         sampling = SamplingOptions(temperature=0.0)
         assert engine.submit(Submit(id=name, ids=ids, max_tokens=NEW, sampling=sampling)) is None
     while not engine.idle:
@@ -158,16 +164,7 @@ def test_packed_layers_and_kept_routers(
 
 def sparse() -> Any:
     """Keys that an indexer chooses: for a short text all of them, so that its logits alone would not show it."""
-    ranks = {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-    }
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-    index = {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 64}
-    return causal("DeepseekV32", num_key_value_heads=4, moe_intermediate_size=16, **ranks, **experts, **index)
+    return latent("DeepseekV32", v_head_dim=16, index_head_dim=16, index_n_heads=2, index_topk=64)
 
 
 @pytest.mark.parametrize(

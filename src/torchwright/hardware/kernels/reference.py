@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
 }
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Of `clamped_swiglu`: the constants of gpt-oss, which its configurations repeat."""
+"""The constants of `clamped_swiglu`, which gpt-oss's configurations repeat."""
 QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 

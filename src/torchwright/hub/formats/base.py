@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -93,14 +94,8 @@ class TensorFormat(Format):
     def weight(self, name: str) -> Weight:
         if not self.holds(name):
             return Plain(self.files.get(name))
-        try:
+        with as_format_says(name, self.where(name)):
             return self.quantized(name.removesuffix(".weight"))
-        except ValueError as error:
-            raise ModelError(
-                f"the weight '{name}' in {self.where(name)} is not as its format says",
-                found=str(error),
-                next=TOGETHER,
-            ) from error
 
     def where(self, name: str) -> Path:
         quantized = name.removesuffix("weight") + self.main if self.holds(name) else name
@@ -108,6 +103,17 @@ class TensorFormat(Format):
 
     def close(self) -> None:
         self.files.close()
+
+
+@contextmanager
+def as_format_says(name: str, file: Path) -> Iterator[None]:
+    """Raise `ModelError`, naming the weight and its file, for a `ValueError` of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(
+            f"the weight '{name}' in {file} is not as its format says", found=str(error), next=TOGETHER
+        ) from error
 
 
 def expect(what: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> torch.Tensor:

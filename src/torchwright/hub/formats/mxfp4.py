@@ -12,15 +12,14 @@ from pathlib import Path
 
 import torch
 
-from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
-from torchwright.hub.files import TOGETHER, TensorFiles
-from torchwright.hub.formats.base import Format, expect
+from torchwright.hub.files import TensorFiles
+from torchwright.hub.formats.base import Format, as_format_says, expect
 from torchwright.hub.weight import Plain, Weight, Wide
 
 BLOCK, BIAS = 32, 127
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the four bits without their sign, which is the highest."""
+"""The number of each three low bits; the highest bit is the sign."""
 MAIN, OTHER = "_blocks", "_scales"
 
 
@@ -50,14 +49,8 @@ class Mxfp4(Format):
     def weight(self, name: str) -> Weight:
         if not self.holds(name):
             return Plain(self.files.get(name))
-        try:
+        with as_format_says(name, self.where(name)):
             return self._quantized(name)
-        except ValueError as error:
-            raise ModelError(
-                f"the weight '{name}' in {self.where(name)} is not as its format says",
-                found=str(error),
-                next=TOGETHER,
-            ) from error
 
     def where(self, name: str) -> Path:
         return self.files.path(name + MAIN if self.holds(name) else name)

@@ -19,7 +19,7 @@ ACTIVATIONS = {
 
 
 class PagedConfig(Protocol):
-    """What a cache, `generate` and the serving engine ask of a model."""
+    """The facts of a model for a cache, `generate` and the serving engine."""
 
     @property
     def architecture(self) -> str: ...
@@ -37,7 +37,7 @@ class PagedConfig(Protocol):
 
     @property
     def page_shapes(self) -> tuple[PageShape, ...]:
-        """What each layer keeps of a token."""
+        """The keys and values of a token, by layer."""
         ...
 
     @property
@@ -141,7 +141,7 @@ class DecoderConfig:
 
     @property
     def untrained(self) -> str | None:
-        """Why the trainer's own layers do not compute it, None where they do."""
+        """The part that the trainer's own layers lack, or None."""
         if self.sinks:
             return "attention with sinks"
         if self.experts is not None and (self.experts.sigmoid or self.experts.shared):

@@ -249,21 +249,22 @@ def _smollm3(fields: Fields, layers: int) -> dict[str, Any]:
     return _biases(fields) | {"rotates": tuple(rotates), "windows": _windows(fields, window, kinds)}
 
 
-def _gemma(fields: Fields, layers: int, pattern: int) -> dict[str, Any]:
+def _gemma(fields: Fields, layers: int) -> dict[str, Any]:
     if fields.get("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false: a decoder's attention is causal")
     bias = fields.flag("attention_bias", False)
+    scale = fields.integer("hidden_size") ** 0.5
+    return {"qkv_bias": bias, "o_bias": bias, "norm_offset": 1.0, "embedding_scale": scale}
+
+
+def _sliding_gemma(fields: Fields, layers: int, pattern: int) -> dict[str, Any]:
     kinds = [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
     window = _window(fields, 4096)
     if not window:
         raise fields.wrong("sliding_window", "an integer of 1 or more")
-    return {
-        "qkv_bias": bias,
-        "o_bias": bias,
+    return _gemma(fields, layers) | {
         "windows": _windows(fields, window, kinds),
         "scale": fields.positive("query_pre_attn_scalar", 256) ** -0.5,
-        "norm_offset": 1.0,
-        "embedding_scale": fields.integer("hidden_size") ** 0.5,
     }
 
 
@@ -275,23 +276,15 @@ def _cap(fields: Fields, key: str, default: float) -> float:
     return default if key not in fields.data else cap or 0.0
 
 
-def _gemma1(fields: Fields, layers: int) -> dict[str, Any]:
-    if fields.get("use_bidirectional_attention"):
-        raise fields.wrong("use_bidirectional_attention", "false: a decoder's attention is causal")
-    bias = fields.flag("attention_bias", False)
-    scale = fields.integer("hidden_size") ** 0.5
-    return {"qkv_bias": bias, "o_bias": bias, "norm_offset": 1.0, "embedding_scale": scale}
-
-
 def _gemma2(fields: Fields, layers: int) -> dict[str, Any]:
-    return _gemma(fields, layers, 2) | {
+    return _sliding_gemma(fields, layers, 2) | {
         "attention_soft_cap": _cap(fields, "attn_logit_softcapping", 50.0),
         "logit_soft_cap": _cap(fields, "final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(fields: Fields, layers: int) -> dict[str, Any]:
-    return _gemma(fields, layers, fields.integer("sliding_window_pattern", 6)) | {
+    return _sliding_gemma(fields, layers, fields.integer("sliding_window_pattern", 6)) | {
         "qk_norm": "head",
         "logit_soft_cap": _cap(fields, "final_logit_softcapping", 0.0),
     }
@@ -480,7 +473,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(special=_qwen3, head_dim=128, kv_heads=32),
     "SmolLM3ForCausalLM": Family(special=_smollm3, theta=2_000_000.0, tied=True, kv_heads=4),
     "GemmaForCausalLM": Family(
-        special=_gemma1,
+        special=_gemma,
         tied=True,
         head_dim=256,
         kv_heads=16,

@@ -57,10 +57,7 @@ class PagedAttention(nn.Module):
             sin,
             rows_T,
             batch.slots_T,
-            pages.k,
-            pages.v,
-            pages.k_scale,
-            pages.v_scale,
+            *pages.tensors,
             config.heads,
             config.kv_heads,
             self.q_norm if by_head else None,
@@ -69,10 +66,7 @@ class PagedAttention(nn.Module):
         )
         out_THD = ops.paged_attention(
             q_THD,
-            pages.k,
-            pages.v,
-            pages.k_scale,
-            pages.v_scale,
+            *pages.tensors,
             batch.block_tables_BP,
             batch.query_starts,
             batch.context_lens_B,
@@ -115,9 +109,8 @@ class MemoryAttention(nn.Module):
     def write(self, states_SE: torch.Tensor, batch: Batch, angles: RotaryAngles, pages: LayerPages) -> None:
         """Keep the keys and values of states in the slots of a batch."""
         cos, sin, rows_S = angles
-        where = (pages.k, pages.v, pages.k_scale, pages.v_scale)
         heads = (0, self.config.kv_heads, None, None, self.config.eps)
-        ops.rope_store(self.kv(states_SE), cos, sin, rows_S, batch.slots_T, *where, *heads)
+        ops.rope_store(self.kv(states_SE), cos, sin, rows_S, batch.slots_T, *pages.tensors, *heads)
 
     def forward(self, x_TE: torch.Tensor, batch: Batch) -> torch.Tensor:
         config, memory = self.config, batch.memory
@@ -125,10 +118,7 @@ class MemoryAttention(nn.Module):
         pages = memory.layers[self.layer]
         out_THD = ops.paged_attention(
             self.q(x_TE).unflatten(1, (config.heads, config.head_dim)),
-            pages.k,
-            pages.v,
-            pages.k_scale,
-            pages.v_scale,
+            *pages.tensors,
             memory.block_tables_BP,
             batch.query_starts,
             memory.lengths_B,
@@ -307,10 +297,7 @@ class Layer(nn.Module):
             self.post_mlp,
             self.attention.q_norm,
             self.attention.k_norm,
-            pages.k,
-            pages.v,
-            pages.k_scale,
-            pages.v_scale,
+            *pages.tensors,
             rotary,
             self.attention.window,
             self.attention.bias,
@@ -318,7 +305,7 @@ class Layer(nn.Module):
         if memory is not None:
             for linear in packed[4:]:
                 native.add_linear(*linear)
-            native.add_memory(self.pre_memory, memory.k, memory.v, memory.k_scale, memory.v_scale)
+            native.add_memory(self.pre_memory, *memory.tensors)
 
     def _leave(self, x_TE: torch.Tensor, norm_E: torch.Tensor | None) -> torch.Tensor:
         if norm_E is not None:

@@ -62,10 +62,11 @@ def load_decoder(
     keep = None if make_linear else _repacker(quantize, scheme, dtype, place)
     make_linear = make_linear or linear_maker(scheme, dtype, place)
     path = resolve(str(folder))
-    described = language_part(read_config(path))
+    whole = read_config(path)
+    described = language_part(whole)
     config = decoder_config(described, path / "config.json")
     if device == "cpu":
-        require_memory(path, read_config(path), scheme, dtype)
+        require_memory(path, whole, scheme, dtype)
     adapted = None if adapter is None else AdaptedCheckpoint(path, described, Path(adapter))
     checkpoint = adapted or Checkpoint(path, described)
     weights = DecoderWeights(

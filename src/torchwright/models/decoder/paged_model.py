@@ -1,4 +1,4 @@
-"""What `generate` and the serving engine ask of a model that keeps keys and values in pages."""
+"""The interface of a model that keeps keys and values in pages, for `generate` and the serving engine."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torchwright.hardware.kernels.reference import PAGE, PAIRED
 
 @dataclass(frozen=True)
 class PageShape:
-    """What one layer keeps of a token: keys and values of so many heads of one size."""
+    """One layer's keys and values of a token: so many heads of one size."""
 
     kv_heads: int
     head_dim: int
@@ -35,7 +35,12 @@ class LayerPages:
     def head_dim(self) -> int:
         return self.v.shape[-2 if self.v.dim() == PAIRED else -1]
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Keys, values and their scales, as the kernels take them."""
+        return self.k, self.v, self.k_scale, self.v_scale
+
     def copy(self, source: int, target: int) -> None:
-        for pages in (self.k, self.v, self.k_scale, self.v_scale):
+        for pages in self.tensors:
             if pages is not None:
                 pages[target] = pages[source]

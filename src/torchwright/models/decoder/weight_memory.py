@@ -13,7 +13,7 @@ from torchwright.core.errors import ModelError
 from torchwright.core.scheme import ASKED, Scheme
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.hub.checkpoint import QUANTIZATION
-from torchwright.hub.language_part import LANGUAGE, language_name, language_part
+from torchwright.hub.language_part import loaded_tensors
 from torchwright.hub.tensor_header import read_header
 
 
@@ -37,7 +37,7 @@ def count_weights(folder: Path, described: dict[str, Any]) -> WeightCount:
 
     A header that cannot be read counts nothing: reading the weights says what is wrong.
     """
-    inside = language_part(described) is not described
+    loaded = loaded_tensors(described)
     matrices = others = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -45,7 +45,7 @@ def count_weights(folder: Path, described: dict[str, Any]) -> WeightCount:
         except (OSError, ValueError):
             continue
         for name, tensor in tensors.items():
-            if inside and not language_name(name).startswith(LANGUAGE):
+            if not loaded(name):
                 continue
             if len(tensor.shape) > 1 and "embed" not in name:
                 matrices += math.prod(tensor.shape)

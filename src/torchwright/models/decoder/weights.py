@@ -182,9 +182,8 @@ class DecoderWeights(DecoderParts):
     def sinks(self, layer: int) -> torch.Tensor:
         """(H,) in float32."""
         heads = self.config.heads
-        return (
-            self.checkpoint.weight(f"model.layers.{layer}.self_attn.sinks", (heads,)).rows(0, heads).float()
-        )
+        name = f"model.layers.{layer}.self_attn.sinks"
+        return self.checkpoint.weight(name, (heads,)).rows(0, heads).float()
 
     def _stacked(self, layer: int, expert: int, experts: ExpertsConfig) -> tuple[nn.Module, nn.Module]:
         """gate_up and down of one expert, where a file holds those of all in one tensor, transposed.
@@ -204,9 +203,8 @@ class DecoderWeights(DecoderParts):
             return self._made(both, gate_up_NK, None), self._made(down, down_NK, None)
         offsets = part(f"{both}_bias", 2 * F)
         offsets = torch.cat([offsets[::2], offsets[1::2]])
-        return self._made(both, gate_up_NK, offsets), self._made(
-            down, down_NK, part(f"{down}_bias", E).clone()
-        )
+        bias_E = part(f"{down}_bias", E).clone()
+        return self._made(both, gate_up_NK, offsets), self._made(down, down_NK, bias_E)
 
     def _made(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Module:
         if self.rounded:

@@ -196,12 +196,9 @@ def _lost_on_other_values(search: Search, candidate: Candidate) -> Quality | Non
     """The metric of a calibrated recipe on other values than calibrated it, where it is far over the budget."""
     if not any(from_step(step).calibrates for step in candidate.steps):
         return None
-    if not search.varied_references:
-        search.varied_references.append(search.baseline.process.ask("observe", varied=True))
-    (reference,) = search.varied_references
-    if reference is None:
+    if search.varied_reference is None:
         return None
-    found: Quality = candidate.process.ask("compare", reference=reference, varied=True)
+    found: Quality = candidate.process.ask("compare", reference=search.varied_reference, varied=True)
     return found if found.drop > OTHER_VALUES * search.budget.max_drop else None
 
 

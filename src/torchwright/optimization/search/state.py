@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -176,14 +177,17 @@ class Search:
     reference: Any = None
     """The original's observations for the metric."""
     last_reference: Any = None
-    varied_references: list[Any] = field(default_factory=list[Any])
-    """The original's observations on other values than those that calibrate, once they were asked for."""
     """The same on held-out data; None without such data."""
     description: Description = field(init=False)
     prefetcher: CompilePrefetcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.prefetcher = CompilePrefetcher(self.context)
+
+    @cached_property
+    def varied_reference(self) -> Any:
+        """The original's observations on other values than those that calibrate, or None without such values."""
+        return self.baseline.process.ask("observe", varied=True)
 
     def have(self) -> frozenset[str]:
         """Properties of the best so far; those found by running the original hold for every recipe."""

@@ -306,8 +306,7 @@ class TrialSession:
 
         from torchwright.workloads.base import blaming
 
-        workload = self.workload.unseen() if unseen else self.workload
-        workload = self.workload.varied() if varied else workload
+        workload = self._judged_by(unseen=unseen, varied=varied)
         if workload is None:
             return None
 
@@ -320,6 +319,12 @@ class TrialSession:
             run = lambda case: adapted(*case.args, **case.kwargs)
         with torch.inference_mode(), blamed:
             return workload.observe(run, self._dtype())
+
+    def _judged_by(self, *, unseen: bool, varied: bool) -> Any:
+        """Return the workload with the data that were asked for, None without such data."""
+        if unseen:
+            return self.workload.unseen()
+        return self.workload.varied() if varied else self.workload
 
     def compare(
         self,
@@ -336,7 +341,7 @@ class TrialSession:
         """
         from torchwright.workloads.base import blaming
 
-        workload = (unseen and self.workload.unseen()) or (varied and self.workload.varied()) or self.workload
+        workload = self._judged_by(unseen=unseen, varied=varied) or self.workload
         found = reference if itself else self.observe(unseen=unseen, varied=varied)
         # A candidate's outputs may be what it fails on; with the original's own the fault is the workload's.
         with blaming(type(workload), "compare") if itself else nullcontext():

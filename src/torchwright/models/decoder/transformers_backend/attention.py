@@ -53,7 +53,7 @@ class PagedAttentionFunctions:
 
         self.name = f"torchwright_paged_{next(_numbers)}"
         self.shapes: list[PageShape] = []
-        """What each attention call keeps for a token; filled by the first pass, which has no pages."""
+        """The page shape of each attention call; filled by the first pass, which has no pages."""
         self._pass: Pass | None = None
         self._calls = 0
         self._masks: dict[int, tuple[torch.Tensor, int]] = {}
@@ -136,10 +136,7 @@ class PagedAttentionFunctions:
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         out_THD = ops.paged_attention(
             _padded(query, pages).contiguous(),
-            pages.k,
-            pages.v,
-            pages.k_scale,
-            pages.v_scale,
+            *pages.tensors,
             batch.block_tables_BP,
             batch.query_starts,
             batch.context_lens_B,
@@ -204,8 +201,7 @@ def _store(key: torch.Tensor, value: torch.Tensor, batch: Batch, pages: LayerPag
     kv_T = torch.cat([_padded(key, pages), _padded(value, pages)], dim=1).flatten(1)
     none = torch.zeros(1, 0, device=kv_T.device)
     rows_T = torch.zeros_like(batch.slots_T)
-    where = (pages.k, pages.v, pages.k_scale, pages.v_scale)
-    ops.rope_store(kv_T, none, none, rows_T, batch.slots_T, *where, 0, key.shape[1], None, None, 0.0)
+    ops.rope_store(kv_T, none, none, rows_T, batch.slots_T, *pages.tensors, 0, key.shape[1], None, None, 0.0)
 
 
 def _unregister(name: str) -> None:

@@ -18,15 +18,13 @@ from torchwright.models.decoder.transformers_backend.attention import CannotPage
 from torchwright.models.decoder.transformers_backend.check import check_paging
 from torchwright.models.decoder.transformers_backend.packing import pack_layers
 from torchwright.models.decoder.transformers_backend.paged import TransformersModel
-from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
+from torchwright.models.decoder.transformers_backend.writer import TransformersWriter, first_token
 from torchwright.models.decoder.weight_memory import require_memory
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 from torchwright.workloads.language import generation_eos
 
 UNLIMITED_CONTEXT = 8192
 """Context of models that name no limit, such as state-space models: a bound on the memory of one answer."""
-
-
 COST = "10 to 30% slower than a native family"
 """Measured in batches of eight (benchmarks/llm/transformers_backend.py)."""
 
@@ -91,15 +89,10 @@ def load_on_transformers(
 def _paged(model: Any, context: int) -> tuple[TransformersModel | None, str]:
     """The model over the paged cache, or why it cannot be."""
     try:
-        bos = _first(getattr(model.config, "bos_token_id", None))
-        paged = TransformersModel(model, context=context, bos=bos).eval()
+        paged = TransformersModel(model, context=context, bos=first_token(model.config)).eval()
         check_paging(paged)
     except CannotPage as error:
         return None, str(error)
     except Exception as error:  # whatever a model's own code raises
         return None, f"{type(error).__name__}: {first_line(error)}"
     return paged, ""
-
-
-def _first(ids: Any) -> int | None:
-    return next(iter(ids), None) if isinstance(ids, list | tuple) else ids

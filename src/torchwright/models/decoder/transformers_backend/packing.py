@@ -54,7 +54,7 @@ def pack_layers(model: Any, scheme: Scheme | None, dtype: torch.dtype, device: t
 def _refusal(
     model: Any, layers: list[tuple[nn.Module, str, nn.Module, Scheme]], device: torch.device
 ) -> str | None:
-    """Why the model does not run with one packed layer of each kind, None where it does; its own are put back."""
+    """Try one packed layer of each kind; return the fault, or None. The model's own layers are put back."""
     try:
         for owner, name, layer, kept in layers:
             setattr(owner, name, _packed(layer, kept, device))

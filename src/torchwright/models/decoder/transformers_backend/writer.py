@@ -28,6 +28,12 @@ TOLERANCE = 1e-2
 """Largest difference of logits with a cache, relative to the largest logit; bfloat16 rounds to 4e-3."""
 
 
+def first_token(config: Any) -> int | None:
+    """Return the token before a text, the first one where a configuration names several, None where it names none."""
+    ids = getattr(config, "bos_token_id", None)
+    return next(iter(ids), None) if isinstance(ids, list | tuple) else ids
+
+
 class TransformersWriter:
     """A causal language model of transformers; see `Writer` (`workloads/generation.py`)."""
 
@@ -36,7 +42,7 @@ class TransformersWriter:
 
     def __init__(self, model: nn.Module, folder: Path, *, context: int, stop: Sequence[int]) -> None:
         config: Any = model.config
-        self._folder, self._bos = folder, _first(getattr(config, "bos_token_id", None))
+        self._folder, self._bos = folder, first_token(config)
         self._model, self.longest, self.stop = model, context, tuple(stop)
         self.vocabulary: int = config.get_text_config().vocab_size
         parameter = next(model.parameters())
@@ -162,10 +168,6 @@ class TransformersSession:
         ids = [token] if self._writer.cached else self._ids
         logits_V, self._cache = self._writer.next_logits(ids, self._cache, len(self._ids) - len(ids))
         return logits_V
-
-
-def _first(ids: Any) -> int | None:
-    return next(iter(ids), None) if isinstance(ids, list | tuple) else ids
 
 
 def _bytes_of(value: Any) -> int:
