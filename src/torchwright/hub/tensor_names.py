@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from torchwright.core.errors import ModelError
 from torchwright.hub.language_part import PREFIXES, language_name
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -25,15 +26,33 @@ EXAONE = {
 
 
 def file_names(names: Iterable[str], model_type: object) -> dict[str, str]:
-    """Return the file's name of each tensor under the model's name for it."""
+    """Return the file's name of each tensor under the model's name for it.
+
+    Raises `ModelError` for two tensors that are the same one of the model.
+    """
     names = list(names)
+    usual = _usual_name(names, model_type)
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(usual(name), name)
+        if other != name:
+            raise ModelError(
+                f"two tensors of the folder are the model's '{usual(name)}'",
+                found=f"{other} and {name}",
+                next="take the files of one checkpoint alone",
+            )
+    return found
+
+
+def _usual_name(names: list[str], model_type: object) -> Callable[[str], str]:
+    """Return what turns a file's name of a tensor into the model's."""
     if any(name.startswith(tuple(PREFIXES)) for name in names):
-        return {language_name(name): name for name in names}
+        return language_name
     if model_type == "exaone":
-        return {_renamed(name): name for name in names}
+        return _renamed
     if EMBEDDING.removeprefix(BASE) in names and not any(name.startswith(BASE) for name in names):
-        return {name if name == HEAD else BASE + name: name for name in names}
-    return dict(zip(names, names, strict=True))
+        return lambda name: name if name == HEAD else BASE + name
+    return lambda name: name
 
 
 def _renamed(name: str) -> str:

@@ -157,6 +157,24 @@ def test_published_names_of_tensors_are_read(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours.logits(IDS), logits(whole, IDS), rtol=1e-4, atol=1e-4)
 
 
+def test_two_tensors_for_one_of_the_model_are_refused(tmp_path: Path) -> None:
+    """An older and a newer name of the same weight: either could be the one that was meant."""
+    saved("Llava", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    again = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    usual = f"model.{again[again.index('layers.') :]}"
+    assert again != usual
+    save_file(
+        tensors | {usual: torch.zeros_like(tensors[again])},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(ModelError, match="two tensors of the folder are the model's") as refused:
+        load_decoder(tmp_path)
+    assert again in str(refused.value)
+    assert usual in str(refused.value)
+
+
 def test_other_multimodal_folders_are_refused_by_name(tmp_path: Path) -> None:
     config = {"model_type": "nosuch_vl", "vision_config": {}, "text_config": TEXT | {"model_type": "llama"}}
     assert language_part(config) is config
