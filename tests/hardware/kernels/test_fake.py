@@ -33,6 +33,9 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     table = (torch.ones(1, 1, dtype=torch.int32), torch.tensor([0, 3]).int(), torch.tensor([3]).int())
     image, sizes = torch.randn(2, 20, 7, 5).to(kind), ([3, 3], [2, 2], [1, 1])
     window = conv.pack_pairs(torch.randn(18, 20, 3, 3).to(kind)), torch.randn(18)
+    slots = (torch.tensor([0, 3]).int(), *(torch.tensor(ids) for ids in ([2], [1], [0])))
+    keys, values, a = torch.randn(3, 24).to(kind), torch.randn(3, 64).to(kind), torch.randn(3, 4).to(kind)
+    head, state = torch.rand(4), torch.zeros(4, 4, 12, 16)
     grid = [torch.randn(1, 2, 6, 16).to(kind) for _ in range(3)]
     return {
         "conv_dense": (image, *window, *sizes, 18, "relu", torch.randn(2, 18, 4, 3).to(kind)),
@@ -52,6 +55,10 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
             *(x, linear["w4a16"].packed, linear["w4a16"].scale, linear["w4a16"].bias),
             *(70, 32),
         ),
+        "short_conv": (keys, torch.randn(3, 24), None, torch.zeros(4, 2, 24), *slots, True),
+        "gated_delta": (keys, keys.clone(), values, a, a.clone(), head, head.clone(), state, *slots, 2),
+        "selective_scan": (keys, keys.clone(), values, a, head, head.clone(), head.clone(), state, *slots, 2),
+        "gated_norm": (values, values.clone(), torch.randn(4, 16), 1e-5, False),
         "rms_norm": (x, weight, 1e-5),
         "add_rms_norm": (x, x.clone(), weight, 1e-5),
         "gated": (x, "silu"),

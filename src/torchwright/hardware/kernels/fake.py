@@ -80,6 +80,10 @@ def rope_store(qkv: torch.Tensor, *args: Any) -> torch.Tensor:
     return qkv.new_empty((qkv.shape[0], heads, qkv.shape[1] // (heads + 2 * kv_heads)))
 
 
+def like_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -> torch.Tensor:
+    return v.new_empty(v.shape)
+
+
 def quantize_w4(
     weight: torch.Tensor, importance: torch.Tensor, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -112,5 +116,9 @@ CPU_FAKES: dict[str, Fake] = {
     "conv_dense": conv_dense,
     "conv_depthwise": conv_depthwise,
     "image_mean": image_mean,
+    "short_conv": _like,
+    "gated_delta": like_values,
+    "selective_scan": like_values,
+    "gated_norm": _like,
 }
 """Operators that the CPU alone has."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchwright.hardware.kernels import pack, reference
+from torchwright.hardware.kernels import pack, recurrent, reference
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.gpu import pack as gpu_pack
@@ -100,6 +100,33 @@ def paged_attention(
     if causal and bias is None and sinks is None:
         return kernels.paged_attention(q_THD, *args)
     return _of_cpus(kernels).paged_attention(q_THD, *args, causal=causal, bias=bias, sinks=sinks)
+
+
+def short_conv(x_TC: torch.Tensor, *args: Any) -> torch.Tensor:
+    """See `recurrent.short_conv`."""
+    return _recurrent(x_TC).short_conv(x_TC, *args)
+
+
+def gated_delta(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -> torch.Tensor:
+    """See `recurrent.gated_delta`."""
+    return _recurrent(q, args[4].shape[-1]).gated_delta(q, k, v, *args)
+
+
+def selective_scan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -> torch.Tensor:
+    """See `recurrent.selective_scan`."""
+    return _recurrent(q, args[4].shape[-1]).selective_scan(q, k, v, *args)
+
+
+def gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, gate_first: bool = False
+) -> torch.Tensor:
+    """See `recurrent.gated_norm`."""
+    return _recurrent(x, weight.shape[-1]).gated_norm(x, gate, weight, eps, gate_first)
+
+
+def _recurrent(x: torch.Tensor, size: int = LANES) -> Any:
+    """The compiled kernels of recurrent layers, which CPUs have, or the reference."""
+    return native if on(x.device, x.dtype) is native and size % LANES == 0 else recurrent
 
 
 def _of_cpus(kernels: Any) -> Any:

@@ -98,6 +98,10 @@ struct Kernels {
   void (*convolve_depthwise)(const struct ConvTask&, int64_t row);
   void (*sum_pixels)(const struct ConvTask&, int64_t row, float* to);
   void (*average)(const struct ConvTask&, int64_t image, const float* sums);
+  void (*short_conv)(const struct ShortConvTask&, int64_t sequence, int64_t begin, int64_t end);
+  void (*recurrence_keys)(const struct RecurrenceKeys&, int64_t token);
+  void (*recur)(const struct RecurrenceTask&, int64_t sequence, int64_t head, int64_t column);
+  void (*gated_norm)(const struct GatedNormTask&, int64_t row);
 };
 
 struct RopeTask {

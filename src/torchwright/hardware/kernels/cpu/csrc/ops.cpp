@@ -767,3 +767,4 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 #include "encoder_ops.cpp"
 #include "conv_ops.cpp"
 #include "decode_ops.cpp"
+#include "recurrent_ops.cpp"

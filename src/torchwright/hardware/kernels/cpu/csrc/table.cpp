@@ -7,6 +7,7 @@
 #include "dense_attention.cpp"
 #include "conv.cpp"
 #include "conv_pairs.cpp"
+#include "recurrent.cpp"
 
 #define TW_STRING_(x) #x
 #define TW_STRING(x) TW_STRING_(x)
@@ -37,6 +38,10 @@ const tw::Kernels& table() {
       .convolve_depthwise = convolve_depthwise,
       .sum_pixels = sum_pixels,
       .average = average,
+      .short_conv = short_conv,
+      .recurrence_keys = recurrence_keys,
+      .recur = recur,
+      .gated_norm = gated_norm,
   };
   return all;
 }
