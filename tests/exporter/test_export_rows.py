@@ -45,4 +45,6 @@ def test_rows_do_not_influence_each_other(name: str, precision: str, tmp_path: P
         with torch.no_grad():
             return model(*given)
 
-    check_rows(original, run, [torch.randn(6, 4, 16)], [0], target.tolerances[precision])
+    # The report of an export with 8-bit activations says what becomes of NaN (`verification/probes.py`).
+    keeps_nan = precision != "int8"
+    check_rows(original, run, [torch.randn(6, 4, 16)], [0], target.tolerances[precision], keeps_nan=keeps_nan)

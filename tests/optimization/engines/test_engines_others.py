@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_with_trust_a_graph_is_opened_in_the_callers_process_and_by_bench_in_a_c
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, "fails on this call"), (2, "more results than the call")], ids=["none", "two"]
+    ("count", "words"), [(0, "fails on this call"), (2, "other results than the call")], ids=["none", "two"]
 )
 def test_a_graph_that_fails_when_it_runs_is_told(tmp_path: Path, count: int, words: str) -> None:
     """The library takes a file with another number of results, and the call shows it."""
@@ -119,6 +120,26 @@ def test_a_graph_that_fails_when_it_runs_is_told(tmp_path: Path, count: int, wor
     file.write_bytes(model.SerializeToString())
     seal(tmp_path / "copy")
     with pytest.raises(ArtifactError, match=words):
+        tw.load(tmp_path / "copy", trust=True).model(INPUT)
+
+
+def test_an_ir_without_results_is_told(tmp_path: Path) -> None:
+    """Found by forged graphs: OpenVINO runs it, and answers nothing."""
+    needs("openvino")
+    path = made(tmp_path, mlp(), ["openvino"])
+    shutil.copytree(path, tmp_path / "copy")
+    for file in (tmp_path / "copy").rglob("graph.xml"):
+        graph = ElementTree.parse(file)
+        layers, edges = graph.find("layers"), graph.find("edges")
+        assert layers is not None
+        assert edges is not None
+        for result in [layer for layer in layers if layer.get("type") == "Result"]:
+            layers.remove(result)
+            for edge in [edge for edge in edges if edge.get("to-layer") == result.get("id")]:
+                edges.remove(edge)
+        graph.write(file)
+    seal(tmp_path / "copy")
+    with pytest.raises(ArtifactError):
         tw.load(tmp_path / "copy", trust=True).model(INPUT)
 
 

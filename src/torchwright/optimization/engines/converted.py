@@ -348,8 +348,12 @@ class ConvertedCall:
     def _leaves(self, outputs: list[torch.Tensor]) -> list[Any]:
         """The results' leaves: tensors with the types and layouts of the original's, and room for constants."""
         results = self.spec.results or (TENSOR,) * len(outputs)
-        if self.spec.outputs is not None and results.count(TENSOR) > len(self.spec.outputs):
-            raise ArtifactError("the converted graph has more results than the call", found=f"{len(outputs)}")
+        wanted = sum(kind in (TENSOR, SIZE) for kind in results)
+        known = results.count(TENSOR) if self.spec.outputs is None else len(self.spec.outputs)
+        if not outputs or len(outputs) < wanted or results.count(TENSOR) != known:
+            raise ArtifactError(
+                "the converted graph has other results than the call", found=f"{len(outputs)}"
+            )
         specs = iter(self.spec.outputs or ())
         remaining = iter(outputs)
         leaves: list[Any] = []
