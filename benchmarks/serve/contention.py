@@ -28,6 +28,7 @@ from benchmarks.harness.neighbours import neighbours
 from benchmarks.serve.server import event, server
 from torchwright.models.decoder.load import load_decoder
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 
 Rate = Callable[[float], float]
@@ -62,7 +63,7 @@ def main() -> None:
 def engine(model: str | None, streams: int) -> Iterator[Rate]:
     """Yield a function that counts the tokens a second of an engine that always has so many sequences."""
     loaded = load_decoder(Path(model) if model else run.BUNDLED, dtype=torch.bfloat16)
-    made = ServingEngine(loaded, pages=4096)
+    made = ServingEngine(loaded, size=CacheSize(4096, 64))
     named = iter(range(1 << 30))
 
     def fill() -> None:

@@ -44,6 +44,7 @@ from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import load_decoder
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 
@@ -95,7 +96,8 @@ def requests(count: int, prompt: int, new: int) -> list[Submit]:
 def make_engine(model: LoadedDecoder, tokens: int, **options: Any) -> ServingEngine:
     """Return an engine with room for `tokens` and a page more for each running sequence."""
     found = EngineOptions(**{"speculate": "none", **options})
-    return ServingEngine(model, pages=tokens // PAGE + 2 * found.max_running, options=found)
+    size = CacheSize(tokens // PAGE + 2 * found.max_running, found.max_running)
+    return ServingEngine(model, size=size, options=found)
 
 
 def drive(

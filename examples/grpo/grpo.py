@@ -30,6 +30,7 @@ from rollouts import Answer, Rollouts, exact_match
 from sums import CONFIG, CONTEXT, END, Sum, encode, question, sums, write_examples, write_tokenizer
 from torchwright.models.decoder import load_decoder, read_decoder_config
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.options import EngineOptions
 from torchwright.train.model import Transformer, load_weights, save_folder
 from torchwright.train.run.config.read import parse_run
@@ -134,7 +135,7 @@ class Policy:
         options = EngineOptions(
             deterministic=False, max_running=512, max_queue=answers, step_tokens=4096, speculate="none"
         )
-        self.engine = ServingEngine(loaded, pages=2048, options=options)
+        self.engine = ServingEngine(loaded, size=CacheSize(2048, options.max_running), options=options)
 
     def save(self, folder: Path) -> None:
         save_folder(self.model, self.config, folder, source=self.source)

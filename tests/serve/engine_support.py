@@ -13,6 +13,7 @@ import torch
 
 from torchwright.models.decoder import LoadedDecoder, load_decoder
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.workloads.language import BUNDLED
@@ -37,11 +38,13 @@ def bundled() -> LoadedDecoder:
     return load_decoder(BUNDLED, torch.bfloat16)
 
 
-def tiny_decoder(name: str, folder: Path, **options: Any) -> LoadedDecoder:
-    """A random model of one family, in bfloat16 on the compiled kernels."""
+def tiny_decoder(
+    name: str, folder: Path, *, fields: dict[str, Any] | None = None, **options: Any
+) -> LoadedDecoder:
+    """A random model of one family, in bfloat16 on the compiled kernels; `fields` go before the family's own."""
     from tiny import build, save
 
-    return load_decoder(save(build(name), folder), torch.bfloat16, **options)
+    return load_decoder(save(build(name, **(fields or {})), folder), torch.bfloat16, **options)
 
 
 def request(id: str, ids: list[int], max_tokens: int = 8, **options: Any) -> Submit:
@@ -51,10 +54,15 @@ def request(id: str, ids: list[int], max_tokens: int = 8, **options: Any) -> Sub
     return Submit(id=id, ids=ids, max_tokens=max_tokens, sampling=SamplingOptions(**sampling), **options)
 
 
-def engine(loaded: LoadedDecoder, *, pages: int = 256, **options: Any) -> ServingEngine:
+def engine(
+    loaded: LoadedDecoder, *, pages: int = 256, copies: int | None = None, **options: Any
+) -> ServingEngine:
     clock = options.pop("clock", None)
     extra = {} if clock is None else {"clock": clock}
-    return ServingEngine(loaded, pages=pages, options=EngineOptions(**options), **extra)
+    asked = EngineOptions(**options)
+    copies = (asked.max_running if copies is None else copies) if loaded.config.state_shapes else 0
+    size = CacheSize(pages=pages, running=asked.max_running, copies=copies)
+    return ServingEngine(loaded, size=size, options=asked, **extra)
 
 
 Results = dict[tuple[str, int], Result]

@@ -17,6 +17,7 @@ from torchwright.models.decoder import PAGE, LoadedDecoder
 from torchwright.models.decoder.layers import RoutedExperts
 from torchwright.models.decoder.scores import Logits
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.limits import PROMPTS, SEQUENCES
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Cancel
@@ -379,8 +380,8 @@ def test_a_model_on_stock_operators_is_not_deterministic(model: LoadedDecoder) -
 
     stock = load_decoder(BUNDLED, torch.float32)
     with pytest.raises(TorchwrightError, match="--no-deterministic"):
-        ServingEngine(stock, pages=8)
-    made = ServingEngine(stock, pages=8, options=EngineOptions(deterministic=False))
+        ServingEngine(stock, size=CacheSize(8, 64))
+    made = ServingEngine(stock, size=CacheSize(8, 64), options=EngineOptions(deterministic=False))
     made.submit(request("a", [5, 6, 7], 8))
     assert drain(made)["a", 0].tokens == stock.generate([5, 6, 7], max_new_tokens=8, stop=[])
 

@@ -10,7 +10,18 @@ from typing import Any
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
 
-PARTS = {"attention.qkv": "qkv", "attention.o": "o", "mlp.gate_up": "gate_up", "mlp.down": "down"}
+PARTS = {
+    "attention.qkv": "qkv",
+    "attention.o": "o",
+    "attention.conv_in": "conv_in",
+    "attention.conv_out": "conv_out",
+    "attention.delta_in": "delta_in",
+    "attention.delta_out": "delta_out",
+    "attention.mamba_in": "mamba_in",
+    "attention.mamba_out": "mamba_out",
+    "mlp.gate_up": "gate_up",
+    "mlp.down": "down",
+}
 """Layers of the native decoder → fields of its family's `Names`."""
 DECODER = "decoder."
 """The prefix of their names in a recipe: the module in the workload's wrapper."""

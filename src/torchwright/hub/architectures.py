@@ -38,6 +38,12 @@ NATIVE = {
     "OlmoeForCausalLM": "olmoe",
     "GptOssForCausalLM": "gpt_oss",
     "SeedOssForCausalLM": "seed_oss",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
 }
 """Architecture → `model_type` of its configuration in transformers."""
 OTHER_INPUTS = {
@@ -78,8 +84,14 @@ class Variant:
     """Defaults that differ from the family's."""
 
     def translate(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields under the family's names, with the variant's defaults filled in."""
-        return self.defaults | {self.renamed.get(key, key): value for key, value in data.items()}
+        """Return the fields under the family's names, with the variant's defaults filled in.
+
+        A field that has both names has the variant's value.
+        """
+        renamed = {self.renamed[key]: value for key, value in data.items() if key in self.renamed}
+        return (
+            self.defaults | {key: value for key, value in data.items() if key not in self.renamed} | renamed
+        )
 
 
 VARIANTS = {
@@ -97,9 +109,24 @@ VARIANTS = {
         renamed={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
         defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
     ),
+    "lfm2": Variant(
+        architecture="Lfm2ForCausalLM",
+        renamed={
+            "block_ff_dim": "intermediate_size",
+            "norm_eps": "rms_norm_eps",
+            "tie_embedding": "tie_word_embeddings",
+        },
+    ),
+    "lfm2_moe": Variant(
+        architecture="Lfm2MoeForCausalLM",
+        renamed={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
+    ),
+    "granitemoehybrid": Variant(
+        architecture="GraniteMoeHybridForCausalLM", renamed={"layers_block_type": "layer_types"}
+    ),
     "iquestcoder": Variant(architecture="LlamaForCausalLM", defaults={"rms_norm_eps": 1e-5, "head_dim": 128}),
 }
-"""`model_type` → the family it is a variant of."""
+"""`model_type` → the family it is a variant of, or whose fields have other names in it."""
 
 
 def recognize(data: dict[str, Any], path: Path | str) -> tuple[str, dict[str, Any]]:

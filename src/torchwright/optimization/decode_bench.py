@@ -132,7 +132,7 @@ def prefill_work(model: LoadedDecoder, sizes: Sizes) -> Work:
     operations = _linear_operations(model, tokens, sizes.batch)
     pairs = sizes.batch * sum(_keys_seen(model.config, range(sizes.prompt_tokens)))
     operations[_name(model.decoder.embedding.dtype)] += _attention_operations(model.config, pairs)
-    kv = tokens * model.config.layers * _kv_bytes(model)
+    kv = tokens * len(model.config.page_shapes) * _kv_bytes(model)
     return Work(bytes=_weight_bytes(model, tokens) + kv, operations=dict(operations))
 
 
@@ -142,7 +142,8 @@ def decode_work(model: LoadedDecoder, sizes: Sizes) -> Work:
     pairs = sizes.batch * sum(_keys_seen(model.config, steps)) / len(steps)
     operations = _linear_operations(model, sizes.batch, sizes.batch)
     operations[_name(model.decoder.embedding.dtype)] += _attention_operations(model.config, pairs)
-    moved = _weight_bytes(model, sizes.batch) + pairs * _kv_bytes(model)
+    states = 2 * sizes.batch * sum(shape.bytes for shape in model.config.state_shapes)  # read and written
+    moved = _weight_bytes(model, sizes.batch) + pairs * _kv_bytes(model) + states
     return Work(bytes=moved, operations=dict(operations))
 
 
@@ -234,12 +235,13 @@ def _expert_share(config: DecoderConfig, name: str) -> float:
 
 
 def _keys_seen(config: DecoderConfig, positions: range) -> list[int]:
-    """Keys that the queries at these positions see, for each layer."""
+    """Keys that the queries at these positions see, for each layer with attention."""
     by_window = {
         window: sum(min(position + 1, window or position + 1) for position in positions)
         for window in set(config.windows)
     }
-    return [by_window[window] for window in config.windows]
+    recurrent = config.recurrent or (False,) * config.layers
+    return [by_window[window] for window, state in zip(config.windows, recurrent, strict=True) if not state]
 
 
 def _attention_operations(config: DecoderConfig, pairs: float) -> float:

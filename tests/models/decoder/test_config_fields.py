@@ -20,6 +20,7 @@ from tiny import COMMON, token_ids
 
 from torchwright.core.errors import ModelError
 from torchwright.hub.architectures import NATIVE, UnsupportedArchitecture
+from torchwright.hub.language_part import language_part
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.families import FAMILIES, decoder_config
 
@@ -192,6 +193,104 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "pretraining_tp": 2,
         "use_sliding_window": False,
     },
+    "LFM2": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": 64,
+        "block_ff_dim": 384,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_mlp_init_scale": 1.0,
+        "block_multiple_of": 256,
+        "block_norm_eps": 1e-05,
+        "block_out_init_scale": 1.0,
+        "block_use_swiglu": True,
+        "block_use_xavier_init": True,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": 64,
+        "conv_dim_out": 64,
+        "conv_use_xavier_init": True,
+        "full_attn_idxs": [1],
+        "model_type": "lfm2",
+        "norm_eps": 1e-05,
+        "num_heads": 4,
+        "rope_theta": 1000000.0,
+        "theta": 1000000.0,
+        "tie_embedding": True,
+        "use_pos_enc": True,
+    },
+    "Granite 4 H": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12,
+        "init_method": "mup",
+        "layer_types": ["mamba", "attention", "mamba"],
+        "logits_scaling": 6,
+        "mamba_chunk_size": 256,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 128,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 8,
+        "mamba_proj_bias": False,
+        "model_type": "granitemoehybrid",
+        "normalization_function": "rmsnorm",
+        "num_experts_per_tok": 6,
+        "num_local_experts": 64,
+        "position_embedding_type": "nope",
+        "residual_multiplier": 0.22,
+        "rope_scaling": None,
+        "rope_theta": 10000,
+        "shared_intermediate_size": 128,
+    },
+    "Qwen3-Next": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "decoder_sparse_step": 1,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_next",
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": None,
+        "rope_theta": 10000000,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512,
+        "use_sliding_window": False,
+    },
+    "Qwen3.5": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "vision_config": {"depth": 1},
+        "text_config": SMALL
+        | {
+            "attn_output_gate": True,
+            "full_attention_interval": 4,
+            "layer_types": ["linear_attention", "linear_attention", FULL],
+            "linear_key_head_dim": 128,
+            "mamba_ssm_dtype": "float32",
+            "model_type": "qwen3_5_text",
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000,
+                "rope_type": "default",
+            },
+        },
+    },
     "a classifier's leftovers": {
         "architectures": ["LlamaForCausalLM"],
         "id2label": {"0": "LABEL_0"},
@@ -208,7 +307,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations_are_read(name: str) -> None:
-    assert decoder_config(SMALL | PUBLISHED[name], "config.json").layers == 3
+    config = language_part(SMALL | PUBLISHED[name])
+    assert decoder_config(config, "config.json").layers == 3
 
 
 def test_architectures_and_model_type_that_contradict_each_other_are_refused() -> None:

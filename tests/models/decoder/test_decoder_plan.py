@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MODELS, build, save, token_ids
+from tiny import MODELS, RECURRENT, build, save, token_ids
 from torch import nn
 
 from torchwright.core.scheme import BF16, KEPT, MADE, W8A8, Scheme
@@ -124,7 +124,16 @@ def same(got: tuple[list[torch.Tensor], PagedCache], wanted: tuple[list[torch.Te
                 assert torch.equal(getattr(mine, name), getattr(theirs, name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", RECURRENT)
+def test_layers_with_states_have_no_plan(name: str, tmp_path: Path) -> None:
+    loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
+    cache = loaded.new_cache([4])
+    loaded.decoder(cache.append([(cache.sequence(2), [5, 6])]), cache)
+    reason = "scaled before they join" if name.startswith("granite") else "recurrent layers"
+    assert reason in (plan_over(cache).unplanned or "")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in RECURRENT])
 def test_every_family(name: str, tmp_path: Path, layers_only: Any) -> None:
     loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
     got = run(loaded)

@@ -53,6 +53,14 @@ QWEN_VISION: dict[str, Any] = {
 }
 PLAIN_HEADS = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"hidden_size": 64}
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+DELTA_TEXT: dict[str, Any] = TEXT | {
+    "hidden_size": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 HOSTS: dict[str, dict[str, Any]] = {
     "Gemma3": {
         "text_config": TEXT | {"model_type": "gemma3_text", "sliding_window": 8},
@@ -81,6 +89,21 @@ HOSTS: dict[str, dict[str, Any]] = {
     "Qwen3VL": {
         "text_config": TEXT | {"hidden_size": 64} | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
         "vision_config": QWEN_VISION,
+    },
+    "Qwen3_5": {
+        "text_config": DELTA_TEXT | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        "vision_config": QWEN_VISION,
+    },
+    "Qwen3_5Moe": {
+        "text_config": DELTA_TEXT
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        "vision_config": QWEN_VISION,
+    },
+    "Lfm2Vl": {
+        "text_config": PLAIN_HEADS
+        | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
+        "vision_config": VISION | {"model_type": "siglip2_vision_model", "num_patches": 4},
     },
     "InternVL": {
         "text_config": TEXT | {"model_type": "qwen3"},

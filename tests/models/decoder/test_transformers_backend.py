@@ -21,6 +21,7 @@ from torchwright.models.decoder.transformers_backend.packing import pack_layers
 from torchwright.models.decoder.transformers_backend.paged import TransformersModel
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 
@@ -116,7 +117,7 @@ def test_a_token_that_is_no_number_ends_its_own_answer_alone(folder: Path, quant
 
 
 def served(loaded: Any, pages: int, texts: list[list[int]] | None = None) -> list[list[int]]:
-    engine = ServingEngine(loaded, pages=pages, options=EngineOptions(step_tokens=64))
+    engine = ServingEngine(loaded, size=CacheSize(pages, 64), options=EngineOptions(step_tokens=64))
     found: dict[str, list[int]] = {str(place): [] for place in range(len(LENGTHS))}
     for name, ids in zip(found, texts or prompts(), strict=True):
         sampling = SamplingOptions(temperature=0.0)
@@ -130,7 +131,7 @@ def served(loaded: Any, pages: int, texts: list[list[int]] | None = None) -> lis
 
 def test_a_second_equal_prompt_has_cached_tokens(tmp_path: Path) -> None:
     loaded: Any = load_on_transformers(save(gpt_oss(), tmp_path), torch.float32).model
-    engine = ServingEngine(loaded, pages=64)
+    engine = ServingEngine(loaded, size=CacheSize(64, 64))
     for name in "ab":
         sampling = SamplingOptions(temperature=0.0)
         engine.submit(Submit(id=name, ids=prompts()[3], max_tokens=2, sampling=sampling))

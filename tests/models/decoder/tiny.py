@@ -40,6 +40,22 @@ LONGROPE = {
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 2}
 
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+}
+
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+    "attention_bias": True,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_chunk_size": 16}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied-biases": (
@@ -158,17 +174,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone4": ("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
-    "granite": (
-        "Granite",
-        {
-            "embedding_multiplier": 6.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 2.0,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
-    ),
+    "granite": ("Granite", GRANITE | {"mlp_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9}),
     "qwen3-moe": (
         "Qwen3Moe",
@@ -191,10 +197,115 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
     "seed-oss-qkv-bias": ("SeedOss", {"head_dim": 16}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2-bias": (
+        "Lfm2",
+        {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        MOE
+        | DELTA
+        | {
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_only_layers": [0],
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        GRANITE
+        | MAMBA
+        | {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 6,
+            "shared_intermediate_size": 80,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 2,
+        },
+    ),
+    "granite-hybrid-dense": (
+        "GraniteMoeHybrid",
+        GRANITE
+        | MAMBA
+        | {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeText",
+        MOE
+        | DELTA
+        | {
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        MOE
+        | {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5": (
+        "Qwen3_5Text",
+        DELTA
+        | {
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 """Name of a model → its configuration class and what differs from `COMMON`: logits are compared with transformers."""
 
-UNTRAINED = ("gpt-oss", "glm4-moe", "ernie", "glm", "glm-no-bias", "glm4")
+RECURRENT = (
+    "lfm2",
+    "lfm2-bias",
+    "lfm2-moe",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
+    "granite-hybrid",
+    "granite-hybrid-dense",
+)
+"""Models with layers that keep a state in place of keys and values."""
+UNTRAINED = (
+    *RECURRENT,
+    "gpt-oss",
+    "glm4-moe",
+    "ernie",
+    "glm",
+    "glm-no-bias",
+    "glm4",
+)
 """Models that the trainer's own layers do not compute: sinks, interleaved rotary embeddings, shared experts."""
 TRAINED = [name for name in MODELS if name not in UNTRAINED]
 
@@ -233,6 +344,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "GptOss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
     "SeedOss": {"head_dim": 16},
+    "Lfm2": {"full_attn_idxs": [1], "block_multiple_of": 32},
+    "Qwen3Next": MOE | DELTA | {"head_dim": 16, "moe_intermediate_size": 32, "full_attention_interval": 2},
+    "GraniteMoeHybrid": MAMBA
+    | {
+        "num_local_experts": 6,
+        "attention_multiplier": 0.3,
+        "shared_intermediate_size": 80,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "Lfm2Moe": MOE
+    | {"moe_intermediate_size": 32, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    "Qwen3_5MoeText": MOE
+    | DELTA
+    | {"head_dim": 16, "moe_intermediate_size": 32, "full_attention_interval": 2},
+    "Qwen3_5Text": DELTA | {"head_dim": 16, "full_attention_interval": 2},
 }
 """Configuration class without "Config" → what differs from `COMMON`, so that the family's fields matter.
 
@@ -240,10 +366,10 @@ tests/models/decoder/test_config_fields.py changes every field of each and compa
 """
 
 
-def build(name: str, seed: int = 0) -> Any:
+def build(name: str, seed: int = 0, **fields: Any) -> Any:
     """The transformers model in float32 with eager attention; weights wide enough for logits of order 1."""
     kind, overrides = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**(COMMON | overrides))
+    config = getattr(transformers, f"{kind}Config")(**(COMMON | overrides | fields))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for parameter_name, parameter in model.named_parameters():
@@ -252,7 +378,7 @@ def build(name: str, seed: int = 0) -> Any:
         else:
             parameter.data.normal_(std=0.15)
     for buffer_name, buffer in model.named_buffers():
-        if "e_score_correction_bias" in buffer_name:
+        if "e_score_correction_bias" in buffer_name or "expert_bias" in buffer_name:
             buffer.data.normal_(std=0.3)
     return model.requires_grad_(False)
 

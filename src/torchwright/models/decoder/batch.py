@@ -23,6 +23,15 @@ class Remembered:
 
 
 @dataclass(frozen=True)
+class StateRows:
+    """The slots of a batch's states, and of copies that layers make on the way (`kernels/recurrent.py`); all int64."""
+
+    slots_B: torch.Tensor
+    mark_rows_N: torch.Tensor
+    mark_slots_N: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
     """T new tokens of B sequences, and where their keys and values lie."""
 
@@ -45,3 +54,5 @@ class Batch:
     """The largest length, known without reading a tensor."""
     memory: Remembered | None = None
     """For a decoder that attends to one."""
+    states: StateRows | None = None
+    """For a model with layers that keep a state of each sequence."""

@@ -1,4 +1,4 @@
-"""The key-value cache: pages of 16 tokens that sequences own, share and give back.
+"""The key-value cache: pages of 16 tokens that sequences own, share and give back, and recurrent states.
 
 cache = PagedCache(config, pages=64, dtype=torch.bfloat16)
 sequence = cache.sequence(prompt_tokens=len(ids))
@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from torchwright.core.errors import WorkloadError
 from torchwright.hardware.kernels.cpu.memory import zeros
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.reference import PAGE
-from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.batch import Batch, StateRows
 from torchwright.models.decoder.config import PagedConfig
 from torchwright.models.decoder.pages import LayerPages, PageShape
+from torchwright.models.decoder.states import StatePool
 
 __all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
 
@@ -42,6 +43,10 @@ class CacheSequence:
     """Length of the whole prompt, however it is cut into chunks."""
     length: int = 0
     pages: array[int] = field(default_factory=lambda: array("i"))
+    state: int | None = None
+    """The slot of its state, from its first token on, for a model with recurrent layers."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """Slots that have, or will have after the next tokens, a copy of its state, by its length there."""
 
 
 class PagePool:
@@ -97,14 +102,22 @@ class PagePool:
 class PagedCache:
     """Keys and values of all layers for `pages` · 16 tokens, shared out among sequences.
 
-    `dtype` is float32, bfloat16 or int8 (symmetric, one scale for each token and head).
+    `dtype` is float32, bfloat16 or int8 (symmetric, one scale for each token and head). A model with recurrent layers
+    needs a slot of `states` for each sequence that has begun, and for each copy of a state.
     """
 
     def __init__(
-        self, config: PagedConfig, *, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        config: PagedConfig,
+        *,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        states: int = 0,
     ) -> None:
         self.pool, self.dtype, self.device = PagePool(pages), dtype, torch.device(device)
         self.layers = [_layer(pages, shape, dtype, self.device) for shape in config.page_shapes]
+        self.states = StatePool(config.state_shapes, states, self.device) if config.state_shapes else None
 
     def sequence(self, prompt_tokens: int) -> CacheSequence:
         """A new, empty sequence whose prompt will have `prompt_tokens` tokens."""
@@ -112,12 +125,20 @@ class PagedCache:
 
     def fork(self, sequence: CacheSequence) -> CacheSequence:
         """A sequence that continues from the same tokens and shares their pages."""
+        state = None
+        if self.states is not None and sequence.state is not None:
+            state = self.states.take_copy(sequence.state)
         self.pool.share(sequence.pages)
-        return CacheSequence(sequence.prompt_tokens, sequence.length, array("i", sequence.pages))
+        return CacheSequence(sequence.prompt_tokens, sequence.length, array("i", sequence.pages), state)
 
-    def attach(self, sequence: CacheSequence, pages: Sequence[int]) -> None:
-        """Let an empty sequence begin with full pages that others hold; they share them from now on."""
+    def attach(self, sequence: CacheSequence, pages: Sequence[int], state: int | None = None) -> None:
+        """Let an empty sequence begin with full pages that others hold; they share them from now on.
+
+        `state` is the slot of the state behind them, of which it gets a copy.
+        """
         assert not sequence.pages, "only an empty sequence can begin with shared pages"
+        if self.states is not None and state is not None:
+            sequence.state = self.states.take_copy(state)
         self.pool.share(pages)
         sequence.pages, sequence.length = array("i", pages), len(pages) * PAGE
 
@@ -131,10 +152,41 @@ class PagedCache:
         """Give the sequence's pages back and leave it empty."""
         self.pool.release(sequence.pages)
         sequence.pages, sequence.length = array("i"), 0
+        if self.states is not None and sequence.state is not None:
+            self.states.give_back([sequence.state])
+            sequence.state = None
+        self.unmark(sequence)
+
+    def mark(self, sequence: CacheSequence, length: int) -> None:
+        """Keep a copy of the sequence's state after so many tokens, which the next `append` reaches."""
+        assert self.states is not None, "a model without states"
+        assert length > sequence.length, "the state after these tokens is gone"
+        sequence.marks[length] = self.states.take()
+
+    def mark_here(self, sequence: CacheSequence) -> None:
+        """Keep a copy of the sequence's state as it is, in place of all others, so that it can come back to here."""
+        self.unmark(sequence)
+        if self.states is not None and sequence.state is not None:
+            sequence.marks[sequence.length] = self.states.take_copy(sequence.state)
+
+    def unmark(self, sequence: CacheSequence) -> None:
+        """Give back the copies of the sequence's state that nobody has taken over."""
+        if self.states is not None:
+            self.states.give_back(sequence.marks.values())
+        sequence.marks.clear()
 
     def rewind(self, sequence: CacheSequence, length: int) -> None:
-        """Forget what comes after the first `length` tokens, and give the pages back that held nothing else."""
+        """Forget what comes after the first `length` tokens, and give the pages back that held nothing else.
+
+        A sequence with a state can go back to its beginning, or to a length that was marked.
+        """
         assert 0 <= length <= sequence.length, "a sequence is not as long as what it is wound back to"
+        if self.states is not None and sequence.state is not None and length < sequence.length:
+            self.states.give_back([sequence.state])
+            assert not length or length in sequence.marks, (
+                "nobody kept the state that a sequence is wound back to"
+            )
+            sequence.state = sequence.marks.pop(length) if length else None
         kept = -(-length // PAGE)
         self.pool.release(sequence.pages[kept:])
         sequence.pages, sequence.length = sequence.pages[:kept], length
@@ -182,7 +234,27 @@ class PagedCache:
         }
         arrays = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
         arrays |= {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()}
-        return Batch(**_on(self.device, arrays), longest=longest)
+        batch = Batch(**_on(self.device, arrays), longest=longest)
+        return batch if self.states is None else replace(batch, states=self._state_rows(pieces, starts))
+
+    def _state_rows(
+        self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]], starts: list[int]
+    ) -> StateRows:
+        """The slots of a batch, whose pieces begin at these rows and have been appended."""
+        copies = [
+            (start + length - (sequence.length - len(ids)) - 1, slot)
+            for (sequence, ids), start in zip(pieces, starts, strict=False)
+            for length, slot in sorted(sequence.marks.items())
+            if sequence.length - len(ids) < length <= sequence.length
+        ]
+        of = {
+            "slots_B": [sequence.state for sequence, _ in pieces],
+            "mark_rows_N": [row for row, _ in copies],
+            "mark_slots_N": [slot for _, slot in copies],
+        }
+        return StateRows(
+            **_on(self.device, {name: np.asarray(values, np.int64) for name, values in of.items()})
+        )
 
     def need(self, sequence: CacheSequence, tokens: int) -> int:
         """Pages that `append` takes for so many more tokens."""
@@ -201,6 +273,8 @@ class PagedCache:
                 layer.copy(shared, own)
             self.pool.release([shared])
             sequence.pages[-1] = own
+        if self.states is not None and sequence.state is None:
+            sequence.state = self.states.take_empty()
         sequence.length += tokens
         while len(sequence.pages) * PAGE < sequence.length:
             sequence.pages.append(new.pop())

@@ -9,6 +9,7 @@ from typing import Protocol
 from torchwright.hub.architectures import UnsupportedArchitecture as UnsupportedArchitecture
 from torchwright.models.decoder.pages import PageShape
 from torchwright.models.decoder.rope import BY_LENGTH, Rope
+from torchwright.models.decoder.states import StateShape
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -37,7 +38,12 @@ class PagedConfig(Protocol):
 
     @property
     def page_shapes(self) -> tuple[PageShape, ...]:
-        """The keys and values of a token, by layer."""
+        """The keys and values of a token, by layer that has them."""
+        ...
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """The states of a sequence, by layer that has one."""
         ...
 
     @property
@@ -74,6 +80,78 @@ class ExpertsConfig:
     """The chosen experts' shares are multiplied by it."""
     shared: int = 0
     """Width of a feed-forward block that all tokens go through besides, 0 for none."""
+    shared_gate: bool = False
+    """True if that block's output is multiplied by the sigmoid of a product of its input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvConfig:
+    """A short convolution between two gates in place of attention (LFM2)."""
+
+    width: int
+    bias: bool
+
+    def state_shape(self, model: int) -> StateShape:
+        return StateShape(((self.width - 1, model),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+    """A gated delta rule in place of attention (Yang et al., 2024)."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    head_dim: int
+    width: int
+    """Width of the convolution before it."""
+
+    @property
+    def keys(self) -> int:
+        """Numbers in all heads' keys of a token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers in all heads' values of a token."""
+        return self.heads * self.head_dim
+
+    def state_shape(self, model: int) -> StateShape:
+        convolved = 2 * self.keys + self.values
+        return StateShape(((self.width - 1, convolved), (self.heads, self.key_dim, self.head_dim)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """Mamba-2 in place of attention (Dao and Gu, 2024); B and C are its keys and queries."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    head_dim: int
+    width: int
+    """Width of the convolution before it."""
+    conv_bias: bool
+    bias: bool
+    """True if its linear layers have biases."""
+
+    @property
+    def keys(self) -> int:
+        """Numbers in all heads' keys of a token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers in all heads' values of a token."""
+        return self.heads * self.head_dim
+
+    def state_shape(self, model: int) -> StateShape:
+        convolved = 2 * self.keys + self.values
+        return StateShape(((self.width - 1, convolved), (self.heads, self.key_dim, self.head_dim)))
+
+
+Mixer = ShortConvConfig | DeltaConfig | MambaConfig
+"""The token mixer of recurrent layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +180,11 @@ class DecoderConfig:
     sparse: tuple[bool, ...]
     """True for layers whose feed-forward block is the mixture of experts."""
     experts: ExpertsConfig | None = None
+    recurrent: tuple[bool, ...] = ()
+    """True for layers with `mixer` in place of attention; empty where none has."""
+    mixer: Mixer | None = None
+    output_gate: bool = False
+    """True if queries come with a gate, by whose sigmoid attention's output is multiplied."""
     scale: float
     """Attention scores are multiplied by it."""
     interleaved: bool = False
@@ -144,13 +227,19 @@ class DecoderConfig:
         """The part that the trainer's own layers lack, or None."""
         if self.sinks:
             return "attention with sinks"
+        if self.mixer is not None:
+            return "recurrent layers"
         if self.experts is not None and (self.experts.sigmoid or self.experts.shared):
             return "shared experts and shares by sigmoid"
         return "interleaved rotary embeddings" if self.interleaved else None
 
     @property
     def page_shapes(self) -> tuple[PageShape, ...]:
-        return (PageShape(self.kv_heads, self.head_dim),) * self.layers
+        return (PageShape(self.kv_heads, self.head_dim),) * (self.layers - sum(self.recurrent))
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        return () if self.mixer is None else (self.mixer.state_shape(self.model),) * sum(self.recurrent)
 
     @property
     def varies_by_length(self) -> bool:

@@ -15,8 +15,10 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerPages
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.recurrent import mixer
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.shared import route
+from torchwright.models.decoder.states import LayerStates
 from torchwright.models.decoder.weights import LayerParts
 
 
@@ -44,6 +46,8 @@ class PagedAttention(nn.Module):
             return "queries and keys that are normed or clipped all heads together"
         if self.sinks is not None:
             return "attention with sinks"
+        if self.config.output_gate:
+            return "attention with a gate of its output"
         return _not_packed(self.qkv, self.o)
 
     def forward(
@@ -51,8 +55,9 @@ class PagedAttention(nn.Module):
     ) -> torch.Tensor:
         config, (cos, sin, rows_T) = self.config, angles
         by_head = config.qk_norm == "head"
+        qkv, gate = self._project(x_TE)
         q_THD = ops.rope_store(
-            self._project(x_TE),
+            qkv,
             cos,
             sin,
             rows_T,
@@ -77,19 +82,24 @@ class PagedAttention(nn.Module):
             bias=self.bias,
             sinks=self.sinks,
         )
-        return self.o(out_THD.flatten(1))
+        out_TF = out_THD.flatten(1)
+        return self.o(out_TF if gate is None else out_TF * gate.sigmoid())
 
-    def _project(self, x_TE: torch.Tensor) -> torch.Tensor:
-        config, qkv = self.config, self.qkv(x_TE)
+    def _project(self, x_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queries, keys and values, and the gate of the output."""
+        config, qkv, gate = self.config, self.qkv(x_TE), None
+        D = config.head_dim
+        if config.output_gate:
+            qkv, gate = qkv.split([(config.heads + 2 * config.kv_heads) * D, config.heads * D], dim=-1)
+            qkv = qkv.contiguous()
         if config.qk_norm == "projection":
             assert self.q_norm is not None
             assert self.k_norm is not None
-            D = config.head_dim
             q, k, v = qkv.split([config.heads * D, config.kv_heads * D, config.kv_heads * D], dim=-1)
             q = ops.rms_norm(q.contiguous(), self.q_norm, config.eps)
             k = ops.rms_norm(k.contiguous(), self.k_norm, config.eps)
             qkv = torch.cat([q, k, v], dim=-1)
-        return qkv if config.clip_qkv is None else qkv.clamp(-config.clip_qkv, config.clip_qkv)
+        return qkv if config.clip_qkv is None else qkv.clamp(-config.clip_qkv, config.clip_qkv), gate
 
 
 class MemoryAttention(nn.Module):
@@ -190,6 +200,7 @@ class RoutedExperts(nn.Module):
             for expert in range(experts.count)
         )
         self.shared = GatedFeedForward(config.activation, *weights.shared(layer)) if experts.shared else None
+        self.shared_gate = weights.shared_gate(layer) if experts.shared_gate else None
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         if self.packed_router is None:
@@ -210,7 +221,10 @@ class RoutedExperts(nn.Module):
             row, place = (expert_TC == expert).nonzero(as_tuple=True)
             part = self.experts[expert](x_TE[row]) * share_TC[row, place, None].to(x_TE.dtype)
             out_TE.index_add_(0, row, part)
-        return out_TE if self.shared is None else out_TE + self.shared(x_TE)
+        return out_TE if self.shared is None else out_TE + self._shared(self.shared, x_TE)
+
+    def _shared(self, block: GatedFeedForward, x_TE: torch.Tensor) -> torch.Tensor:
+        return block(x_TE) if self.shared_gate is None else block(x_TE) * self.shared_gate(x_TE).sigmoid()
 
 
 def feed_forward(
@@ -244,7 +258,8 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
         self.eps, self.residual_scale = config.eps, config.residual_scale
-        self.attention = PagedAttention(config, weights, layer)
+        recurrent = config.recurrent and config.recurrent[layer]
+        self.attention = (mixer if recurrent else PagedAttention)(config, weights, layer)
         self.mlp = feed_forward(config, weights, layer)
         self.memory = MemoryAttention(config, weights, layer) if config.remembers else None
         self.register_buffer("pre_memory", weights.norm(layer, "pre_memory") if self.memory else None)
@@ -257,11 +272,12 @@ class Layer(nn.Module):
         stream_TE: torch.Tensor,
         batch: Batch,
         angles: RotaryAngles,
-        pages: LayerPages,
+        kept: LayerPages | LayerStates,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(delta, stream) in, (delta, stream) out; their sum is the layer's input and output."""
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_attention, self.eps)
-        delta_TE = self._leave(self.attention(x_TE, batch, angles, pages), self.post_attention)
+        at = (batch, kept) if isinstance(kept, LayerStates) else (batch, angles, kept)
+        delta_TE = self._leave(self.attention(x_TE, *at), self.post_attention)
         if self.memory is not None:
             x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_memory, self.eps)
             delta_TE = self.memory(x_TE, batch)
@@ -287,6 +303,8 @@ class Layer(nn.Module):
 
     def plan(self, native: Any, rotary: int, pages: LayerPages, memory: LayerPages | None) -> None:
         """Tell the kernels' plan what the layer is; `rotary` is the index of its rotary embedding."""
+        attention = self.attention
+        assert isinstance(attention, PagedAttention), "a recurrent layer has no plan"
         packed = [linear.planned() for *_, linear in self.linears() if isinstance(linear, PackedLinear)]
         for linear in packed[:4]:
             native.add_linear(*linear)
@@ -295,12 +313,12 @@ class Layer(nn.Module):
             self.post_attention,
             self.pre_mlp,
             self.post_mlp,
-            self.attention.q_norm,
-            self.attention.k_norm,
+            attention.q_norm,
+            attention.k_norm,
             *pages.tensors,
             rotary,
-            self.attention.window,
-            self.attention.bias,
+            attention.window,
+            attention.bias,
         )
         if memory is not None:
             for linear in packed[4:]:

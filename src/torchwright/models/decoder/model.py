@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -12,12 +14,14 @@ from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.paged_model import PagedModel
+from torchwright.models.decoder.pages import LayerPages
 from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, StepModules, plans
 from torchwright.models.decoder.post_norm import embedding_norm, layer_of
 from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.shared import shape_logits
+from torchwright.models.decoder.states import LayerStates
 from torchwright.models.decoder.weights import DecoderParts
 
 
@@ -68,8 +72,10 @@ class Decoder(PagedModel):
         if self.embedding_norm is not None:
             stream_TE = self.embedding_norm(stream_TE)
         delta_TE = None
-        for layer, angles, pages in zip(self.layers, self.rotary.by_layer(batch), cache.layers, strict=True):
-            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, angles, pages)
+        for layer, angles, kept in zip(
+            self.layers, self.rotary.by_layer(batch), self._kept(cache), strict=True
+        ):
+            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, angles, kept)
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
     def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
@@ -87,6 +93,13 @@ class Decoder(PagedModel):
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in float32 of hidden states (N, E)."""
         return shape_logits(self.config, self.head(hidden_NE).float())
+
+    def _kept(self, cache: PagedCache) -> Sequence[LayerPages | LayerStates]:
+        """Return each layer's part of the cache: keys and values, or states."""
+        if cache.states is None:
+            return cache.layers
+        pages, states = iter(cache.layers), iter(cache.states.layers)
+        return [next(states if recurrent else pages) for recurrent in self.config.recurrent]
 
     def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
         """The step as one operator, None where the layers have to be called."""

@@ -44,6 +44,7 @@ class NativeModel(nn.Module):
             if sequence.length < start:  # a call timed by itself: what came before is zeros
                 pages.append([(sequence, [0] * (start - sequence.length))])
             pages.rewind(sequence, start)
+            pages.mark_here(sequence)  # the same call may come again, to be timed
         batch = pages.append(list(zip(sequences, rows, strict=True)))
         B, T = ids_BT.shape
         rows_BK = torch.arange(B, device=keep_K.device)[:, None] * T + keep_K
@@ -56,7 +57,7 @@ class NativeModel(nn.Module):
         known: Any = self._pages_of.get(keys_BKSD)
         if known is None or known[0].dtype != self.loaded.kv_dtype:
             rows, slots = len(keys_BKSD), keys_BKSD.shape[2]
-            pages = self.loaded.new_cache([slots] * rows)
+            pages = self.loaded.new_cache([slots] * rows, copies=rows)
             known = pages, [pages.sequence(0) for _ in range(rows)]
             self._pages_of[keys_BKSD] = known
         return known

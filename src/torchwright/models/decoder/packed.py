@@ -27,10 +27,11 @@ from torchwright.models.decoder.families import read_decoder_config
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import KV_DTYPES, stop_ids
 from torchwright.models.decoder.model import Decoder
-from torchwright.models.decoder.weights import DecoderParts
+from torchwright.models.decoder.weights import DecoderParts, plain_linear
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
-PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}
+FEED_FORWARD = ("gate_up", "down")
+"""Linear layers that hang on a layer's feed-forward block; the others on its attention or token mixer."""
 NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
 
 
@@ -99,11 +100,16 @@ class _PackedWeights(DecoderParts):
         return self._read("norm")
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None:
-        name = f"layers.{layer}.{NORMS.get(part, part)}"
-        return self._read(name) if name in self._offsets else None
+        return self._optional(f"layers.{layer}.{NORMS.get(part, part)}")
 
     def linear(self, layer: int, part: str) -> nn.Module:
-        return self._layer(f"layers.{layer}.{PARTS[part]}")
+        return self._layer(f"layers.{layer}.{'mlp' if part in FEED_FORWARD else 'attention'}.{part}")
+
+    def recurrent(self, layer: int, part: str) -> torch.Tensor | None:
+        return self._optional(f"layers.{layer}.attention.{part}")
+
+    def sinks(self, layer: int) -> torch.Tensor:
+        return self._read(f"layers.{layer}.attention.sinks")
 
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
         at = f"layers.{layer}.mlp.experts.{expert}"
@@ -112,9 +118,18 @@ class _PackedWeights(DecoderParts):
     def router(self, layer: int) -> torch.Tensor:
         return self._read(f"layers.{layer}.mlp.router")
 
+    def router_bias(self, layer: int) -> torch.Tensor:
+        return self._read(f"layers.{layer}.mlp.router_bias")
+
     def expert_bias(self, layer: int) -> torch.Tensor | None:
-        name = f"layers.{layer}.mlp.bias"
-        return self._read(name) if name in self._offsets else None
+        return self._optional(f"layers.{layer}.mlp.bias")
+
+    def shared(self, layer: int) -> tuple[nn.Module, nn.Module]:
+        at = f"layers.{layer}.mlp.shared"
+        return self._layer(f"{at}.gate_up"), self._layer(f"{at}.down")
+
+    def shared_gate(self, layer: int) -> nn.Module:
+        return self._layer(f"layers.{layer}.mlp.shared_gate")
 
     def release(self) -> None:
         """Let go of what was read of the file, which would count twice."""
@@ -135,7 +150,12 @@ class _PackedWeights(DecoderParts):
             return lasting(mapped)
         return read(self._bytes, self._offsets[name], tuple(mapped.shape), mapped.dtype)
 
+    def _optional(self, name: str) -> torch.Tensor | None:
+        return self._read(name) if name in self._offsets else None
+
     def _layer(self, name: str) -> nn.Module:
+        if name not in self._forms:  # one that no scheme rounds, of a model in float32
+            return plain_linear(self._read(f"{name}.weight"), self._optional(f"{name}.bias"))
         found: dict[str, Any] = {
             part: self._read(f"{name}.{part}")
             for part in ("packed", "scale", "bias")

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from torchwright.core.scheme import BF16
+from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.kernels.pack import finite
 from torchwright.hub.checkpoint import Checkpoint
@@ -16,6 +18,7 @@ from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.weight import Grouped, Weight, fill
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.families import FAMILIES
+from torchwright.models.decoder.weight_rows import linear_rows, recurrent_part, row_order
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""
@@ -54,6 +57,14 @@ class LayerParts(Protocol):
     def shared(self, layer: int) -> tuple[nn.Module, nn.Module]:
         """gate_up and down of the block that all tokens go through besides their experts."""
         raise AssertionError("these parts have no shared expert")
+
+    def shared_gate(self, layer: int) -> nn.Module:
+        """The linear layer (1, E) by whose sigmoid that block's output is multiplied."""
+        raise AssertionError("these parts have no gate of a shared expert")
+
+    def recurrent(self, layer: int, part: str) -> torch.Tensor | None:
+        """A part of a recurrent layer in float32, as `recurrent.py` names it; None for a bias that is not there."""
+        raise AssertionError("these parts have no recurrent layer")
 
     def sinks(self, layer: int) -> torch.Tensor:
         """(H,) in float32, as `paged_attention` wants them."""
@@ -122,7 +133,7 @@ class DecoderWeights(DecoderParts):
         return HEAD if self.config.tied and EMBEDDING not in self.checkpoint else EMBEDDING
 
     def final_norm(self) -> torch.Tensor:
-        return self._norm("model.norm.weight", self.config.model)
+        return self._norm(f"{self.names.final_norm}.weight", self.config.model)
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None:
         """pre_attention, post_attention, pre_mlp or post_mlp (E,), q_norm or k_norm; None where the family has none."""
@@ -138,19 +149,16 @@ class DecoderWeights(DecoderParts):
         return self._norm(f"model.layers.{layer}.{name}.weight", size)
 
     def linear(self, layer: int, part: str) -> nn.Module:
-        """qkv, o, gate_up or down of a layer: (N, K) with query, key and value, or gate and up, one below the other."""
-        config, names = self.config, self.names
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        F = config.feed_forward
-        files, rows, columns, bias = {
-            "qkv": (names.qkv, (q, kv, kv), config.model, config.qkv_bias),
-            "o": ((names.o,), (config.model,), q, config.o_bias),
-            "gate_up": (names.gate_up, (F, F), config.model, config.mlp_bias),
-            "down": ((names.down,), (config.model,), F, config.mlp_bias),
-        }[part]
-        if part == "qkv" and config.interleaved:
-            return self._parted(layer, files, rows, columns, bias)
-        return self._linear(layer, files, rows, columns, bias)
+        """One of a layer's linear layers: (N, K) with query, key and value, or gate and up, one below the other."""
+        files, rows, columns, bias = linear_rows(self.config, self.names, part)
+        order_N = row_order(self.config, layer, part, len(files))
+        if part == "decay":
+            return self._exact(layer, files, rows, columns, bias, order_N)
+        return self._linear(layer, files, rows, columns, bias, order_N)
+
+    def recurrent(self, layer: int, part: str) -> torch.Tensor | None:
+        """See `LayerParts`."""
+        return recurrent_part(self.config, self.names, self.checkpoint, layer, part)
 
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
         """gate_up and down of one expert."""
@@ -167,6 +175,9 @@ class DecoderWeights(DecoderParts):
         F, E = self.config.experts.shared, self.config.model
         gate_up = self._linear(layer, self.names.shared_gate_up, (F, F), E, False)
         return gate_up, self._linear(layer, [self.names.shared_down], (E,), F, False)
+
+    def shared_gate(self, layer: int) -> nn.Module:
+        return self._exact(layer, [self.names.shared_gate], (1,), self.config.model, False)
 
     def router(self, layer: int) -> torch.Tensor:
         """(experts, E): a plain tensor, because a rounded router sends tokens elsewhere and saves nothing."""
@@ -186,9 +197,9 @@ class DecoderWeights(DecoderParts):
         return self.checkpoint.weight(name, (heads,)).rows(0, heads).float()
 
     def _stacked(self, layer: int, expert: int, experts: ExpertsConfig) -> tuple[nn.Module, nn.Module]:
-        """gate_up and down of one expert, where a file holds those of all in one tensor, transposed.
+        """gate_up and down of one expert, where a file holds those of all in one tensor.
 
-        Gate and up alternate there, row by row (gpt-oss).
+        gpt-oss has them transposed, gate and up alternate row by row, and their names are those of parameters.
         """
         F, E = experts.feed_forward, self.config.model
 
@@ -197,10 +208,11 @@ class DecoderWeights(DecoderParts):
             return whole.rows(expert, expert + 1)[0].to(self.dtype)
 
         (both,), down = self.names.expert_gate_up, self.names.expert_down
+        if not experts.linear_bias:
+            gate_up_NK, down_NK = part(f"{both}.weight", 2 * F, E), part(f"{down}.weight", E, F)
+            return self._made(both, gate_up_NK.clone(), None), self._made(down, down_NK.clone(), None)
         gate_up_NK, down_NK = part(both, E, 2 * F).t(), part(down, F, E).t().contiguous()
         gate_up_NK = torch.cat([gate_up_NK[::2], gate_up_NK[1::2]])
-        if not experts.linear_bias:
-            return self._made(both, gate_up_NK, None), self._made(down, down_NK, None)
         offsets = part(f"{both}_bias", 2 * F)
         offsets = torch.cat([offsets[::2], offsets[1::2]])
         bias_E = part(f"{down}_bias", E).clone()
@@ -224,36 +236,49 @@ class DecoderWeights(DecoderParts):
         self.checkpoint.close()
 
     def _linear(
-        self, layer: int, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
+        self,
+        layer: int,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        bias: bool,
+        order_N: torch.Tensor | None = None,
     ) -> nn.Module:
-        if len(names) == 1:
-            rows = (sum(rows),)
-        full = [f"model.layers.{layer}.{name}" for name in names]
-        weights, shapes = [f"{name}.weight" for name in full], [(row, columns) for row in rows]
-        offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
-        return self._layer(weights, shapes, offsets)
-
-    def _parted(
-        self, layer: int, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
-    ) -> nn.Module:
-        """Query, key and value, whose turned dimensions alternate in the file: the first of each pair come first here.
-
-        As the rows move, integers of a quantized checkpoint are made wide.
-        """
-        config, rope = self.config, self.config.ropes[layer]
-        turned = 0 if rope is None else rope.rotated
-        order_D = torch.cat(
-            [torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, config.head_dim)]
-        )
-        heads = config.heads + config.kv_heads
-        order_N = (torch.arange(heads)[:, None] * config.head_dim + order_D).flatten()
-        order_N = torch.cat([order_N, torch.arange(len(order_N), sum(rows))])
-        full = [f"model.layers.{layer}.{name}" for name in names]
-        wide_NK = self._stack([f"{name}.weight" for name in full], [(row, columns) for row in rows])
-        offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
-        if any(self.checkpoint.holds(f"{name}.weight") for name in full):
+        """A linear layer; integers of a quantized checkpoint are made wide where its rows change their order."""
+        weights, shapes, offsets = self._places(layer, names, rows, columns, bias)
+        if order_N is None:
+            return self._layer(weights, shapes, offsets)
+        if any(map(self.checkpoint.holds, weights)):
             self.repacked[""] += 1
-        return self._made(full[0], wide_NK[order_N], None if offsets is None else offsets[order_N])
+        wide_NK = self._stack(weights, shapes)[order_N]
+        return self._made(weights[0], wide_NK, None if offsets is None else offsets[order_N])
+
+    def _exact(
+        self,
+        layer: int,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        bias: bool,
+        order_N: torch.Tensor | None = None,
+    ) -> nn.Module:
+        """A linear layer that no scheme rounds; by the kernels where they run, so that its rows are independent."""
+        weights, shapes, offsets = self._places(layer, names, rows, columns, bias)
+        wide_NK = self._stack(weights, shapes)
+        if order_N is not None:
+            wide_NK, offsets = wide_NK[order_N], None if offsets is None else offsets[order_N]
+        if self.dtype == torch.bfloat16 and ops.on(self.device, self.dtype) is not None:
+            return PackedLinear(wide_NK, offsets, BF16, device=self.device)
+        return plain_linear(wide_NK, offsets)
+
+    def _places(
+        self, layer: int, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
+    ) -> tuple[list[str], list[tuple[int, int]], torch.Tensor | None]:
+        """A linear layer's tensors in the file and their shapes, and its bias; one tensor may be several elsewhere."""
+        rows = rows if len(names) > 1 else (sum(rows),)
+        full = [f"model.layers.{layer}.{name}" for name in names]
+        offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
+        return [f"{name}.weight" for name in full], [(row, columns) for row in rows], offsets
 
     def _layer(
         self,

@@ -1,6 +1,6 @@
 """The engine: requests go in, every step computes one batch, tokens come out. It does no input or output.
 
-engine = ServingEngine(loaded, pages=512)
+engine = ServingEngine(loaded, size=CacheSize(pages=512, running=64))
 refused = engine.submit(Submit(id="a", ids=[1, 2, 3], max_tokens=16, sampling=SamplingOptions()))
 while not engine.idle:
     engine.step().outputs
@@ -25,6 +25,7 @@ from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
+from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.prefix import PrefixTree
 from torchwright.serve.engine.request import Sequence, order
@@ -52,13 +53,13 @@ class ServingEngine(TokenEngine):
         self,
         loaded: LoadedPagedModel,
         *,
-        pages: int,
+        size: CacheSize,
         options: EngineOptions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(options, clock)
-        self.loaded = loaded
-        config, options = loaded.config, self.options
+        self.loaded, self.size = loaded, size
+        config, options, pages = loaded.config, self.options, size.pages
         require_invariance(loaded.decoder, asked=options.deterministic)
         context = min(config.context, options.max_context or config.context)
         self.context = min(context, pages * PAGE)
@@ -68,18 +69,22 @@ class ServingEngine(TokenEngine):
             vocabulary=config.vocabulary,
             context=context,
             pages=pages,
-            max_running=options.max_running,
+            max_running=size.running,
             max_queue=options.max_queue,
         )
-        self._cache = PagedCache(config, pages=pages, dtype=loaded.kv_dtype, device=loaded.device)
+        self._cache = PagedCache(
+            config,
+            pages=pages,
+            dtype=loaded.kv_dtype,
+            device=loaded.device,
+            states=size.running + size.copies,
+        )
         # Where angles depend on the prompt's length, equal tokens have unequal keys, and a cache may start afresh.
         by_length = config.varies_by_length
         tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None
         self._speculates = options.speculate == "ngram" and not by_length
         self._pages = Pages(self._cache, tree)
-        self._scheduler = Scheduler(
-            self._pages, step_tokens=options.step_tokens, max_running=options.max_running
-        )
+        self._scheduler = Scheduler(self._pages, step_tokens=options.step_tokens, max_running=size.running)
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
         self._loading: list[Sequence] = []
@@ -224,6 +229,8 @@ class ServingEngine(TokenEngine):
         """Let sequences that decode propose what may come next, the first ones first."""
         decoding = [sequence for sequence in self._scheduler.running if sequence.decodes]
         room = self.options.speculate_rows - len(decoding)
+        if self._cache.states is not None:  # each may be the last, and so needs a copy of the state behind it
+            room = min(room, self.size.copies)
         for sequence in decoding:
             most = min(room, sequence.submit.max_tokens - sequence.new_tokens - 1, LARGEST_PROPOSAL)
             proposals = sequence.lookup.propose(most) if sequence.lookup and most > 0 else []

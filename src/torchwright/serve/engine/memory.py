@@ -1,6 +1,8 @@
-"""The engine's number of key-value pages."""
+"""The engine's memory for keys and values and for recurrent states."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -8,6 +10,7 @@ from torchwright.core.errors import WorkloadError
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.config import PagedConfig
+from torchwright.serve.engine.prefix import STATE_EVERY
 from torchwright.serve.options import KV_SHARE
 
 MOST = 0.9
@@ -42,7 +45,9 @@ def page_count(
     Without `kv_memory`: half of the `available` bytes (by default the machine's), or most of them where one whole
     context needs it. Raises `WorkloadError` where there is not even room for one page.
     """
-    size = page_bytes(config, dtype)
+    size = max(
+        1, page_bytes(config, dtype)
+    )  # a model of recurrent layers alone has pages without keys and values
     whole = -(-context // PAGE)
     if kv_memory is None:
         available = available_memory_bytes() if available is None else available
@@ -57,3 +62,61 @@ def page_count(
             next=f"--kv-memory {whole * size} holds one sequence of {context} tokens",
         )
     return pages
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The room of an engine's cache."""
+
+    pages: int
+    running: int
+    """Sequences that can run at once."""
+    copies: int = 0
+    """Slots for copies of states, for a model that has states."""
+
+    def bytes_of(self, config: PagedConfig, dtype: torch.dtype) -> int:
+        return self.pages * page_bytes(config, dtype) + (self.running + self.copies) * state_bytes(config)
+
+
+def state_bytes(config: PagedConfig) -> int:
+    """One sequence's state in all layers."""
+    return sum(shape.bytes for shape in config.state_shapes)
+
+
+def cache_size(
+    config: PagedConfig,
+    dtype: torch.dtype,
+    *,
+    context: int,
+    max_running: int,
+    kv_memory: int | None = None,
+    available: int | None = None,
+) -> CacheSize:
+    """Divide `kv_memory` bytes, by default half of those `available`, between pages and states.
+
+    States take at most half: one for each running sequence, and as many copies, or one for each `STATE_EVERY` pages
+    where that is more. So fewer sequences than `max_running` may run where states are large. Raises `WorkloadError`
+    where the memory does not suffice for one sequence.
+    """
+    state = state_bytes(config)
+    if not state:
+        pages = page_count(
+            config, dtype, context=context, max_running=max_running, kv_memory=kv_memory, available=available
+        )
+        return CacheSize(pages, max_running)
+    if kv_memory is None:
+        kv_memory = int((available_memory_bytes() if available is None else available) * KV_SHARE)
+    slots = kv_memory // 2 // state
+    running = min(max_running, slots // 2)
+    if running < 1:
+        raise WorkloadError(
+            f"{kv_memory} bytes for keys, values and states",
+            allowed=f"at least {4 * state}: half of it holds a sequence's state and a copy",
+            next=f"--kv-memory {4 * state}, or more",
+        )
+    most = page_count(config, dtype, context=context, max_running=running, kv_memory=kv_memory)
+    copies = min(slots - running, max(running, most // STATE_EVERY))
+    left = kv_memory - (running + copies) * state
+    return CacheSize(
+        page_count(config, dtype, context=context, max_running=running, kv_memory=left), running, copies
+    )

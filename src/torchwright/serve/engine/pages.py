@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchwright.models.decoder.cache import PagedCache
-from torchwright.serve.engine.prefix import PrefixTree
+from torchwright.models.decoder.cache import PAGE, PagedCache
+from torchwright.serve.engine.prefix import STATE_EVERY, PrefixTree
 from torchwright.serve.engine.request import Sequence
 
 
@@ -40,9 +40,39 @@ class Pages:
         """Remember the full pages that a sequence has computed."""
         if self.tree:
             self.tree.keep(sequence.cache, sequence.tokens)
+        self.cache.unmark(sequence.cache)
+
+    def mark(self, steps: list[tuple[Sequence, int, int]]) -> None:
+        """Have states copied on the way of a step: (sequence, tokens, the last of them that are only proposed).
+
+        The state after each token that may turn out to be the last, so that the sequence can be wound back to it; and
+        for the tree those that it wants, as far as there are slots.
+        """
+        if self.cache.states is None:
+            return
+        for sequence, _, _ in steps:
+            if sequence.cache.state is None:
+                self._make_room_for_a_state()
+                sequence.cache.state = self.cache.states.take_empty()
+        for sequence, tokens, proposed in steps:
+            end = sequence.cache.length + tokens
+            for length in range(end - proposed, end):
+                self._make_room_for_a_state()
+                self.cache.mark(sequence.cache, length)
+        if self.tree:
+            for sequence, tokens, _ in steps:
+                for length in _borders(sequence, tokens):
+                    self._make_room_for_a_state()
+                    if self.cache.states.free:
+                        self.cache.mark(sequence.cache, length)
+
+    def _make_room_for_a_state(self) -> None:
+        if self.tree:
+            self.tree.make_room_for_a_state()
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
         """Let another sequence continue from the same tokens."""
+        self._make_room_for_a_state()
         other.cache = self.cache.fork(sequence.cache)
         if self.tree:
             self.tree.fork(sequence.cache, other.cache)
@@ -73,3 +103,24 @@ class Pages:
             self.tree.check_integrity()
             holders.append(self.tree.pages())
         self.cache.pool.check_integrity(holders)
+        if self.cache.states is not None:
+            held = [state for one in sequences if (state := one.cache.state) is not None]
+            marks = [slot for one in sequences for slot in one.cache.marks.values()]
+            self.cache.states.check_integrity(
+                [*held, *marks, *(self.tree.state_slots() if self.tree else [])]
+            )
+
+
+def _borders(sequence: Sequence, tokens: int) -> list[int]:
+    """The lengths within a step behind which the tree wants a sequence's state, the most useful first.
+
+    Those behind the last whole page of a prompt, of which one token is computed again in any case; behind the last page
+    of an answer so far; and behind each `STATE_EVERY`th page.
+    """
+    start, prompt = sequence.cache.length, len(sequence.submit.ids)
+    last, ends = (prompt - 1) // PAGE, (start + tokens) // PAGE
+    pages = range(start // PAGE + 1, ends + 1)
+    wanted = [last] if last in pages else []
+    wanted += [ends] if ends in pages and ends > last else []
+    wanted += [page for page in reversed(pages) if page % STATE_EVERY == 0 and page not in wanted]
+    return [page * PAGE for page in wanted if page * PAGE not in sequence.cache.marks]

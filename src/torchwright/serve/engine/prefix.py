@@ -8,6 +8,10 @@ tree.evict(3)               give pages back that no sequence uses, the least rec
 
 One edge is one page's 16 tokens. The tree is a user of every page in it. A sequence that reads a page of the tree also
 reads all pages above it, so pages below an unused page are unused as well.
+
+For a model with recurrent layers pages are not enough to go on from: some nodes also have a copy of the state behind
+their page, and a sequence begins behind the last such node. Copies are given up, the least recently used first, before
+a sequence goes without a slot.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
 
 Edge = tuple[int, ...]
 SLACK = 64
+STATE_EVERY = 16
+"""Pages from one lasting copy of a state to the next: what a prefix that ends in between computes again is at most 256
+tokens, and for most models copies take less memory than the pages."""
 
 
 @dataclass(eq=False)
@@ -35,6 +42,8 @@ class Node:
     used: int = 0
     """When a sequence last stopped reading it, as a count of such events."""
     alive: bool = True
+    state: int | None = None
+    """The slot of a copy of the state behind its page."""
 
 
 class PrefixTree:
@@ -51,6 +60,10 @@ class PrefixTree:
         self._leaves: list[tuple[int, int, Node]] = []
         """A heap of leaves that nobody reads, and of some that have changed since (`_idle` tells)."""
         self._nodes = self._in_use = self._clock = self._pushed = 0
+        self._stateful: dict[Node, None] = {}
+        """Nodes with a copy of a state, the least recently used first."""
+        self._passing: dict[CacheSequence, Node] = {}
+        """The node whose copy each sequence leaves behind when it has a newer one."""
 
     @property
     def evictable(self) -> int:
@@ -59,16 +72,25 @@ class PrefixTree:
 
     def attach(self, sequence: CacheSequence, ids: list[int], most: int) -> int:
         """Begin an empty sequence with what the tree has of its tokens, at most `most` of them; says how many."""
-        node, pages = self._root, list[int]()
+        node, path = self._root, list[Node]()
         for start in range(0, most - PAGE + 1, PAGE):
             child = node.children.get(tuple(ids[start : start + PAGE]))
             if child is None:
                 break
             node = child
-            pages.append(node.page)
-        self.cache.attach(sequence, pages)
-        self._enter(sequence, node, len(pages))
-        return len(pages) * PAGE
+            path.append(node)
+        if self.cache.states is not None:
+            while path and path[-1].state is None:
+                path.pop()
+        end = path[-1] if path else self._root
+        if end.state is not None:
+            self._stateful[end] = self._stateful.pop(end)
+            self.make_room_for_a_state()
+            if end.state is None:  # it was the only one
+                path, end = [], self._root
+        self.cache.attach(sequence, [node.page for node in path], end.state)
+        self._enter(sequence, end, len(path))
+        return len(path) * PAGE
 
     def keep(self, sequence: CacheSequence, ids: list[int]) -> None:
         """Add the sequence's pages that have become full; where the tree has an equal one, the sequence takes that.
@@ -88,7 +110,36 @@ class PrefixTree:
                 self.cache.exchange(sequence, depth, child.page)
             self._read(child)
             node, depth = child, depth + 1
+            if depth * PAGE in sequence.marks:
+                self._keep_state(sequence, node, depth)
         self._ends[sequence] = node, depth
+
+    def _keep_state(self, sequence: CacheSequence, node: Node, depth: int) -> None:
+        """Take a sequence's copy of its state over.
+
+        In an answer only each `STATE_EVERY`th page keeps one, and the last page: that of the page before goes.
+        """
+        passed = self._passing.pop(sequence, None)
+        if passed is not None:
+            self._drop_state(passed)
+        if node.state is None:
+            node.state = sequence.marks.pop(depth * PAGE)
+            self._stateful[node] = None
+            if depth % STATE_EVERY and depth * PAGE >= sequence.prompt_tokens:
+                self._passing[sequence] = node
+
+    def make_room_for_a_state(self) -> None:
+        """Let go of the least recently used copy of a state where no slot is free."""
+        states = self.cache.states
+        if states is not None and not states.free and self._stateful:
+            self._drop_state(next(iter(self._stateful)))
+
+    def _drop_state(self, node: Node) -> None:
+        states = self.cache.states
+        if node.state is not None and states is not None:
+            states.give_back([node.state])
+            del self._stateful[node]
+            node.state = None
 
     def fork(self, sequence: CacheSequence, other: CacheSequence) -> None:
         """`other` is a fork of `sequence`."""
@@ -96,6 +147,7 @@ class PrefixTree:
 
     def detach(self, sequence: CacheSequence) -> None:
         """The sequence no longer reads pages of the tree."""
+        self._passing.pop(sequence, None)
         end, _ = self._ends.pop(sequence)
         self._clock += 1
         node = end
@@ -116,6 +168,7 @@ class PrefixTree:
             assert parent is not None, "the root is no leaf"
             del parent.children[node.edge]
             node.alive = False
+            self._drop_state(node)
             self._nodes -= 1
             pages -= 1
             self.cache.pool.release([node.page])
@@ -124,6 +177,10 @@ class PrefixTree:
     def pages(self) -> list[int]:
         """Every page that the tree holds."""
         return [node.page for node in self._walk()]
+
+    def state_slots(self) -> list[int]:
+        """Every slot of a state that the tree holds."""
+        return [node.state for node in self._walk() if node.state is not None]
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` where the tree's own accounts are wrong."""
@@ -141,6 +198,8 @@ class PrefixTree:
         assert self._in_use == sum(node.users > 0 for node in nodes), "pages in use are counted wrongly"
         offered = {node for used, _, node in self._leaves if used == node.used}
         assert all(node in offered for node in nodes if self._idle(node)), "a leaf cannot be evicted"
+        stateful = {node for node in nodes if node.state is not None}
+        assert stateful == set(self._stateful), "a copy of a state cannot be given up"
 
     def _enter(self, sequence: CacheSequence, node: Node, depth: int) -> None:
         self._ends[sequence] = node, depth

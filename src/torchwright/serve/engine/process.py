@@ -35,7 +35,7 @@ from torchwright.optimization.open_model import (
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer
-from torchwright.serve.engine.memory import is_out_of_memory, page_bytes, page_count
+from torchwright.serve.engine.memory import cache_size, is_out_of_memory
 from torchwright.serve.engine.paint import ServedDiffuser
 from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.engine.write import WritingEngine
@@ -314,29 +314,29 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
 def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
     check_context(options.max_context, model.config.context)
     context = min(model.config.context, options.max_context or model.config.context)
-    pages = page_count(
+    size = cache_size(
         model.config,
         model.kv_dtype,
         context=context,
         max_running=options.max_running,
         kv_memory=options.kv_memory,
     )
-    return ServingEngine(model, pages=pages, options=options)
+    return ServingEngine(model, size=size, options=options)
 
 
 def _ready(engine: ServingEngine, notices: list[str]) -> EngineReady:
-    model, pages = engine.loaded, engine.stats().pages
+    model, size = engine.loaded, engine.size
     storages = {t.untyped_storage().data_ptr(): t.nbytes for t in model.decoder.state_dict().values()}
     return EngineReady(
         kind="decoder",
         vocabulary=model.config.vocabulary,
         context=engine.context,
-        pages=pages,
+        pages=size.pages,
         page_tokens=PAGE,
         stop_ids=list(model.stop),
-        max_running=engine.options.max_running,
+        max_running=size.running,
         weight_bytes=sum(storages.values()),
-        kv_bytes=pages * page_bytes(model.config, model.kv_dtype),
+        kv_bytes=size.bytes_of(model.config, model.kv_dtype),
         fingerprint=engine.fingerprint,
         notices=notices,
     )

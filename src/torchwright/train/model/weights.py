@@ -21,7 +21,8 @@ from torchwright.hub.folder import copy_files, model_files, read_config
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.families import BIASED, FAMILIES, Names, decoder_config
+from torchwright.models.decoder.families import FAMILIES, decoder_config
+from torchwright.models.decoder.family import BIASED, Names
 from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
 from torchwright.train.model.transformer import SCORE, Transformer

@@ -67,10 +67,12 @@ class LoadedPagedModel(Generic[Model]):
         """The device of the model; token ids are taken and returned on the CPU."""
         return self.decoder.embedding.device
 
-    def new_cache(self, tokens: Sequence[int]) -> PagedCache:
-        """A cache with room for sequences of these lengths."""
+    def new_cache(self, tokens: Sequence[int], *, copies: int = 0) -> PagedCache:
+        """A cache with room for sequences of these lengths, and for so many copies of states."""
         pages = sum(-(-count // PAGE) for count in tokens)
-        return PagedCache(self.config, pages=pages, dtype=self.kv_dtype, device=self.device)
+        return PagedCache(
+            self.config, pages=pages, dtype=self.kv_dtype, device=self.device, states=len(tokens) + copies
+        )
 
     @torch.inference_mode()
     def logits(self, ids_BT: torch.Tensor, *, prefill_chunk: int = PREFILL_CHUNK) -> torch.Tensor:

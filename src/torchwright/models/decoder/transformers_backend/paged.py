@@ -16,6 +16,7 @@ from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.pages import PageShape
 from torchwright.models.decoder.rope import BY_LENGTH
 from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.states import StateShape
 from torchwright.models.decoder.transformers_backend.attention import (
     CannotPage,
     PagedAttentionFunctions,
@@ -35,6 +36,8 @@ class TransformersConfig:
     context: int
     bos: int | None
     page_shapes: tuple[PageShape, ...]
+    state_shapes: tuple[StateShape, ...] = ()
+    """Models with states of their own are not paged."""
     varies_by_length: bool = False
     """Models whose keys depend on a prompt's length are not paged."""
 

@@ -1,0 +1,125 @@
+"""Token mixers of recurrent layers, in place of attention: short convolutions, the gated delta rule and Mamba-2."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.config import DecoderConfig, DeltaConfig, MambaConfig, ShortConvConfig
+from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.states import LayerStates
+
+UNPLANNED = "recurrent layers"
+
+
+class MixerParts(Protocol):
+    """The parts of a recurrent layer; `weights.LayerParts` says what they are."""
+
+    def linear(self, layer: int, part: str) -> nn.Module: ...
+    def recurrent(self, layer: int, part: str) -> torch.Tensor | None: ...
+
+
+class ShortConvolution(nn.Module):
+    """out(c · convolution(b · x)) with b, c and x from one linear layer (Liquid AI, 2025)."""
+
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    unplanned = UNPLANNED
+
+    def __init__(self, weights: MixerParts, layer: int) -> None:
+        super().__init__()
+        self.conv_in, self.conv_out = weights.linear(layer, "conv_in"), weights.linear(layer, "conv_out")
+        self.register_buffer("conv", weights.recurrent(layer, "conv"))
+        self.register_buffer("conv_bias", weights.recurrent(layer, "conv_bias"))
+
+    def forward(self, x_TE: torch.Tensor, batch: Batch, states: LayerStates) -> torch.Tensor:
+        b, c, x = self.conv_in(x_TE).chunk(3, dim=-1)
+        mixed_TE = ops.short_conv(b * x, self.conv, self.conv_bias, states.parts[0], *rows(batch), False)
+        return self.conv_out(c * mixed_TE)
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention whose state forgets, and corrects what it has for a key (Yang et al., 2024).
+
+    Queries, keys, values and the output's gate are one linear layer; what decides how much is forgotten and corrected
+    is another, which is never quantized: it is small, and its error grows with every token.
+    """
+
+    conv: torch.Tensor
+    rate: torch.Tensor
+    shift: torch.Tensor
+    out_norm: torch.Tensor
+    unplanned = UNPLANNED
+
+    def __init__(self, config: DeltaConfig, eps: float, weights: MixerParts, layer: int) -> None:
+        super().__init__()
+        self.config, self.eps = config, eps
+        self.delta_in, self.delta_out = weights.linear(layer, "delta_in"), weights.linear(layer, "delta_out")
+        self.decay = weights.linear(layer, "decay")
+        for part in ("conv", "rate", "shift", "out_norm"):
+            self.register_buffer(part, weights.recurrent(layer, part))
+
+    def forward(self, x_TE: torch.Tensor, batch: Batch, states: LayerStates) -> torch.Tensor:
+        config, at = self.config, rows(batch)
+        qkv, gate = self.delta_in(x_TE).split([2 * config.keys + config.values, config.values], dim=-1)
+        qkv = ops.short_conv(qkv, self.conv, None, states.parts[0], *at, True)
+        q, k, v = qkv.split([config.keys, config.keys, config.values], dim=-1)
+        b, a = self.decay(x_TE).chunk(2, dim=-1)
+        out = ops.gated_delta(q, k, v, a, b, self.rate, self.shift, states.parts[1], *at, config.key_heads)
+        return self.delta_out(ops.gated_norm(out, gate, self.out_norm, self.eps))
+
+
+class Mamba2(nn.Module):
+    """A selective state space (Dao and Gu, 2024); how long a token's step is, is never quantized."""
+
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    rate: torch.Tensor
+    shift: torch.Tensor
+    skip: torch.Tensor
+    out_norm: torch.Tensor
+    unplanned = UNPLANNED
+
+    def __init__(self, config: MambaConfig, eps: float, weights: MixerParts, layer: int) -> None:
+        super().__init__()
+        self.config, self.eps = config, eps
+        self.mamba_in, self.mamba_out = weights.linear(layer, "mamba_in"), weights.linear(layer, "mamba_out")
+        self.decay = weights.linear(layer, "decay")
+        for part in ("conv", "conv_bias", "rate", "shift", "skip", "out_norm"):
+            self.register_buffer(part, weights.recurrent(layer, part))
+
+    def forward(self, x_TE: torch.Tensor, batch: Batch, states: LayerStates) -> torch.Tensor:
+        config, at = self.config, rows(batch)
+        gate, vkq = self.mamba_in(x_TE).split([config.values, 2 * config.keys + config.values], dim=-1)
+        vkq = ops.short_conv(vkq, self.conv, self.conv_bias, states.parts[0], *at, True)
+        v, k, q = vkq.split([config.values, config.keys, config.keys], dim=-1)
+        steps_TH = self.decay(x_TE)
+        out = ops.selective_scan(
+            q, k, v, steps_TH, self.rate, self.shift, self.skip, states.parts[1], *at, config.key_heads
+        )
+        return self.mamba_out(ops.gated_norm(out, gate, self.out_norm, self.eps, gate_first=True))
+
+
+def rows(batch: Batch) -> tuple[Any, ...]:
+    """Return the arguments of the kernels that follow from a batch."""
+    states = batch.states
+    assert states is not None, "a batch of a cache without states"
+    return batch.query_starts, states.slots_B, states.mark_rows_N, states.mark_slots_N
+
+
+def mixer(
+    config: DecoderConfig, weights: MixerParts, layer: int
+) -> ShortConvolution | GatedDeltaNet | Mamba2:
+    """Return the token mixer of a recurrent layer."""
+    match config.mixer:
+        case ShortConvConfig():
+            return ShortConvolution(weights, layer)
+        case DeltaConfig():
+            return GatedDeltaNet(config.mixer, config.eps, weights, layer)
+        case MambaConfig():
+            return Mamba2(config.mixer, config.eps, weights, layer)
+        case None:
+            raise AssertionError("a model without recurrent layers")
