@@ -46,6 +46,10 @@ MAX_TOKENS = 4096
 STANDARD = {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"}
 DECODE_STEPS = 8
 """Teacher-forced decode steps after each window, so that the metric sees the KV cache too."""
+LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
+"""Fields of config.json that say what each layer is."""
+STATEFUL = ("conv", "linear_attention", "mamba", "mamba2", "recurrent", "hybrid")
+"""Values there of layers that keep a state."""
 
 
 class LanguageWorkload(Workload):
@@ -85,7 +89,7 @@ class LanguageWorkload(Workload):
             return False
         text = standard_fields(config)
         # A state-space model has no cache of keys and values, and latent attention one of another shape.
-        return "num_attention_heads" in text and "kv_lora_rank" not in text
+        return "num_attention_heads" in text and "kv_lora_rank" not in text and not _has_states(text)
 
     def build(self) -> nn.Module:
         from torchwright.workloads.huggingface import load_model
@@ -323,6 +327,12 @@ class LanguageWorkload(Workload):
         if found.evaluation < needed.evaluation or found.calibration < needed.calibration:
             raise too_short(self.eval_text, found, needed, "tokens")
         return self._ids
+
+
+def _has_states(config: dict[str, Any]) -> bool:
+    """Check whether some layers keep a state in place of keys and values, for which a dense cache has no room."""
+    kinds = [kind for key in LAYER_KINDS for kind in config.get(key) or ()]
+    return "full_attn_idxs" in config or any(kind in STATEFUL for kind in kinds)
 
 
 class StaticCacheModel(nn.Module):
