@@ -21,9 +21,10 @@ TYPES = {
     "Q5_K": 13,
     "Q6_K": 14,
     "BF16": 30,
+    "MXFP4": 39,
 }
 SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)}
-SIZES |= {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
+SIZES |= {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "MXFP4": (32, 17)}
 ALIGNMENT = 32
 
 
@@ -87,6 +88,8 @@ def blocks(kind: str, shape: tuple[int, int], seed: int, std: float = 0.08) -> t
         found[:, at : at + 2] = scale.astype(np.float16).view(np.uint8).reshape(-1, 2)
     if kind == "Q6_K":
         found[:, 192:208] = random.integers(20, 60, (len(found), 16)).astype(np.uint8)
+    if kind == "MXFP4":
+        found[:, 0] = random.integers(-1, 2, len(found)) + round(np.log2(std / 3)) + 127
     decoded = np.empty((len(found), numbers))
     DECODERS[kind](found.astype(np.int64), half_of(found), decoded)
     return found.tobytes(), decoded.reshape(shape)
@@ -101,6 +104,7 @@ HALVES: dict[str, tuple[list[tuple[int, float]], float]] = {
     "Q4_K": ([(0, 1), (2, 7.5)], 250),
     "Q5_K": ([(0, 1), (2, 15.5)], 500),
     "Q6_K": ([(208, 1)], 750),
+    "MXFP4": ([], 1),
 }
 """Where a block has half-precision numbers, as shares of its scale; about the deviation of its integers."""
 
@@ -185,6 +189,14 @@ def q6_k(b: np.ndarray, half: Any, y: np.ndarray) -> None:
                 y[:, 128 * n + 32 * part + i] = half(208) * signed(b[:, scale + i // 16 + 2 * part]) * code
 
 
+def mxfp4(b: np.ndarray, half: Any, y: np.ndarray) -> None:
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    scale = 2.0 ** (b[:, 0] - 127)
+    for j in range(16):
+        for at, code in ((j, b[:, 1 + j] & 15), (j + 16, b[:, 1 + j] >> 4)):
+            y[:, at] = scale * values[code & 7] * np.where(code & 8, -1, 1)
+
+
 DECODERS = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
@@ -194,6 +206,7 @@ DECODERS = {
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,
+    "MXFP4": mxfp4,
 }
 
 NAMES = {

@@ -18,7 +18,7 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config, read_object
 from torchwright.hub.formats.gguf import TURNED
-from torchwright.hub.gguf.config import FAMILIES
+from torchwright.hub.gguf.families import QK_NORMS
 from torchwright.hub.gguf.folder import opened
 from torchwright.hub.gguf.names import LAYER, WHOLE
 from torchwright.hub.gguf.tokenizer import CONTROL, LLAMA3, QWEN2, USER_DEFINED
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torchwright.optimization.engines.dispatch.spec import CallSpec
 
 MODEL = "model.gguf"
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Families that are written; the reader knows more of them."""
 KINDS = {"bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 PLAIN_TOKEN = 1
 FILE_TYPES = {"bf16": 32, "q8_0": 7, "q4_0": 2}
@@ -131,12 +133,12 @@ def _tensors(folder: Path, config: dict[str, Any], precision: str) -> Iterator[t
 
 def _name(name: str) -> str:
     """The file's name of a tensor of the model's."""
-    module, _, part = name.rpartition(".")
     whole = {theirs: ours for ours, theirs in WHOLE.items()}
-    if module in whole:
-        return f"{whole[module]}.{part}"
+    if name in whole:
+        return whole[name]
+    module, _, part = name.rpartition(".")
     found = module.removeprefix("model.layers.").partition(".")
-    inner = {theirs: ours for ours, theirs in LAYER.items()}.get(found[2])
+    inner = {theirs: ours for ours, theirs in (LAYER | QK_NORMS).items()}.get(found[2])
     if inner is None or not found[0].isdecimal():
         raise RefusedTechnique(f"GGUF has no place for the tensor '{name}'")
     return f"blk.{found[0]}.{inner}.{part}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,15 +13,18 @@ from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_object
 from torchwright.hub.formats.base import Format
-from torchwright.hub.gguf.blocks import BLOCKS
+from torchwright.hub.gguf.blocks import BLOCKS, FLOAT_BLOCKS
+from torchwright.hub.gguf.families import family_of
 from torchwright.hub.gguf.folder import FILE
 from torchwright.hub.gguf.header import GgufTensor, read_gguf
-from torchwright.hub.gguf.names import model_names
-from torchwright.hub.weight import Grouped, Integers, Plain, Weight
+from torchwright.hub.gguf.names import Place, places
+from torchwright.hub.weight import Grouped, Plain, Weight, Wide
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-"""Projections whose rows are in another order in files of Llama, by the number of their heads in config.json."""
+"""Projections whose rows may be in another order in the file, by the number of their heads in config.json."""
+NORM = "norm.weight"
+"""The end of the names of norms, to whose weights the files of some families add a number."""
 
 
 class Gguf(Format):
@@ -35,7 +39,8 @@ class Gguf(Format):
         if not self.path.is_file():
             raise ModelError(f"{folder} has no {FILE}", next="name the *.gguf file itself")
         self._header = read_gguf(self.path)
-        self._names = model_names(self._header.tensors, str(self.path))
+        self._family, _ = family_of(self._header)
+        self._places = places(self._header)
         self._config = read_object(folder / "config.json")
         self._bytes: torch.Tensor | None = None
 
@@ -44,60 +49,95 @@ class Gguf(Format):
         return f"GGUF {', '.join(name for name, _ in kinds.most_common())}"
 
     def names(self) -> Iterable[str]:
-        return self._names
+        return self._places
 
     def holds(self, name: str) -> bool:
-        return name in self._names and self._stored(name).type.name in BLOCKS
+        return (
+            name in self._places and self._header.tensors[self._places[name].tensor].type.name not in FLOATS
+        )
 
     def where(self, name: str) -> Path:
         return self.path
 
     def weight(self, name: str) -> Weight:
-        stored = self._stored(name)
-        order = self._order(name, stored)
-        if self._bytes is None:
-            self._bytes = torch.from_file(str(self.path), size=self.path.stat().st_size, dtype=torch.uint8)
-        flat = self._bytes[stored.begin : stored.begin + stored.bytes]
-        if stored.type.name in FLOATS:
-            # A copy: a view of another type would have to begin at a multiple of its size.
-            plain = flat.clone().view(FLOATS[stored.type.name]).view(stored.shape)
-            return Plain(plain if order is None else plain[order])
-        if len(stored.shape) != 2:
+        place = self._place(name)
+        stored = self._header.tensors[place.tensor]
+        if place.by_expert:
+            return self._by_expert(place)
+        begin, end = place.rows or (0, stored.shape[0])
+        if place.rows is None and len(stored.shape) > 2:
             raise ModelError(
-                f"the tensor '{name}' in {self.path} is {list(stored.shape)} of {stored.type.name}"
+                f"the tensor '{name}' in {self.path} is {list(stored.shape)}", allowed="a matrix"
             )
-        N, K = stored.shape
-        blocks = flat.view(N, K // stored.type.numbers, stored.type.bytes)
-        read, bits, group = BLOCKS[stored.type.name]
-
-        def part(begin: int, end: int) -> Integers:
-            return read(blocks[begin:end] if order is None else blocks[order[begin:end]])
-
-        return Grouped(shape=(N, K), bits=bits, group=group, part=part)
+        found = self._rows(stored, begin, end, self._order(name, end - begin))
+        if self._family.norm_shift and name.endswith(NORM):
+            return Plain(found.rows(0, end - begin).float() - self._family.norm_shift)
+        return found
 
     def close(self) -> None:
         self._bytes = None
 
-    def _stored(self, name: str) -> GgufTensor:
-        if name not in self._names:
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
             raise ModelError(
                 f"the weights in {self.path} lack the tensor '{name}'",
-                found=f"{len(self._names)} tensors",
+                found=f"{len(self._places)} tensors",
                 next="take a file that holds a whole language model",
             )
-        return self._header.tensors[self._names[name]]
+        return self._places[name]
 
-    def _order(self, name: str, stored: GgufTensor) -> torch.Tensor | None:
+    def _by_expert(self, place: Place) -> Weight:
+        """All experts' matrices as one tensor (X, K, N), or their biases (X, N), dequantized as they are asked for."""
+        stored = [self._header.tensors[name] for name in (place.tensor, place.partner) if name is not None]
+        X, N, *K = stored[0].shape
+        each = N if K else 1
+
+        def part(begin: int, end: int) -> torch.Tensor:
+            count = end - begin
+            wholes = [self._rows(tensor, begin * each, end * each, None) for tensor in stored]
+            rows = [whole.rows(0, count * each).reshape(count, N, *K) for whole in wholes]
+            together = torch.stack(rows, dim=2).flatten(1, 2)
+            return together.transpose(1, 2) if K else together
+
+        return Wide((X, *K, N * len(stored)), part)
+
+    def _rows(self, stored: GgufTensor, begin: int, end: int, order: torch.Tensor | None) -> Weight:
+        """Rows of a tensor, counted over all of its matrices, in the order that the model has them."""
+        row = stored.shape[1:][-1:]
+        K, N = math.prod(row), end - begin
+        size = K // stored.type.numbers * stored.type.bytes
+        flat = self._mapped()[stored.begin + begin * size : stored.begin + end * size]
+        if stored.type.name in FLOATS:
+            # A copy: a view of another type would have to begin at a multiple of its size.
+            plain = flat.clone().view(FLOATS[stored.type.name]).view(N, *row)
+            return Plain(plain if order is None else plain[order])
+        if not row:
+            raise ModelError(f"a vector in {self.path} is of {stored.type.name}", allowed=", ".join(FLOATS))
+        blocks = flat.view(N, K // stored.type.numbers, stored.type.bytes)
+
+        def take(first: int, last: int) -> torch.Tensor:
+            return blocks[first:last] if order is None else blocks[order[first:last]]
+
+        if stored.type.name in FLOAT_BLOCKS:
+            widen = FLOAT_BLOCKS[stored.type.name]
+            return Wide((N, K), lambda first, last: widen(take(first, last)))
+        read, bits, group = BLOCKS[stored.type.name]
+        return Grouped(shape=(N, K), bits=bits, group=group, part=lambda first, last: read(take(first, last)))
+
+    def _mapped(self) -> torch.Tensor:
+        if self._bytes is None:
+            self._bytes = torch.from_file(str(self.path), size=self.path.stat().st_size, dtype=torch.uint8)
+        return self._bytes
+
+    def _order(self, name: str, rows: int) -> torch.Tensor | None:
         """The file's row for each of the model's.
 
-        Llama files turn neighbours of a head together, and models here the two halves: row (half, i) of a head lies at
-        (i, half).
+        Files of some families turn neighbours of a head together, and models here the two halves: row (half, i) of a
+        head lies at (i, half).
         """
         heads = self._config.get(TURNED.get(name.split(".")[-2], ""))
-        if self._config.get("model_type") != "llama" or heads is None:
+        if not self._family.turned or heads is None:
             return None
-        if type(heads) is not int or heads < 1 or stored.shape[0] % (2 * heads):
-            raise ModelError(
-                f"the tensor '{name}' in {self.path} has {stored.shape[0]} rows for {heads} heads"
-            )
-        return torch.arange(stored.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+        if type(heads) is not int or heads < 1 or rows % (2 * heads):
+            raise ModelError(f"the tensor '{name}' in {self.path} has {rows} rows for {heads} heads")
+        return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

@@ -13,11 +13,11 @@ from typing import Any
 from torchwright.core.paths import private_cache
 from torchwright.hub.gguf.config import config_of, stop_ids
 from torchwright.hub.gguf.header import is_gguf, read_gguf
-from torchwright.hub.gguf.names import model_names
+from torchwright.hub.gguf.names import places
 from torchwright.hub.gguf.tokenizer import tokenizer_of
 
 FILE = "model.gguf"
-VERSION = 2
+VERSION = 3
 """The version of the written files; a newer version does not read an older folder."""
 
 
@@ -52,7 +52,7 @@ def _key(path: Path) -> str:
 def _write(path: Path, folder: Path) -> None:
     header = read_gguf(path)
     config = config_of(header)
-    model_names(header.tensors, str(path))
+    places(header)
     tokenizer, settings = tokenizer_of(header)
     _json(folder / "config.json", config)
     _json(folder / "generation_config.json", {"eos_token_id": stop_ids(header)})

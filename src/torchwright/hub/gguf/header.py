@@ -54,6 +54,7 @@ TYPES = {
     13: Type(name="Q5_K", numbers=256, bytes=176),
     14: Type(name="Q6_K", numbers=256, bytes=210),
     30: Type(name="BF16", numbers=1, bytes=2),
+    39: Type(name="MXFP4", numbers=32, bytes=17),
 }
 """Those that are read here, by their numbers in the file."""
 OTHERS = {
@@ -66,7 +67,7 @@ OTHERS = {
     20: "IQ4_NL",
     21: "IQ3_S",
 }
-OTHERS |= {22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
+OTHERS |= {22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,49 +1,163 @@
-"""The names of a GGUF file's tensors, and those that the same tensors have in a Hugging Face folder."""
+"""The place of each of the model's tensors in a GGUF file: its name there, and its rows in a stacked tensor."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torchwright.core.errors import ModelError
+from torchwright.hub.gguf.families import PARTNER, Family, Stacked, Target, family_of
+from torchwright.hub.gguf.header import Header
+from torchwright.hub.gguf.model import GgufModel
+from torchwright.hub.gguf.rope import TENSORS
 
 WHOLE = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
 }
-LAYER = {
+LAYER: dict[str, Target] = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROPE = "rope_freqs.weight"
-"""Factors of the rotary embedding, which config.json has a place for."""
-IN_A_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
-OUTSIDE = re.compile(r"(\w+)\.(weight|bias)")
+"""Tensors of a layer in most families; `Family.names` adds to them and replaces them."""
+IN_A_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([\w.]+)")
+MOST_EXPERTS, MOST_PLACES = 1024, 1 << 20
 
 
-def model_names(names: Iterable[str], what: str) -> dict[str, str]:
-    """The model's name of each tensor → the file's; raises `ModelError` for one that no family here has."""
-    found: dict[str, str] = {}
-    for name in names:
-        if name == ROPE:
-            continue
-        if (match := IN_A_LAYER.fullmatch(name)) and match[2] in LAYER:
-            found[f"model.layers.{match[1]}.{LAYER[match[2]]}.{match[3]}"] = name
-        elif (match := OUTSIDE.fullmatch(name)) and match[1] in WHOLE:
-            found[f"{WHOLE[match[1]]}.{match[2]}"] = name
-        else:
-            raise ModelError(
-                f"{what} has a tensor '{name[:80]}' that no family of those that are read from GGUF has",
-                next="take the model's folder with *.safetensors",
-            )
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place of one of the model's tensors in a file."""
+
+    tensor: str
+    rows: tuple[int, int] | None = None
+    """The first row and the row after the last one, counted over all experts; None for the whole tensor."""
+    partner: str | None = None
+    """The tensor whose rows alternate with this one's in the model, expert by expert."""
+    by_expert: bool = False
+    """True if the model has all experts in one tensor, each matrix transposed."""
+
+
+def places(header: Header) -> dict[str, Place]:
+    """Return the place of each tensor by the model's name for it.
+
+    Raises `ModelError` for a tensor that the family does not have, and for two that are the same one of the model.
+    """
+    family, model = family_of(header)
+    table = _table(family)
+    found: dict[str, Place] = {}
+    for name in header.tensors:
+        for model_name, place in _places(family, model, table, name):
+            other = found.setdefault(model_name, place)
+            if len(found) > MOST_PLACES:
+                raise ModelError(f"{header.path} has more than {MOST_PLACES:,} tensors")
+            if other is not place:
+                raise ModelError(
+                    f"two tensors of {header.path} are the model's '{model_name}'",
+                    found=f"{other.tensor} and {place.tensor}",
+                    next="take the file of one model",
+                )
     return found
+
+
+def _table(family: Family) -> dict[str, Target]:
+    """Return what each tensor of a layer is in the model, both by their whole names."""
+    found: dict[str, Target] = {}
+    for stem, target in (LAYER | family.names).items():
+        if "." in stem:
+            found[stem] = target
+            continue
+        for part in ("weight", "bias") if stem in family.biases else ("weight",):
+            if isinstance(target, tuple):
+                found[f"{stem}.{part}"] = tuple(f"{each}.{part}" for each in target)
+            elif isinstance(target, str):
+                found[f"{stem}.{part}"] = f"{target}.{part}"
+    return found
+
+
+def _places(
+    family: Family, model: GgufModel, table: dict[str, Target], name: str
+) -> Iterator[tuple[str, Place]]:
+    if name in TENSORS:
+        return iter([])
+    if name in WHOLE:
+        return iter([(WHOLE[name], Place(tensor=name))])
+    match = IN_A_LAYER.fullmatch(name)
+    if match and model.layers <= int(match[1]) < model.blocks:
+        return iter([])  # the layer predicts tokens ahead, and the model runs without it
+    target = table.get(match[2]) if match and int(match[1]) < model.layers else None
+    if match is None or target is None:
+        raise ModelError(
+            f"{model.path} has a tensor '{name[:80]}' that {family.architecture} does not have",
+            next="take the model's folder with *.safetensors",
+        )
+    return _of_a_layer(model, name, match[2], f"model.layers.{match[1]}.", target)
+
+
+def _of_a_layer(
+    model: GgufModel, name: str, inner: str, prefix: str, target: Target
+) -> Iterator[tuple[str, Place]]:
+    """Yield the model's tensors in one of a layer's; `inner` is its name without the layer."""
+    if isinstance(target, Stacked):
+        yield from _stacked(model, name, inner, prefix, target)
+    elif isinstance(target, tuple):
+        begin = 0
+        for each, rows in zip(target, _split(model, name), strict=True):
+            yield prefix + each, Place(tensor=name, rows=(begin, begin + rows))
+            begin += rows
+    elif target is not None and "{}" in target:
+        rows = _rows_of_an_expert(model, name)
+        for expert in range(model.experts):
+            place = Place(tensor=name, rows=(expert * rows, (expert + 1) * rows))
+            yield prefix + target.format(expert), place
+    elif target is not None:
+        yield prefix + target, Place(tensor=name)
+
+
+def _stacked(
+    model: GgufModel, name: str, inner: str, prefix: str, target: Stacked
+) -> Iterator[tuple[str, Place]]:
+    """Yield the tensor that holds all experts; the partner's rows belong to it, and have no place of their own."""
+    _rows_of_an_expert(model, name)
+    other = None if target.partner is None else name.removesuffix(inner) + target.partner
+    if other is not None:
+        stored, shape = model.tensors.get(other), model.tensors[name].shape
+        if stored is None or stored.shape != shape:
+            raise ModelError(
+                f"{model.path} lacks the tensor '{other}'",
+                found="none" if stored is None else str(list(stored.shape)),
+                allowed=f"{list(shape)}, as '{name}'",
+            )
+    if target.model != PARTNER:
+        yield prefix + target.model, Place(tensor=name, partner=other, by_expert=True)
+
+
+def _split(model: GgufModel, name: str) -> tuple[int, ...]:
+    """Return the rows of query, key and value in a tensor that holds them one below the other."""
+    sizes = (model.heads * model.head_dim, *(model.kv_heads * model.head_dim,) * 2)
+    shape = model.tensors[name].shape
+    if shape[0] != sum(sizes) or len(shape) > 2:
+        raise ModelError(
+            f"the tensor '{name}' in {model.path} is {list(shape)}",
+            allowed=f"{sum(sizes)} rows: query, key and value",
+        )
+    return sizes
+
+
+def _rows_of_an_expert(model: GgufModel, name: str) -> int:
+    shape, extents = model.tensors[name].shape, 2 if name.endswith(".bias") else 3
+    if len(shape) != extents or shape[0] != model.experts or shape[0] > MOST_EXPERTS:
+        raise ModelError(
+            f"the tensor '{name}' in {model.path} is {list(shape)}",
+            allowed=f"a stack of {model.experts} experts, at most {MOST_EXPERTS}",
+        )
+    return shape[1]

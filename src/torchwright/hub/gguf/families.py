@@ -1,0 +1,433 @@
+"""The model families of GGUF files: how each differs from Llama in names, in rows, and in its configuration.
+
+The facts are those of llama.cpp's loaders and of its converter. A key that a family does not read is refused by name,
+unless its value says that the feature is off. To add a family, add an entry to `FAMILIES`, and a model to
+tests/hub/gguf_models.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchwright.hub.fields import Fields
+from torchwright.hub.gguf.header import Header
+from torchwright.hub.gguf.model import GgufModel
+from torchwright.hub.gguf.rope import rope_of, ropes_of
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+SOFTMAX, SIGMOID = 1, 2
+"""Functions from a router's scores to shares, as files number them."""
+PARTNER = ""
+"""The model's name for a tensor whose rows belong to another one's."""
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A tensor of all experts that the model has as one, each expert's matrix transposed."""
+
+    model: str
+    partner: str | None = None
+    """The tensor of the same layer whose rows alternate with this one's in the model."""
+
+
+Target = str | tuple[str, ...] | Stacked | None
+"""The counterpart of a layer's tensor in the model.
+
+A module's name, or a tensor's where the file's name has its last part, too; with "{}" one for each expert. A tuple
+names modules whose rows lie one below the other. None: the family does not have the tensor.
+"""
+
+QKV = ("attn_q", "attn_k", "attn_v")
+GATED = ("ffn_gate", "ffn_up", "ffn_down")
+ATTENTION_BIASES = (*QKV, "attn_qkv", "attn_output")
+QK_NORMS: dict[str, Target] = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+EXPERTS: dict[str, Target] = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+SHARED: dict[str, Target] = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+GEMMA: dict[str, Target] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+POST: dict[str, Target] = {
+    "attn_norm": None,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": None,
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Norms that follow a block, in families without one before it."""
+RENAMED: dict[str, Target] = {"ffn_norm": None, "post_attention_norm": "post_attention_layernorm"}
+"""The norm before the feed-forward block under another name."""
+FUSED: dict[str, Target] = {"ffn_gate": None, "ffn_up": "mlp.gate_up_proj"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One architecture of GGUF files."""
+
+    architecture: str
+    """The class that config.json names."""
+    special: Callable[[GgufModel], dict[str, Any]] = lambda model: {}
+    """Returns the fields of config.json that differ from a Llama's."""
+    names: dict[str, Target] = field(default_factory=dict)
+    """Tensors of a layer that differ from a Llama's."""
+    biases: tuple[str, ...] = ()
+    """The tensors of a layer that may have a bias."""
+    turned: bool = False
+    """True if files have the two halves of a head's rows in turn, and the model one after the other."""
+    norm_shift: float = 0.0
+    """Added by files to the weights of norms."""
+    mixture: bool = False
+    """True if the family has experts."""
+
+
+def _experts(
+    model: GgufModel, count: str, *, normalize: bool | None = None, gating: int = SOFTMAX
+) -> dict[str, Any]:
+    """Return the sizes of a mixture of experts, whose number config.json calls `count`."""
+    keys = model.keys
+    if keys.integer("expert_gating_func", gating, minimum=0) not in (0, gating):
+        raise keys.wrong("expert_gating_func", f"{gating}, as the family has it")
+    found: dict[str, Any] = {count: model.experts, "num_experts_per_tok": keys.integer("expert_used_count")}
+    if normalize is not None:
+        found["norm_topk_prob"] = keys.flag("expert_weights_norm", normalize)
+    return found
+
+
+def _whole_width(model: GgufModel) -> dict[str, Any]:
+    """Return the width of experts that are as wide as the key of dense layers says, or as their own."""
+    width = model.keys.integer("feed_forward_length", 0, minimum=0)
+    return {"intermediate_size": model.keys.integer("expert_feed_forward_length", width)}
+
+
+def _windows(model: GgufModel, default: int, period: int) -> dict[str, Any]:
+    """Return sliding windows and the layers that have one: all but the last of `period`, if the file does not say.
+
+    A window of 0 switches windows off.
+    """
+    keys = model.keys
+    window = keys.integer("attention.sliding_window", default, minimum=0)
+    pattern = keys.data.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        keys.settle("attention.sliding_window_pattern")
+        if len(pattern) < model.layers or not all(value in (0, 1) for value in pattern):
+            raise keys.wrong(
+                "attention.sliding_window_pattern", f"a number, or {model.layers} times true or false"
+            )
+        slides = [bool(value) for value in pattern[: model.layers]]
+    else:
+        period = keys.integer("attention.sliding_window_pattern", period, minimum=0)
+        slides = [not period or (layer + 1) % period != 0 for layer in range(model.layers)]
+    kinds = [SLIDING if window and slide else FULL for slide in slides]
+    return {"sliding_window": window or None, "layer_types": kinds}
+
+
+def _llama(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": model.biased(*QKV, "attn_output"), "mlp_bias": model.biased(*GATED)}
+
+
+def _mixtral(model: GgufModel) -> dict[str, Any]:
+    return _experts(model, "num_local_experts") | _whole_width(model) | {"sliding_window": None}
+
+
+def _qwen3(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": model.biased(*QKV, "attn_output")}
+
+
+def _qwen3_moe(model: GgufModel) -> dict[str, Any]:
+    sizes = _experts(model, "num_experts", normalize=True)
+    dense = model.keys.integer("feed_forward_length", 0, minimum=0)
+    inner = model.keys.integer("expert_feed_forward_length", dense // sizes["num_experts_per_tok"])
+    return _qwen3(model) | sizes | {"moe_intermediate_size": inner, "decoder_sparse_step": 1}
+
+
+def _seen(special: Callable[[GgufModel], dict[str, Any]]) -> Callable[[GgufModel], dict[str, Any]]:
+    """The language model of a multimodal file: with text alone its positions are those of one axis."""
+
+    def read(model: GgufModel) -> dict[str, Any]:
+        model.keys.settle("rope.dimension_sections", "n_deepstack_layers")
+        return special(model)
+
+    return read
+
+
+def _gemma(model: GgufModel) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _gemma_scale(model: GgufModel, largest: int) -> dict[str, Any]:
+    """The largest model of a generation, which its layers tell, scales scores by the width that a head stands for."""
+    per_head = model.width // model.heads if model.layers == largest else model.head_dim
+    return {"query_pre_attn_scalar": per_head}
+
+
+def _gemma2(model: GgufModel) -> dict[str, Any]:
+    keys = model.keys
+    return (
+        _gemma(model)
+        | _windows(model, 4096, 2)
+        | _gemma_scale(model, 46)
+        | {
+            "attn_logit_softcapping": keys.positive("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": keys.positive("final_logit_softcapping", 30.0),
+        }
+    )
+
+
+def _gemma3(model: GgufModel) -> dict[str, Any]:
+    found = _gemma(model) | _windows(model, 0, 6) | _gemma_scale(model, 62)
+    # config.json needs a width; without one in the file no layer has a window.
+    window = found["sliding_window"] or model.context
+    cap = model.keys.number("final_logit_softcapping", 0.0) or None
+    ropes = {"rope_parameters": ropes_of(model, 10_000.0)}
+    return found | ropes | {"sliding_window": window, "final_logit_softcapping": cap}
+
+
+def _phi3(model: GgufModel) -> dict[str, Any]:
+    original = model.keys.integer("rope.scaling.original_context_length", model.context)
+    return {
+        "sliding_window": model.keys.integer("attention.sliding_window", 0, minimum=0) or None,
+        "original_max_position_embeddings": original,
+        "rope_parameters": rope_of(model, partial=True),
+    }
+
+
+def _glm(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": model.biased(*QKV), "rope_parameters": rope_of(model, partial=True)}
+
+
+def _glm4_moe(model: GgufModel) -> dict[str, Any]:
+    keys = model.keys
+    return (
+        _glm(model)
+        | _experts(model, "n_routed_experts", normalize=False, gating=SIGMOID)
+        | {
+            "use_qk_norm": model.has("attn_q_norm.weight"),
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+            "n_shared_experts": keys.integer("expert_shared_count"),
+            "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, minimum=0),
+            "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
+            "n_group": keys.integer("expert_group_count", 0, minimum=0) or 1,
+            "topk_group": keys.integer("expert_group_used_count", 0, minimum=0) or 1,
+        }
+    )
+
+
+def _olmo2(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": model.biased(*QKV, "attn_output")}
+
+
+def _olmo3(model: GgufModel) -> dict[str, Any]:
+    return _olmo2(model) | _windows(model, 0, 4) | {"rope_parameters": ropes_of(model, None)}
+
+
+def _olmoe(model: GgufModel) -> dict[str, Any]:
+    return _olmo2(model) | _experts(model, "num_experts", normalize=False) | _whole_width(model)
+
+
+def _exaone4(model: GgufModel) -> dict[str, Any]:
+    return _windows(model, 0, 4) | {"sliding_window_pattern": None}
+
+
+def _granite(model: GgufModel) -> dict[str, Any]:
+    keys = model.keys
+    if not keys.flag("rope.scaling.finetuned", True):
+        raise keys.wrong("rope.scaling.finetuned", "true, which stands for a rotary embedding here")
+    return _llama(model) | {
+        "attention_multiplier": keys.number("attention.scale", 0.0) or model.head_dim**-0.5,
+        "embedding_multiplier": keys.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": keys.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": keys.positive("logit_scale"),
+    }
+
+
+def _smollm3(model: GgufModel) -> dict[str, Any]:
+    # Files do not say which layers have no rotary embedding; llama.cpp computes every fourth without one.
+    return _llama(model) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
+def _seed_oss(model: GgufModel) -> dict[str, Any]:
+    return {
+        "attention_bias": model.biased(*QKV),
+        "attention_out_bias": model.biased("attn_output"),
+        "mlp_bias": model.biased(*GATED),
+    }
+
+
+def _ernie(model: GgufModel) -> dict[str, Any]:
+    return {"use_bias": model.biased(*QKV, "attn_output", *GATED)}
+
+
+def _gpt_oss(model: GgufModel) -> dict[str, Any]:
+    rope = rope_of(model)
+    if rope["rope_type"] == "yarn":
+        # Files do not say it, but the published models do: the ramp's ends are not rounded to whole dimensions.
+        rope["truncate"] = False
+    return (
+        _windows(model, 128, 2)
+        | _experts(model, "num_local_experts")
+        | _whole_width(model)
+        | {
+            "attention_bias": model.biased(*QKV, "attn_output"),
+            "rope_parameters": rope,
+        }
+    )
+
+
+QWEN3_MOE = Family(
+    architecture="Qwen3MoeForCausalLM",
+    special=_qwen3_moe,
+    names=QK_NORMS | EXPERTS,
+    biases=ATTENTION_BIASES,
+    mixture=True,
+)
+QWEN2_BIASES = (*QKV, "attn_qkv")
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        architecture="LlamaForCausalLM", special=_llama, biases=(*ATTENTION_BIASES, *GATED), turned=True
+    ),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", biases=QWEN2_BIASES),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", special=_qwen3, names=QK_NORMS, biases=ATTENTION_BIASES),
+    "qwen3moe": QWEN3_MOE,
+    "qwen2vl": Family(architecture="Qwen2ForCausalLM", special=_seen(lambda model: {}), biases=QWEN2_BIASES),
+    "qwen3vl": Family(
+        architecture="Qwen3ForCausalLM", special=_seen(_qwen3), names=QK_NORMS, biases=ATTENTION_BIASES
+    ),
+    "qwen3vlmoe": replace(QWEN3_MOE, special=_seen(_qwen3_moe)),
+    "mistral3": Family(
+        architecture="MistralForCausalLM", special=lambda model: {"sliding_window": None}, turned=True
+    ),
+    "gpt-oss": Family(
+        architecture="GptOssForCausalLM",
+        special=_gpt_oss,
+        names=RENAMED
+        | {
+            "ffn_gate": None,
+            "ffn_up": None,
+            "ffn_down": None,
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+            "ffn_gate_exps.weight": Stacked("mlp.experts.gate_up_proj", "ffn_up_exps.weight"),
+            "ffn_up_exps.weight": Stacked(PARTNER, "ffn_gate_exps.weight"),
+            "ffn_down_exps.weight": Stacked("mlp.experts.down_proj"),
+            "ffn_gate_exps.bias": Stacked("mlp.experts.gate_up_proj_bias", "ffn_up_exps.bias"),
+            "ffn_up_exps.bias": Stacked(PARTNER, "ffn_gate_exps.bias"),
+            "ffn_down_exps.bias": Stacked("mlp.experts.down_proj_bias"),
+        },
+        biases=(*ATTENTION_BIASES, "ffn_gate_inp"),
+        mixture=True,
+    ),
+    "gemma": Family(architecture="GemmaForCausalLM", special=_gemma, norm_shift=1.0),
+    "gemma2": Family(architecture="Gemma2ForCausalLM", special=_gemma2, names=GEMMA, norm_shift=1.0),
+    "gemma3": Family(
+        architecture="Gemma3ForCausalLM", special=_gemma3, names=GEMMA | QK_NORMS, norm_shift=1.0
+    ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        special=_phi3,
+        names=FUSED | {"attn_q": None, "attn_k": None, "attn_v": None, "attn_qkv": "self_attn.qkv_proj"},
+    ),
+    "chatglm": Family(architecture="GlmForCausalLM", special=_glm, names=FUSED, biases=QWEN2_BIASES),
+    "glm4": Family(
+        architecture="Glm4ForCausalLM",
+        special=_glm,
+        names=FUSED
+        | {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        biases=QWEN2_BIASES,
+    ),
+    "glm4moe": Family(
+        architecture="Glm4MoeForCausalLM",
+        special=_glm4_moe,
+        names=QK_NORMS
+        | EXPERTS
+        | SHARED
+        | RENAMED
+        | {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        biases=QWEN2_BIASES,
+        mixture=True,
+    ),
+    "olmo2": Family(
+        architecture="Olmo2ForCausalLM", special=_olmo2, names=POST | QK_NORMS, biases=ATTENTION_BIASES
+    ),
+    "olmoe": Family(
+        architecture="OlmoeForCausalLM",
+        special=_olmoe,
+        names=QK_NORMS | EXPERTS,
+        biases=ATTENTION_BIASES,
+        mixture=True,
+    ),
+    "exaone": Family(architecture="LlamaForCausalLM"),
+    "exaone4": Family(architecture="Exaone4ForCausalLM", special=_exaone4, names=POST | QK_NORMS),
+    "granite": Family(
+        architecture="GraniteForCausalLM",
+        special=_granite,
+        biases=(*ATTENTION_BIASES, *GATED),
+        turned=True,
+    ),
+    "smollm3": Family(
+        architecture="SmolLM3ForCausalLM",
+        special=_smollm3,
+        biases=(*ATTENTION_BIASES, *GATED),
+        turned=True,
+    ),
+    "ernie4_5": Family(
+        architecture="Ernie4_5ForCausalLM", special=_ernie, biases=(*ATTENTION_BIASES, *GATED)
+    ),
+    "seed_oss": Family(
+        architecture="SeedOssForCausalLM",
+        special=_seed_oss,
+        names=RENAMED,
+        biases=(*ATTENTION_BIASES, *GATED),
+    ),
+}
+"""`general.architecture` → family."""
+OTHERS: dict[tuple[str, str], Family] = {
+    ("llama", "expert_count"): Family(
+        architecture="MixtralForCausalLM",
+        special=_mixtral,
+        names={
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+            "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+            "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+        },
+        turned=True,
+        mixture=True,
+    ),
+    ("olmo2", "attention.sliding_window"): Family(
+        architecture="Olmo3ForCausalLM", special=_olmo3, names=POST | QK_NORMS, biases=ATTENTION_BIASES
+    ),
+}
+"""Families that share another one's name; a key that only they have identifies them."""
+
+
+def family_of(header: Header) -> tuple[Family, GgufModel]:
+    """Return a file's family and its model; raises `ModelError` for a family that is not read here."""
+    metadata = Fields(header.path, header.metadata)
+    name = metadata.text("general.architecture", "")
+    if name not in FAMILIES:
+        raise metadata.wrong("general.architecture", ", ".join(FAMILIES))
+    other = (
+        family
+        for (kind, key), family in OTHERS.items()
+        if kind == name and header.metadata.get(f"{name}.{key}")
+    )
+    family, model = next(other, FAMILIES[name]), GgufModel(header, name)
+    if model.experts and not family.mixture:
+        raise model.keys.wrong("expert_count", f"0: {family.architecture} has no experts")
+    if family.mixture and not model.experts:
+        raise model.keys.wrong("expert_count", f"1 or more: {family.architecture} is a mixture of experts")
+    return family, model
