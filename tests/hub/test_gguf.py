@@ -235,6 +235,24 @@ def test_splits_are_those_of_transformers() -> None:
         assert SPLITS.get(name, split) == split, name
 
 
+CUTS = {
+    "gpt-4o": ["Hello", "World", " isn't", " ", "123", "45", " (", "a", "/b", ");\n\n", " ", " c"],
+    "tekken": ["Hello", "World", " isn", "'t", " ", *"12345", " (", "a", "/b", ");\n\n", " ", " c"],
+    "seed-coder": ["HelloWorld", " isn", "'t", " ", *"12345", " (", "a", "/b", ");", "\n\n", " ", " c"],
+    "glm4": ["HelloWorld", " isn", "'t", " ", "123", "45", " (", "a", "/b", ");\n\n", " ", " c"],
+    "olmo": ["HelloWorld", " isn", "'t", " 12345", " (", "a", "/", "b", ");", "\n\n ", " c"],
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_text_is_cut_into_words(pre: str) -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    cut = pre_tokenizers.Split(Regex(SPLITS[pre]), "isolated")
+    words = [word for word, _ in cut.pre_tokenize_str("HelloWorld isn't 12345 (a/b);\n\n  c")]
+    assert words == CUTS[pre]
+
+
 def test_a_file_is_opened_once_and_again_when_it_changes(tmp_path: Path) -> None:
     path = tiny_file(tmp_path)
     folder = opened(path)

@@ -17,23 +17,30 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+SEED = QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BEFORE, REST = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = rf"{BEFORE}{UPPER}*{LOWER}+{SHORT}|{BEFORE}{UPPER}+{LOWER}*{SHORT}|\p{{N}}{{1,3}}{REST}"
+TEKKEN = rf"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*|\p{{N}}{REST}"
 SPLITS = {
-    "gpt-2": GPT2,
-    "smollm": GPT2,
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "llama-v3": LLAMA3,
-    "smaug-bpe": LLAMA3,
-    "dbrx": LLAMA3,
-    "qwen2": QWEN2,
-    "deepseek-r1-qwen": QWEN2,
+    **dict.fromkeys(("gpt-2", "smollm", "refact", "starcoder", "exaone"), GPT2),
+    **dict.fromkeys(("olmo", "phi-2", "exaone4", "granite-docling"), GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), LLAMA3),
+    **dict.fromkeys(("falcon3", "pixtral", "glm4", "chatglm-bpe"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
+    "gpt-4o": GPT4O,
+    "tekken": TEKKEN,
+    "seed-coder": SEED,
 }
 """`tokenizer.ggml.pre` → how text is cut into words, as the models' own tokenizers do."""
-DIGITS = ("smollm",)
+DIGITS = ("smollm", "refact", "starcoder", "exaone")
 """The pre-tokenizers that cut numbers into digits."""
 COMPOSED = ("qwen2", "deepseek-r1-qwen")
 """Those whose text is brought into Unicode's composed form (NFC) first."""
-WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "glm4", "tekken")
+"""Those that take a word of the vocabulary as a token, even if merges would build another one."""
+WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "tekken")
 """Those whose texts begin with the begin-of-text token where a file does not say."""
 
 
@@ -87,7 +94,7 @@ def _bpe(metadata: Fields, tokens: list[str], pre: str) -> Any:
 
     merges = [_pair(text) for text in _texts(metadata, "tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=SPLITS[pre] == LLAMA3))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
     if pre in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
