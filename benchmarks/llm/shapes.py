@@ -32,6 +32,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4,
         "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "sliding_window": 512,
     }),
+    "lfm2-1.2b": ("Lfm2Config", _TIED | {
+        "hidden_size": 2048, "intermediate_size": 12288, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 65536, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    }),
 }
 # fmt: on
 
