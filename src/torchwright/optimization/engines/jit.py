@@ -43,7 +43,11 @@ class Jit(Engine):
     cache: ClassVar[tuple[str, ...]] = (GRAPHS, CODE)
 
     def __init__(self, model: nn.Module, settings: Settings, example: Sequence[Case] = ()) -> None:
+        # Of what this module is imported for, only this needs Inductor.
+        from torchwright.optimization.engines.compiled.byte_reductions import exact_reductions
+
         self.settings, self._model = settings, model
+        self._exact = exact_reductions()
         self._excluded = _excluded(model, settings, example)
         use_private_caches()
         if settings.regional:
@@ -61,7 +65,7 @@ class Jit(Engine):
         if self._leaves_domain(case):
             with torch.compiler.set_stance("force_eager"):  # regions are compiled in the model itself
                 return self._model(*case.args, **case.kwargs)
-        with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
+        with torch._inductor.config.patch(self._exact | self.settings.inductor), ignore_library_warnings():
             outputs = self._compiled(*case.args, **case.kwargs)
         if self.settings.mode == GRAPHS_RECORDED:
             return nested.map_tensors(torch.clone, outputs)

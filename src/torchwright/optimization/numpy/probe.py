@@ -100,6 +100,8 @@ def _run(probes: list[Probe], settings: dict[str, Any]) -> list[list[Any]]:
     """Compile all probes as one function and call it."""
     import torch._inductor.config as inductor_config
 
+    from torchwright.optimization.engines.compiled.byte_reductions import exact_reductions
+
     lines, slots = [], []
     for probe in probes:
         body = probe.expression
@@ -115,7 +117,10 @@ def _run(probes: list[Probe], settings: dict[str, Any]) -> list[list[Any]]:
     exec(source, scope)
     torch._dynamo.reset()
     compiled = torch.compile(scope["batch"], dynamic=False, fullgraph=True)
-    with inductor_config.patch({**SAFE_INDUCTOR, "cpp.threads": 1, **settings}), torch.no_grad():
+    with (
+        inductor_config.patch({**SAFE_INDUCTOR, **exact_reductions(), "cpp.threads": 1, **settings}),
+        torch.no_grad(),
+    ):
         results = compiled(slots)
     found, at = [], 0
     for probe in probes:

@@ -86,6 +86,9 @@ class Program:
         import torch._inductor.config as inductor_config
         from torch._dynamo.utils import counters
 
+        # It imports Inductor, which takes long.
+        from torchwright.optimization.engines.compiled.byte_reductions import exact_reductions
+
         before = counters["graph_break"].copy()
         graphs = self.graphs
         started = time.perf_counter()
@@ -93,7 +96,9 @@ class Program:
         try:
             with (
                 warnings.catch_warnings(),
-                inductor_config.patch({**SAFE_INDUCTOR, "cpp.threads": self.variant.threads}),
+                inductor_config.patch(
+                    {**SAFE_INDUCTOR, **exact_reductions(), "cpp.threads": self.variant.threads}
+                ),
                 # A hit in this cache would skip the look at the graph for writes into arguments.
                 functorch_config.patch(enable_autograd_cache=False),
                 dynamo_config.patch(

@@ -173,12 +173,15 @@ def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, An
         )
 
         register_patterns()
+    # Loading a package does not need Inductor.
+    from torchwright.optimization.engines.compiled.byte_reductions import exact_reductions
+
     use_private_caches()
     with (
         torch.no_grad(),
         ignore_library_warnings(),
         _without_text(program),
-        torch._inductor.config.patch({CHECK_LEAST: False} | inductor),
+        torch._inductor.config.patch({CHECK_LEAST: False} | exact_reductions() | inductor),
     ):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
