@@ -217,6 +217,14 @@ TWO = [
     {"role": "assistant", "content": "<think>so</think>Yes."},
     {"role": "user", "content": "And?"},
 ]
+SEPARATE: list[dict[str, Any]] = [
+    ASK,
+    {**TWO[1], "tool_calls": [call("abc123XYZ")]},
+    TWO[2],
+    {"role": "assistant", "tool_calls": [call("abc123XYW")]},
+    *TWO[3:],
+]
+"""The same, with one call in each message."""
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one question": [ASK],
     "with a system message": [SYSTEM, ASK, {"role": "assistant", "content": " 3 "}, ASK],
@@ -277,6 +285,8 @@ def test_a_prompt_is_the_one_that_transformers_makes(
     expected = by_transformers(source, messages, empty, tools=described)
     asked = Tools(functions=[ADD] if tools else [], choice="auto" if tools else "none")
     checked = [Message.model_validate(message) for message in messages]
+    if expected is None and name == "dated":  # it takes one call a message, and its result behind it
+        expected = by_transformers(source, SEPARATE, empty, tools=described)
     if expected is None or (tools and not ours.takes_tools):  # where transformers would drop the tools
         with pytest.raises(ApiError) as refused:
             prompt_text(ours, checked, asked)
@@ -297,8 +307,6 @@ def test_what_the_templates_are_meant_to_exercise(tmp_path: Path) -> None:
     assert "hm" not in prompt_text(thinking, ask, none)
     assert prompt_text(thinking, ask, none, extra={"enable_thinking": False}).endswith("<think></think>")
     dated = template(tmp_path, DATED)
-    with pytest.raises(ApiError, match="one call at a time"):
-        prompt_text(dated, ask, none)
     assert datetime.now().strftime("%Y") in prompt_text(dated, ask[:1], none)
     assert "Today: x\n" in prompt_text(dated, ask[:1], none, extra={"date_string": "x"})
     with pytest.raises(ApiError, match="System role not supported"):
@@ -340,6 +348,46 @@ def test_a_template_that_takes_no_system_message_refuses_joined_ones(tmp_path: P
     checked = [Message.model_validate(message) for message in (SYSTEM, SYSTEM, ASK)]
     with pytest.raises(ApiError, match="System role not supported"):
         prompt_text(template(tmp_path, STRICT), checked, Tools(functions=[], choice="none"))
+
+
+# One call a message, whose thoughts are its content or its `thinking`: as gpt-oss.
+ANALYSIS = """\
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- if message.content and message.thinking %}{{- raise_exception('content or thinking') }}{%- endif %}
+{{- '[analysis]' ~ (message.content or message.thinking) }}
+{%- if message.tool_calls | length > 1 %}{{- raise_exception('one call') }}{%- endif %}
+{{- '[call]' ~ message.tool_calls[0].id }}
+{%- elif message.role == 'system' and not loop.first %}{{- raise_exception('system first') }}
+{%- else %}{{- '[' ~ message.role ~ ']' ~ message.content }}{%- endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(("ids", "systems"), [("a", 0), ("ab", 0), ("ab", 2)])
+def test_an_answer_of_thoughts_text_and_calls_can_be_sent_back(
+    tmp_path: Path, ids: str, systems: int
+) -> None:
+    """llama.cpp#17040: a template that takes less refused the conversation from then on."""
+    answer = {
+        "role": "assistant",
+        "content": "I add.",
+        "reasoning_content": "Hm",
+        "tool_calls": [*map(call, ids)],
+    }
+    results = [{"role": "tool", "tool_call_id": id, "content": id.upper()} for id in reversed(ids)]
+    checked = [Message.model_validate(each) for each in [ASK, *[SYSTEM] * systems, answer, *results, ASK]]
+    text = prompt_text(template(tmp_path, ANALYSIS), checked, Tools(functions=[], choice="none"))
+    later = "" if ids == "a" else "[analysis][call]b[tool]B"
+    assert f"[analysis]Hm\n\nI add.[call]a[tool]A{later}[user]" in text
+    assert text.startswith("[system]" if systems else "[user]")
+
+
+def test_results_of_no_known_call_stay_behind_the_calls(tmp_path: Path) -> None:
+    stray = {"role": "tool", "tool_call_id": "other", "content": "x"}
+    checked = [Message.model_validate(each) for each in [*TWO[:2], stray, *TWO[2:4]]]
+    text = prompt_text(template(tmp_path, DATED), checked, Tools(functions=[], choice="none"))
+    assert text.count('"name": "add"') == 2
+    assert text.index('"3"<e>') < text.index('"4"<e>') < text.index('"x"<e>')
 
 
 def test_a_calls_id_can_be_sent_back(tmp_path: Path) -> None:

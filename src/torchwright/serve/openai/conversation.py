@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,9 @@ from torchwright.serve.openai.parts import Function, Message
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off: Qwen's, and Granite's and DeepSeek's."""
+
+THOUGHTS = ("reasoning_content", "thinking")
+"""The names that chat templates have for an assistant's thoughts; the latter is gpt-oss's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +84,7 @@ def prompt_text(
     """The prompt by the model's chat template.
 
     Raises `ApiError` (400) where it has no place for tools, refuses the messages, or `extra` has reserved names.
-    A template that refuses the messages gets all system messages joined at the beginning, where published templates
-    take one: agents send several (Codex, OpenCode), and later ones (Claude Code).
+    A template that refuses the messages gets them in another form of the same content, where there is one.
     """
     taken = sorted(RESERVED & (extra or {}).keys())
     if taken:
@@ -100,20 +103,70 @@ def prompt_text(
     try:
         return render(plain)
     except TemplateRefused as error:
-        joined = _with_joined_systems(plain)
-        if joined != plain:
+        for other in _other_forms(plain):
             with contextlib.suppress(TemplateRefused):
-                return render(joined)
+                return render(other)
         raise invalid(error.summary, "messages", "chat_template") from error
 
 
-def _with_joined_systems(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with all system messages as one at the beginning; unchanged if that is the case already."""
+Messages = list[dict[str, Any]]
+
+
+def _other_forms(messages: Messages) -> Iterator[Messages]:
+    """Yield the messages in each other form that published templates ask for, and in all of these at once."""
+    together, changes = messages, 0
+    for change in (_with_joined_systems, _with_single_calls, _with_thoughts_as_content):
+        if (changed := change(messages)) != messages:
+            yield changed
+            together, changes = change(together), changes + 1
+    if changes > 1:
+        yield together
+
+
+def _with_joined_systems(messages: Messages) -> Messages:
+    """Return the messages with all system messages as one at the beginning, as Qwen 3.5 takes them.
+
+    Agents send several (Codex, OpenCode), and later ones (Claude Code).
+    """
     systems = [message for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     if len(systems) < 2:
         return [*systems, *others]
     return [{"role": "system", "content": "\n\n".join(map(_text, systems))}, *others]
+
+
+def _with_single_calls(messages: Messages) -> Messages:
+    """Return the messages with one call in each, followed by its result, as Llama 3 takes them."""
+    found: Messages = []
+    remaining = list(messages)
+    while remaining:
+        message = remaining.pop(0)
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = list(itertools.takewhile(lambda each: each["role"] == "tool", remaining))
+        del remaining[: len(results)]
+        for call in calls:
+            found.append({**message, "tool_calls": [call]})
+            found += [result for result in results if result.get("tool_call_id") == call["id"]]
+            message = {"role": message["role"], "content": None}  # its text and thoughts are said once
+        ids = {call["id"] for call in calls}
+        found += [result for result in results if result.get("tool_call_id") not in ids]
+    return found
+
+
+def _with_thoughts_as_content(messages: Messages) -> Messages:
+    """Return the messages with thoughts and text before a call as one text, as gpt-oss takes them."""
+    return [
+        {
+            **{name: value for name, value in message.items() if name not in THOUGHTS},
+            "content": "\n\n".join((message["thinking"], _text(message))),
+        }
+        if message.get("tool_calls") and message.get("thinking") and message["content"]
+        else message
+        for message in messages
+    ]
 
 
 def _text(message: dict[str, Any]) -> str:
@@ -152,7 +205,7 @@ def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     if (thinking := message.reasoning_content or message.reasoning) is not None:
-        plain |= {"reasoning_content": thinking, "thinking": thinking}  # the latter is gpt-oss's name
+        plain |= dict.fromkeys(THOUGHTS, thinking)
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
