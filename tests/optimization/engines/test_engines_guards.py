@@ -140,7 +140,7 @@ def test_an_index_without_a_bound_pins_its_inputs_to_the_examples_own_values() -
 
 
 def test_a_hash_that_needs_64_bits_is_refused_to_an_engine_of_32() -> None:
-    with pytest.raises(RefusedTechnique, match="int64 in 32 bits"):
+    with pytest.raises(RefusedTechnique, match="integers in 32 bits"):
         bounds(lambda ids: (ids * 2_654_435_761) % 100, IDS)
     assert bounds(lambda ids: (ids * 2_654_435_761) % 100, IDS, domain=UNCHECKED) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -97,13 +98,71 @@ def test_a_graph_that_makes_none_stays(name: str) -> None:
     assert not nan_makers(export(Of(SAFE[name]).eval(), (x,)))
 
 
-def test_a_graph_without_a_number_to_mark_stays() -> None:
-    class Best(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x / x.sum(-1, keepdim=True)).relu().argmax(-1)
+class Classes(nn.Module):
+    """Returns no floating-point number."""
 
-    program = export(Best(), (torch.rand(4, 6),))
-    assert flag_nan(program, nan_makers(program)) is None
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str, torch.Tensor]:
+        share = x / x.sum(-1, keepdim=True)
+        return share.argmax(-1), "larger", share > 0.5
+
+
+def test_a_graph_without_a_number_to_mark_gets_one_more_result() -> None:
+    x = torch.rand(4, 6)
+    program = export(Classes(), (x,))
+    assert flag_nan(program, nan_makers(program)) == 2, "behind the tensors"
+    found = program.graph_module(x), program.graph_module(x_with(0))
+    assert [bool(results[-1].isnan()) for results in found] == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_classes_and_comparisons_of_such_a_call_are_handed_over(engine: str) -> None:
+    needs(engine)
+    run = prepared([engine], Classes().eval(), torch.rand(4, 6))
+    for given in (torch.rand(4, 6), x_with(0), torch.rand(3, 6)):
+        found, wanted = run(Case(name="forward", args=(given,))), Classes()(given)
+        assert found[1] == "larger"
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[2], wanted[2])
+
+
+class Whole(nn.Module):
+    """Casts numbers, and computes with the integers (openvino#35896)."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x.long(), (x * 100).int() % 7, x.abs().to(torch.uint8) * 1.0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("size", [1.0, 99.0, 3e6, 1e12, 5e18, float("nan")])
+def test_numbers_beyond_the_engines_integers_are_handed_over(
+    whole: Callable[[Case], Any], size: float
+) -> None:
+    x = torch.tensor([[0.25, 1.0], [0.5, -2.0]]) * size
+    for found, wanted in zip(whole(Case(name="forward", args=(x,))), Whole()(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Callable[[Case], Any]:
+    needs("openvino")
+    return prepared(["openvino"], Whole().eval(), torch.rand(2, 2) * 9)
+
+
+class Remainders(nn.Module):
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return ids % 7, ids > ids - 1, ids.amax(-1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_integers_that_float32_does_not_hold_are_handed_over() -> None:
+    """OpenVINO computes integers in float32 in many operators: 20,000,001 % 7 was 0."""
+    needs("openvino")
+    run = prepared(["openvino"], Remainders().eval(), torch.arange(8).reshape(2, 4))
+    for most in (100, 2**24, 2**31, 2**62):
+        ids = torch.arange(most - 8, most).reshape(2, 4)
+        for found, wanted in zip(run(Case(name="forward", args=(ids,))), Remainders()(ids), strict=True):
+            assert torch.equal(found, wanted)
 
 
 @pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say

@@ -51,7 +51,7 @@ from torchwright.optimization.engines.dispatch.results import arranged, call_res
 from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, InputCapabilities
 from torchwright.optimization.engines.rewrites.attention_graph import attention_as_in_pytorch
 from torchwright.optimization.engines.rewrites.floor_division import exact_division
-from torchwright.optimization.engines.rewrites.inner_nan import flag_nan, nan_makers
+from torchwright.optimization.engines.rewrites.inner_nan import flag_nan, nan_makers, wide_casts
 from torchwright.optimization.engines.rewrites.real_constants import real_constants
 from torchwright.optimization.engines.rewrites.whole_slices import remove_whole_slices
 from torchwright.optimization.engines.safety.graph_check import structure
@@ -174,8 +174,13 @@ class Converted(Engine):
         _write_fallback(file.parent / file.name.replace(CALL, FALLBACK), program)
         with torch.no_grad():
             makers = nan_makers(program)
+            bits = cls.domain.integer_bits
+            if bits < 64:
+                makers += wide_casts(program)
             if makers and not _answers_nan(target.model, case):
-                spec = replace(spec, nan=flag_nan(program, makers))
+                # A result that is added for the flag is not one of the call.
+                results = spec.results or (TENSOR,) * len(program.graph_signature.output_specs)
+                spec = replace(spec, results=results, nan=flag_nan(program, makers, bits))
         with cls._refusing():
             cls.write(program, spec, file, target)
         return spec
@@ -336,7 +341,9 @@ class ConvertedCall:
         if found is None or why is not None:
             return self._fallback.run(tensors, str(why))
         if self.spec.nan is not None and _is_nan(found, self.spec.nan):
-            return self._fallback.run(tensors, "NaN arises inside")
+            return self._fallback.run(
+                tensors, "NaN, or an integer that the engine does not hold, arises inside"
+            )
         return self.build(self._leaves([torch.from_numpy(array) for array in found]))
 
     def _started(self, threads: int) -> Infer:

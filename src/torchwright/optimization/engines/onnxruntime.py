@@ -19,7 +19,7 @@ from torchwright.core.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.core.json_file import read_bytes
 from torchwright.optimization.engines.compiled.program import ignore_library_warnings
 from torchwright.optimization.engines.converted import Converted, Infer
-from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, NumberDomain
+from torchwright.optimization.engines.dispatch.spec import CallSpec, NumberDomain
 from torchwright.optimization.techniques.onnxruntime import LIBRARIES
 
 if TYPE_CHECKING:
@@ -86,11 +86,10 @@ def _without_idle_squeezes(program: ExportedProgram) -> None:
 
 def _fault(model: Any, spec: CallSpec) -> str | None:
     """Why a file cannot be what a call runs, or would reach outside of itself; None where it is as it should be."""
-    results = [result for result in spec.results if result in (TENSOR, SIZE)]
     if len(model.graph.input) != len(spec.tensors):
         return f"{len(model.graph.input)} inputs where the call has {len(spec.tensors)}"
-    if spec.results and len(model.graph.output) != len(results):
-        return f"{len(model.graph.output)} results where the call has {len(results)}"
+    if spec.graph_results not in (None, len(model.graph.output)):
+        return f"{len(model.graph.output)} results where the call has {spec.graph_results}"
     for message in _messages(model):
         kind = message.DESCRIPTOR.name
         if kind == "TensorProto" and (message.external_data or message.data_location):

@@ -28,7 +28,7 @@ from torchwright.core.quiet import import_openvino, openvino_core, quiet_librari
 from torchwright.optimization.engines.converted import Converted, Infer
 from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.optimization.engines.dispatch.messages import say_slower
-from torchwright.optimization.engines.dispatch.spec import SIZE, TENSOR, CallSpec, NumberDomain
+from torchwright.optimization.engines.dispatch.spec import CallSpec, NumberDomain
 from torchwright.optimization.engines.rewrites.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.optimization.techniques.openvino import LIBRARIES
 
@@ -59,9 +59,10 @@ class OpenVino(Converted):
     name: ClassVar[str] = "openvino"
     how: ClassVar[str] = "OpenVINO"
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
-    # Its plugin for CPUs computes int64 in 32 bits and drops NaN in ReLU, Clamp, Maximum and Softmax. For indices out
-    # of range it reads zeros or wrong rows.
-    domain: ClassVar[NumberDomain] = NumberDomain(integer_bits=32, values="finite", checks_indices=False)
+    # Its plugin for CPUs computes integers in float32 (products, remainders, comparisons, the least and the largest),
+    # which holds those of 25 bits, and drops NaN in ReLU, Clamp, Maximum and Softmax. For indices out of range it reads
+    # zeros or wrong rows.
+    domain: ClassVar[NumberDomain] = NumberDomain(integer_bits=25, values="finite", checks_indices=False)
 
     @classmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
@@ -115,8 +116,8 @@ class OpenVino(Converted):
         settings = read_settings(file / OPTIONS, others=bool(spec.sizes))
         core = openvino_core()
         model, constants = _read(core, file)
-        names = [result for result in spec.results if result in (TENSOR, SIZE)]
-        if len(model.inputs) != len(spec.tensors) or (spec.results and len(model.outputs) != len(names)):
+        wrong = spec.graph_results not in (None, len(model.outputs))
+        if wrong or len(model.inputs) != len(spec.tensors):
             raise ArtifactError(
                 f"{file} is damaged", found="a graph of other inputs or results than its call's"
             )

@@ -121,7 +121,7 @@ def _bounds(
             unproved |= {unknown.node}
         except TooWide as error:
             raise RefusedTechnique(
-                "the engine computes int64 in 32 bits",
+                f"the engine computes integers in {domain.integer_bits} bits",
                 found=f"{error} needs more, or wraps around, for the example's own values",
             ) from error
     bounds: dict[int, tuple[float | None, float | None]] = {

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Ranges of the integers in an exported graph: where they leave 32 bits, and where an index leaves its tensor.
+"""Ranges of the integers in an exported graph: where they leave an engine's bits, and an index leaves its tensor.
 
 Interval arithmetic from the ranges of the inputs. `widest` finds the widest ranges of the inputs for which nothing
 does; a call within them needs no check of what the graph computes in between.
@@ -19,7 +19,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 Range = tuple[int, int]
-INT32: Range = (-(2**31), 2**31 - 1)
 INDEXED = {
     "embedding": (0, 1, False),
     "index_select": (0, 2, False),
@@ -78,8 +77,13 @@ TRUTH = frozenset(
 )
 
 
+def exact_integers(bits: int) -> Range:
+    """Return the integers of so many bits, with the sign."""
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
 class TooWide(Exception):
-    """An operator whose integers may need more than 32 bits, or more than their own type has."""
+    """An operator whose integers may need more bits than the engine computes exactly, or than their own type has."""
 
 
 class OutOfBounds(Exception):
@@ -146,17 +150,17 @@ class IntegerRanges:
                 continue
             if rules.indices:
                 self._check_index(node, found)
-            if rules.bits == 32:
-                self._check_width(node, found[node])
+            if rules.bits < 64:
+                self._check_width(node, found[node], exact_integers(rules.bits))
 
-    def _check_width(self, node: fx.Node, limits: Range | None) -> None:
-        """Engines that compute in 32 bits saturate narrower types, where PyTorch's wrap."""
+    def _check_width(self, node: fx.Node, limits: Range | None, exact: Range) -> None:
+        """Engines that compute in fewer bits saturate narrower types, where PyTorch's wrap."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or not _is_whole(value) or value.dtype == torch.bool:
             return
         if limits is None and node not in self._of_floats:
             raise OutOfBounds(node, self.sources[node])
-        if limits is not None and not (_within(limits, INT32) and _within(limits, _limits(value.dtype))):
+        if limits is not None and not (_within(limits, exact) and _within(limits, _limits(value.dtype))):
             raise TooWide(str(node.target))
 
     def _range(

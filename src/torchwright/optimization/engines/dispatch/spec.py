@@ -42,8 +42,8 @@ class OutsideDomain(NotHeld):
 class NumberDomain:
     """The numbers that an engine computes as PyTorch does."""
 
-    integer_bits: Literal[32, 64] = 64
-    """The bits of int64 arithmetic."""
+    integer_bits: int = 64
+    """The bits, with the sign, of the integers that are computed exactly."""
     values: Literal["any", "numbers", "finite"] = "any"
     """The domain of floating-point inputs: `numbers` excludes NaN, `finite` infinity as well."""
     checks_indices: bool = True
@@ -103,7 +103,14 @@ class CallSpec:
     guards: tuple[Guard, ...] = ()
     """Checked before the call: outside of them the fallback answers."""
     nan: int | None = None
-    """The place of a result that is NaN in every element if NaN arose inside the graph: the fallback answers then."""
+    """The place of a result that is NaN in every element if NaN arose inside the graph: the fallback answers then.
+    Where it is the first one behind `results`, the graph has that result for this alone."""
+
+    @property
+    def graph_results(self) -> int | None:
+        """How many results a converted graph has; None where `results` does not say it."""
+        tensors = sum(kind in (TENSOR, SIZE) for kind in self.results)
+        return tensors + (self.nan == tensors) if self.results else None
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
         """The sizes by name, or None where the shapes are not this call's."""

@@ -1,7 +1,8 @@
 # pyright: basic
 """NaN that arises inside a graph from finite inputs, for libraries whose later operators drop it.
 
-In PyTorch a row of zeros divided by its norm stays NaN to the last layer. OpenVINO's ReLU turns it into zeros.
+In PyTorch a row of zeros divided by its norm stays NaN to the last layer. OpenVINO's ReLU turns it into zeros. A number
+that is cast to an integer beyond the engine's bits is flagged the same way.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.utils import _pytree as pytree
 
-from torchwright.optimization.engines.dispatch.integer_ranges import KEPT, operator_name
+from torchwright.optimization.engines.dispatch.integer_ranges import KEPT, exact_integers, operator_name
 from torchwright.optimization.engines.rewrites.attention_graph import varying
 from torchwright.optimization.techniques.shared.joining import make_call
 
@@ -29,6 +32,8 @@ DROPS = frozenset(
     | {"clamp", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin"}
     | {"argmax", "argmin", "topk", "sort", "argsort", "scaled_dot_product_attention"}
     | {"max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "lstm", "gru"}
+    | {"eq", "ne", "gt", "ge", "lt", "le", "isnan", "isinf", "isfinite", "nan_to_num", "sign"}
+    | {"scatter_reduce", "index_reduce"}
 )
 """Operators that may answer a number for NaN in OpenVINO or ONNX Runtime."""
 WHOLE = frozenset({"div", "true_divide", "rsqrt", "reciprocal"})
@@ -66,27 +71,38 @@ def nan_makers(program: ExportedProgram) -> list[fx.Node]:
     return [node for node in graph.nodes if node in may and _makes_nan(node, signs)]
 
 
-def flag_nan(program: ExportedProgram, makers: Sequence[fx.Node]) -> int | None:
-    """Make, in place, one result NaN in every element where one of the `makers` has made NaN.
+def wide_casts(program: ExportedProgram) -> list[fx.Node]:
+    """Return the casts of varying numbers to integers, whose values may be beyond an engine's."""
+    may = varying(program)
+    return [node for node in program.graph_module.graph.nodes if node in may and _is_wide_cast(node)]
 
-    Returns the place of that result among those that are no constants, or None if no result is a floating-point number
-    that depends on the inputs.
+
+def flag_nan(program: ExportedProgram, makers: Sequence[fx.Node], bits: int = 64) -> int:
+    """Make, in place, one result NaN in every element where one of the `makers` has made NaN, or cast a number to an
+    integer of more than `bits` bits.
+
+    Returns the place of that result among those that are no constants. It is a new one behind all others if none of
+    them is a floating-point number that depends on the inputs, as in a model that returns classes.
     """
     nodes, output = varying(program), program.graph_module.graph.output_node()
     results: Any = output.args[0]
     place = next(
-        (place for place, result in enumerate(results) if result in nodes and _is_float(result)), None
+        (place for place, result in enumerate(results) if result in nodes and _is_float(result)), len(results)
     )
-    if place is None:
-        return None
-    result = results[place]
     with program.graph_module.graph.inserting_before(output):
-        arisen = functools.reduce(functools.partial(make_call, aten.logical_or.default), map(_arisen, makers))
+        arisen = _any_of([_arisen(maker, bits) for maker in makers])
+        own = place < len(results)
+        result = results[place] if own else make_call(aten._to_copy.default, arisen, dtype=torch.float32)
         flagged = make_call(aten.where.ScalarSelf, arisen, float("nan"), result)
     output.args = ((*results[:place], flagged, *results[place + 1 :]),)
-    program.graph_signature.replace_all_uses(result.name, flagged.name)
     signature = program.module_call_graph[0].signature
     assert signature is not None
+    if own:
+        program.graph_signature.replace_all_uses(result.name, flagged.name)
+    else:
+        added = OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=flagged.name), None)
+        program.graph_signature.output_specs.append(added)
+        signature.out_spec = pytree.tree_structure(tuple(range(place + 1)))
     signature.outputs = [spec.arg for spec in program.graph_signature.output_specs]
     program.graph_module.recompile()
     return sum(isinstance(each, fx.Node) for each in results[:place])
@@ -206,11 +222,35 @@ def _dropped(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _arisen(maker: Any) -> Any:
+def _is_wide_cast(node: Any) -> bool:
+    if operator_name(node) not in CASTS or not _is_float(node.args[0]):
+        return False
+    made = node.meta["val"].dtype
+    return made != torch.bool and not made.is_floating_point and not made.is_complex
+
+
+def _arisen(maker: Any, bits: int) -> Any:
+    if operator_name(maker) in CASTS:
+        return _leaves_range(maker.args[0], torch.iinfo(maker.meta["val"].dtype), bits)
     nan = make_call(aten.isnan.default, maker)
     if operator_name(maker) in WHOLE:
         nan = make_call(aten.logical_or.default, nan, make_call(aten.isinf.default, maker))
     return make_call(aten.any.default, nan)
+
+
+def _leaves_range(given: fx.Node, info: torch.iinfo, bits: int) -> Any:
+    """Check whether a number is beyond an integer type or `bits` bits. PyTorch casts NaN to the least integer."""
+    least, most = exact_integers(bits)
+    beyond = [
+        make_call(aten.isnan.default, given),
+        make_call(aten.le.Scalar, given, max(least, info.min) - 1.0),
+        make_call(aten.ge.Scalar, given, min(most, info.max) + 1.0),
+    ]
+    return make_call(aten.any.default, _any_of(beyond))
+
+
+def _any_of(conditions: Sequence[Any]) -> Any:
+    return functools.reduce(functools.partial(make_call, aten.logical_or.default), conditions)
 
 
 def _is_float(node: Any) -> bool:
