@@ -139,3 +139,21 @@ def test_any_company_and_any_number_of_copies(loaded: LoadedDecoder, copies: int
     for submit in submits:
         for index, wanted in alone(loaded, submit).items():
             same(found[submit.id, index], wanted)
+
+
+def test_other_weights_read_no_state_of_the_old(loaded: LoadedDecoder, tmp_path: Path) -> None:
+    """Running sequences go on from their tokens, and what the tree kept of the old weights is gone."""
+    name = next(name for name in MODELS if name.replace(".", "") in str(loaded.folder).replace(".", ""))
+    other = tiny_decoder(name, tmp_path, fields={"max_position_embeddings": 1024, "seed": 1})
+    made, ids = engine(loaded), words(STRIDE + 40, seed=8)
+    assert made.submit(request("a", ids, 30)) is None
+    for _ in range(6):
+        made.step()
+    made.load_weights(other)
+    drain(made)
+    again = request("b", ids, 12, logprobs=1)
+    assert made.submit(again) is None
+    result = drain(made)["b", 0]
+    assert result.timing is not None
+    assert result.timing.cached_tokens == STRIDE + 32  # of the first, as the new weights computed it
+    same(result, alone(other, again)[0])
