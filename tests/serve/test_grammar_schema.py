@@ -268,6 +268,47 @@ def test_long_texts_are_counted_exactly_and_in_units(by: str, least: int, most: 
     assert max(int(count) for pair in counts for count in pair if count) <= UNROLLED
 
 
+LOOP: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+ENDLESS: dict[str, tuple[Any, str]] = {
+    "requires itself": (LOOP, "#"),
+    "a list of itself": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#"),
+    "one way or the other": (
+        {"anyOf": [LOOP, {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}]},
+        "#",
+    ),
+    "behind an optional property": (
+        {
+            "type": "object",
+            "properties": {"b": {"$ref": "#/$defs/n"}},
+            "$defs": {"n": {"type": "object", "properties": {"b": {"$ref": "#/$defs/n"}}, "required": ["b"]}},
+        },
+        "#/properties/b",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_no_finite_value_satisfies_is_refused(name: str) -> None:
+    """An answer would follow it until its tokens end."""
+    schema, path = ENDLESS[name]
+    with pytest.raises(SchemaRefused, match="no finite value") as refused:
+        schema_grammar(schema)
+    assert refused.value.path == path
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**LOOP, "required": []},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"anyOf": [{"type": "null"}, LOOP]},
+        {"type": "array", "items": {"$ref": "#"}, "maxItems": 3},
+    ],
+)
+def test_recursion_with_an_end_is_taken(schema: Any) -> None:
+    schema_grammar(schema)
+
+
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_is_not_enforced_is_refused_with_its_path(path: str) -> None:
     with pytest.raises(SchemaRefused) as refused:

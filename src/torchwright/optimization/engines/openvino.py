@@ -59,9 +59,8 @@ class OpenVino(Converted):
     name: ClassVar[str] = "openvino"
     how: ClassVar[str] = "OpenVINO"
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
-    # Its plugin for CPUs computes integers in float32 (products, remainders, comparisons, the least and the largest),
-    # which holds those of 25 bits, and drops NaN in ReLU, Clamp, Maximum and Softmax. For indices out of range it reads
-    # zeros or wrong rows.
+    # Its plugin for CPUs computes integers in float32 (products, remainders, comparisons, minima, maxima): exact up to
+    # 25 bits. It drops NaN in ReLU, Clamp, Maximum and Softmax. For indices out of range it reads zeros or wrong rows.
     domain: ClassVar[NumberDomain] = NumberDomain(integer_bits=25, values="finite", checks_indices=False)
 
     @classmethod

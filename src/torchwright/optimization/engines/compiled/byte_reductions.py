@@ -34,7 +34,7 @@ class WideReductions(CustomGraphPass):
             other(graph)
 
     def uuid(self) -> Any:
-        """The pass's part in the key of Inductor's cache; None, if a pass of the user's has none, is no caching."""
+        """The pass's part in the key of Inductor's cache; None, if a pass of the user's has none, turns caching off."""
         known = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
         return None if None in known else ("torchwright wide reductions 1", *known)
 
@@ -50,7 +50,7 @@ def exact_reductions() -> dict[str, Any]:
 def widen_reductions(graph: Graph) -> None:
     """Replace, in place, each reduction of 8-bit integers by one of 32-bit integers.
 
-    Inductor loads 16 bytes into a vector of 32 or 64 and then reduces all of it: with zeros where nothing was loaded,
+    Inductor loads 16 bytes into a vector of 32 or 64 and then reduces it whole: with zeros where nothing was loaded,
     the least of positive numbers was 0, and its place -1.
     """
     for node in [node for node in graph.nodes if node.target in VALUES | PLACES | BOTH]:

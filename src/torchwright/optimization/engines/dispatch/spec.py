@@ -108,7 +108,7 @@ class CallSpec:
 
     @property
     def graph_results(self) -> int | None:
-        """How many results a converted graph has; None where `results` does not say it."""
+        """The number of results of a converted graph; None where `results` does not say it."""
         tensors = sum(kind in (TENSOR, SIZE) for kind in self.results)
         return tensors + (self.nan == tensors) if self.results else None
 

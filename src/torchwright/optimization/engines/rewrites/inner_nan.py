@@ -78,11 +78,10 @@ def wide_casts(program: ExportedProgram) -> list[fx.Node]:
 
 
 def flag_nan(program: ExportedProgram, makers: Sequence[fx.Node], bits: int = 64) -> int:
-    """Make, in place, one result NaN in every element where one of the `makers` has made NaN, or cast a number to an
-    integer of more than `bits` bits.
+    """Make, in place, one result NaN in every element where a maker has made NaN, or an integer beyond `bits` bits.
 
-    Returns the place of that result among those that are no constants. It is a new one behind all others if none of
-    them is a floating-point number that depends on the inputs, as in a model that returns classes.
+    Returns the place of that result among those that are no constants. If none of them is a floating-point number that
+    depends on the inputs, as in a model that returns classes, a new result follows all others.
     """
     nodes, output = varying(program), program.graph_module.graph.output_node()
     results: Any = output.args[0]

@@ -219,7 +219,7 @@ def elements_grammar(schema: Any, style: Style) -> str:
     bodies = [body for body in found if body is not None]
     if not bodies:
         raise SchemaRefused("#", "no value satisfies it")
-    return writer.rules.text(" | ".join(dict.fromkeys(bodies)))
+    return writer.text(" | ".join(dict.fromkeys(bodies)))
 
 
 def _arguments(writer: Writer, one: Alternative, form: _Elements) -> str | None:

@@ -27,4 +27,4 @@ def schema_grammar(schema: Any) -> str:
         raise SchemaRefused("#", "the grammar grows too large") from None
     if root is None:
         raise SchemaRefused("#", "no value satisfies it")
-    return writer.rules.text(root)
+    return writer.text(root)

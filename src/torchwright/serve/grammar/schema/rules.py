@@ -73,10 +73,10 @@ class GrammarRules:
         """Forget a new rule that no other refers to."""
         del self._bodies[name]
 
-    def text(self, root: str) -> str:
-        """Return the grammar."""
-        bodies = {"root": root, **self._bodies, **common(self.unescaped)}
-        return "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
+    def bodies(self, root: str) -> dict[str, str]:
+        """Return all rules with their bodies, `root` as that of the rule of this name."""
+        own = {name: str(body) for name, body in self._bodies.items()}
+        return {"root": root, **own, **common(self.unescaped)}
 
     def string(self, node: Node) -> str | None:
         """Return the rule of the JSON strings whose texts are in a language; None if it is empty."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from torchwright.serve.grammar.schema.endless import endless
 from torchwright.serve.grammar.schema.expand import EVERY, KEYWORDS, TYPES, Alternative, Expander, same
 from torchwright.serve.grammar.schema.language import TooLarge
 from torchwright.serve.grammar.schema.parts import SchemaAssertion, SchemaRefused
@@ -55,6 +56,17 @@ class Writer:
         self.rules.drop(name)
         self._names[key] = None
         return None
+
+    def text(self, root: str) -> str:
+        """Return the grammar. Raises `SchemaRefused` for a part that no value with an end satisfies."""
+        bodies = self.rules.bodies(root)
+        stuck = endless(bodies) if self._recursive else []
+        if stuck:
+            paths = {name: min(path for path, _ in key) for key, name in self._names.items() if name}
+            raise SchemaRefused(
+                next((paths[name] for name in stuck if name in paths), "#"), "no finite value satisfies it"
+            )
+        return "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
 
     def bodies(self, one: Alternative) -> list[str]:
         """Return the expressions of the JSON values that satisfy an alternative."""
