@@ -83,7 +83,7 @@ class ServingEngine(TokenEngine):
         by_length = config.varies_by_length
         tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None
         self._speculates = options.speculate == "ngram" and not by_length
-        self._pages = Pages(self._cache, tree)
+        self._pages = Pages(self._cache, tree, copies=size.copies)
         self._scheduler = Scheduler(self._pages, step_tokens=options.step_tokens, max_running=size.running)
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)

@@ -10,8 +10,10 @@ from torchwright.serve.engine.request import Sequence
 class Pages:
     """Gives sequences pages and takes them back; what a sequence has computed stays in the tree."""
 
-    def __init__(self, cache: PagedCache, tree: PrefixTree | None) -> None:
+    def __init__(self, cache: PagedCache, tree: PrefixTree | None, *, copies: int = 0) -> None:
         self.cache, self.tree = cache, tree
+        self._copies = copies
+        """Slots of states beyond those of the sequences that can run, which have theirs in any case."""
 
     @property
     def available(self) -> int:
@@ -54,17 +56,21 @@ class Pages:
             if sequence.cache.state is None:
                 self._make_room_for_a_state()
                 sequence.cache.state = self.cache.states.take_empty()
-        for sequence, tokens, proposed in steps:
-            end = sequence.cache.length + tokens
-            for length in range(end - proposed, end):
-                self._make_room_for_a_state()
-                self.cache.mark(sequence.cache, length)
+        wanted = [
+            (sequence, sequence.cache.length + tokens - back)
+            for sequence, tokens, proposed in steps
+            for back in range(proposed, 0, -1)
+        ]
+        assert len(wanted) <= self._copies, "more tokens are proposed than states can be copied"
         if self.tree:
-            for sequence, tokens, _ in steps:
-                for length in _borders(sequence, tokens):
-                    self._make_room_for_a_state()
-                    if self.cache.states.free:
-                        self.cache.mark(sequence.cache, length)
+            wanted += [
+                (sequence, length)
+                for sequence, tokens, proposed in steps
+                for length in _borders(sequence, tokens, proposed)
+            ]
+        for sequence, length in wanted[: self._copies]:
+            self._make_room_for_a_state()
+            self.cache.mark(sequence.cache, length)
 
     def _make_room_for_a_state(self) -> None:
         if self.tree:
@@ -111,11 +117,11 @@ class Pages:
             )
 
 
-def _borders(sequence: Sequence, tokens: int) -> list[int]:
+def _borders(sequence: Sequence, tokens: int, proposed: int) -> list[int]:
     """The lengths within a step behind which the tree wants a sequence's state, the most useful first.
 
     Those behind the last whole page of a prompt, of which one token is computed again in any case; behind the last page
-    of an answer so far; and behind each `STATE_EVERY`th page.
+    of an answer so far; and behind each `STATE_EVERY`th page. Those of proposed tokens are copied anyway.
     """
     start, prompt = sequence.cache.length, len(sequence.submit.ids)
     last, ends = (prompt - 1) // PAGE, (start + tokens) // PAGE
@@ -123,4 +129,5 @@ def _borders(sequence: Sequence, tokens: int) -> list[int]:
     wanted = [last] if last in pages else []
     wanted += [ends] if ends in pages and ends > last else []
     wanted += [page for page in reversed(pages) if page % STATE_EVERY == 0 and page not in wanted]
-    return [page * PAGE for page in wanted if page * PAGE not in sequence.cache.marks]
+    end = start + tokens
+    return [page * PAGE for page in wanted if not end - proposed <= page * PAGE < end]
