@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf_files as files
-import gguf_recurrent_models as recurrent
 import numpy as np
 import torch
 import transformers
@@ -228,7 +227,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "SeedOss",
         {"head_dim": 32, "attention_bias": True, "attention_out_bias": False},
     ),
-    **recurrent.MODELS,
 }
 """Name → general.architecture, configuration class, and what differs from `COMMON`."""
 
@@ -244,7 +242,7 @@ def build(name: str, **options: Any) -> Any:
         if "norm" in parameter_name and not kind.startswith("Gemma"):
             parameter.data.add_(1.0)
     for buffer_name, buffer in model.named_buffers():
-        if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
+        if "e_score_correction_bias" in buffer_name:
             buffer.data.normal_(std=0.3)
     return model.requires_grad_(False)
 
@@ -268,7 +266,7 @@ def write(
     keys = {f"{architecture}.{key}": value for key, value in sizes(architecture, model.config).items()}
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for stored_name, view, shape, shift in parts(architecture, model):
-        plain = len(shape) == 1 or PLAIN.search(stored_name) is not None
+        plain = len(shape) == 1 or "ffn_gate_inp" in stored_name or stored_name.endswith("bias")
         chosen = "F32" if plain else kind(stored_name)
         if chosen in files.DECODERS:
             content, decoded = files.blocks(chosen, (math.prod(shape[:-1]), shape[-1]), len(tensors))
@@ -286,8 +284,6 @@ def write(
     return files.write(path, {"general.architecture": architecture} | keys | tokenizer | metadata, tensors)
 
 
-PLAIN = re.compile(r"ffn_gate_inp|conv1d|shortconv\.conv|ssm_norm|ssm_[ad]$|bias$")
-"""Tensors that llama.cpp never quantizes."""
 MODULES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -317,13 +313,10 @@ NORMS = {
     "gpt-oss": AFTER,
     "glm4moe": AFTER,
     "seed_oss": AFTER,
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), AFTER),
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 """Norms that a family's files call otherwise."""
-TURNED = ("llama", "mistral3", "granite", "granitehybrid", "smollm3")
-SHIFTED = ("gemma", "qwen3next", "qwen35")
-"""The beginnings of families to whose norms the converter adds 1."""
+TURNED = ("llama", "mistral3", "granite", "smollm3")
 
 
 Part = tuple[str, torch.Tensor, tuple[int, ...], float]
@@ -337,18 +330,14 @@ def parts(architecture: str, model: Any) -> Iterator[Part]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         shape = tuple(tensor.shape)
-        shift = 1.0 if architecture.startswith(SHIFTED) and name.endswith("norm.weight") else 0.0
+        shift = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         if match is None:
             whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-            whole["model.embedding_norm"] = "token_embd_norm"
             yield f"{whole[name.removesuffix('.weight')]}.weight", tensor, shape, shift
             continue
         prefix, inner = f"blk.{match[1]}.", match[2]
-        own = list(recurrent.parts(architecture, config, prefix, inner, tensor))
-        if architecture in recurrent.SIZES and own:
-            yield from own
-        elif inner == "self_attn.sinks":
+        if inner == "self_attn.sinks":
             yield f"{prefix}attn_sinks.weight", tensor, shape, shift
         elif inner == "mlp.gate.e_score_correction_bias":
             yield f"{prefix}exp_probs_b.bias", tensor, shape, shift
@@ -389,7 +378,7 @@ def sizes(architecture: str, config: Any) -> dict[str, Any]:
         "feed_forward_length": U32(config.intermediate_size),
         "attention.head_count": U32(config.num_attention_heads),
         "attention.head_count_kv": U32(config.num_key_value_heads),
-        "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", None) or config.norm_eps),
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
     }
     if head_dim != config.hidden_size // config.num_attention_heads:
         found |= {"attention.key_length": U32(head_dim), "attention.value_length": U32(head_dim)}
@@ -514,6 +503,5 @@ SIZES: dict[str, Callable[[Any], dict[str, Any]]] = {
         "residual_scale": config.residual_multiplier,
         "logit_scale": config.logits_scaling,
     },
-    **recurrent.SIZES,
 }
 """What the converter writes for one architecture alone."""
