@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 TOKENS = re.compile(
     r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|(?P<rule>[a-z]\w*)|(?P<count>[*+?]|\{\d+(?:,\d*)?\})|(?P<mark>[()|])'
 )
-Sequence = list["str | Alternatives"]
+Sequence = list[Any]
 """Rules, and parts in brackets, that all have to be satisfied; what may be left out is not among them."""
 Alternatives = list[Sequence]
 
