@@ -434,7 +434,7 @@ def inner(config: Any) -> dict[str, Any]:
 
 
 def sections(config: Any) -> dict[str, Any]:
-    """How many frequencies turn with each axis of a picture, all of them in equal parts for text."""
+    """Return the number of frequencies that turn with each axis of a picture."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     third = head_dim // 2 // 3
     return {"rope.dimension_sections": [U32(head_dim // 2 - 2 * third), U32(third), U32(third), U32(0)]}
@@ -504,4 +504,4 @@ SIZES: dict[str, Callable[[Any], dict[str, Any]]] = {
         "logit_scale": config.logits_scaling,
     },
 }
-"""What the converter writes for one architecture alone."""
+"""Metadata that the converter writes for one architecture alone."""

@@ -46,6 +46,16 @@ DELTA = {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 16,
 }
+DELTA_MOE = (
+    MOE
+    | DELTA
+    | {
+        "head_dim": 32,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    }
+)
 
 GRANITE = {
     "embedding_multiplier": 6.0,
@@ -217,15 +227,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-next": (
         "Qwen3Next",
-        MOE
-        | DELTA
-        | {
-            "head_dim": 32,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "mlp_only_layers": [0],
-        },
+        DELTA_MOE | {"mlp_only_layers": [0]},
     ),
     "granite-hybrid": (
         "GraniteMoeHybrid",
@@ -251,17 +253,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "qwen3.5-moe": (
-        "Qwen3_5MoeText",
-        MOE
-        | DELTA
-        | {
-            "head_dim": 32,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        },
-    ),
+    "qwen3.5-moe": ("Qwen3_5MoeText", DELTA_MOE),
     "lfm2-moe": (
         "Lfm2Moe",
         MOE

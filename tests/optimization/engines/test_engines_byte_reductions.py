@@ -25,7 +25,7 @@ from torchwright.optimization.techniques.base import Settings
 from torchwright.workloads.base import Case
 
 MIXED = torch.tensor([[-1, 1] * 9] * 4, dtype=torch.int8) * torch.arange(3, 21, dtype=torch.int8)
-"""Of both signs, so that the example alone does not show zeros that are no part of it."""
+"""Numbers of both signs: zeros that are not among them do not change the example's own result."""
 
 
 def extremes(x: torch.Tensor) -> list[torch.Tensor]:

@@ -96,15 +96,15 @@ class ShortConvConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
-    """A gated delta rule in place of attention (Yang et al., 2024)."""
+class RecurrenceConfig:
+    """A linear recurrence behind a short convolution, in place of attention."""
 
     key_heads: int
     heads: int
     key_dim: int
     head_dim: int
     width: int
-    """Width of the convolution before it."""
+    """Width of the convolution."""
 
     @property
     def keys(self) -> int:
@@ -122,32 +122,17 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaConfig:
-    """Mamba-2 in place of attention (Dao and Gu, 2024); B and C are its keys and queries."""
+class DeltaConfig(RecurrenceConfig):
+    """A gated delta rule (Yang et al., 2024)."""
 
-    key_heads: int
-    heads: int
-    key_dim: int
-    head_dim: int
-    width: int
-    """Width of the convolution before it."""
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig(RecurrenceConfig):
+    """Mamba-2 (Dao and Gu, 2024); B and C are its keys and queries."""
+
     conv_bias: bool
     bias: bool
     """True if its linear layers have biases."""
-
-    @property
-    def keys(self) -> int:
-        """Numbers in all heads' keys of a token."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """Numbers in all heads' values of a token."""
-        return self.heads * self.head_dim
-
-    def state_shape(self, model: int) -> StateShape:
-        convolved = 2 * self.keys + self.values
-        return StateShape(((self.width - 1, convolved), (self.heads, self.key_dim, self.head_dim)))
 
 
 Mixer = ShortConvConfig | DeltaConfig | MambaConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,37 +11,44 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.models.decoder.config import DecoderConfig, DeltaConfig, MambaConfig, ShortConvConfig
 from torchwright.models.decoder.family import Names
 
-Rows = tuple[Sequence[str], tuple[int, ...], int, bool]
-"""Names in the file, the rows of each, columns, and whether there is a bias."""
+
+class Rows(NamedTuple):
+    """A linear layer's rows, one tensor of the file below the other."""
+
+    names: Sequence[str]
+    """In the file."""
+    counts: Sequence[int]
+    columns: int
+    bias: bool = False
 
 
 def linear_rows(config: DecoderConfig, names: Names, part: str) -> Rows:
     """The rows of one of a layer's linear layers, in the order of this decoder."""
     mixer, E, F = config.mixer, config.model, config.feed_forward
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    parts: dict[str, Rows] = {
-        "qkv": (names.qkv, (2 * q if config.output_gate else q, kv, kv), E, config.qkv_bias),
-        "o": ((names.o,), (E,), q, config.o_bias),
-        "gate_up": (names.gate_up, (F, F), E, config.mlp_bias),
-        "down": ((names.down,), (E,), F, config.mlp_bias),
+    parts = {
+        "qkv": Rows(names.qkv, (2 * q if config.output_gate else q, kv, kv), E, config.qkv_bias),
+        "o": Rows((names.o,), (E,), q, config.o_bias),
+        "gate_up": Rows(names.gate_up, (F, F), E, config.mlp_bias),
+        "down": Rows((names.down,), (E,), F, config.mlp_bias),
     }
     if isinstance(mixer, ShortConvConfig):
         parts |= {
-            "conv_in": ((names.conv_in,), (3 * E,), E, mixer.bias),
-            "conv_out": ((names.conv_out,), (E,), E, mixer.bias),
+            "conv_in": Rows((names.conv_in,), (3 * E,), E, mixer.bias),
+            "conv_out": Rows((names.conv_out,), (E,), E, mixer.bias),
         }
     if isinstance(mixer, DeltaConfig):
         parts |= {
-            "delta_in": (names.delta_in, (2 * mixer.keys + mixer.values, mixer.values), E, False),
-            "delta_out": ((names.delta_out,), (E,), mixer.values, False),
-            "decay": (names.decay, (mixer.heads, mixer.heads), E, False),
+            "delta_in": Rows(names.delta_in, (2 * mixer.keys + mixer.values, mixer.values), E),
+            "delta_out": Rows((names.delta_out,), (E,), mixer.values),
+            "decay": Rows(names.decay, (mixer.heads, mixer.heads), E),
         }
     if isinstance(mixer, MambaConfig):
-        whole: Rows = ((names.mamba_in,), (2 * mixer.values + 2 * mixer.keys + mixer.heads,), E, mixer.bias)
+        whole = Rows((names.mamba_in,), (2 * mixer.values + 2 * mixer.keys + mixer.heads,), E, mixer.bias)
         parts |= {
             "mamba_in": whole,
             "decay": whole,
-            "mamba_out": ((names.mamba_out,), (E,), mixer.values, mixer.bias),
+            "mamba_out": Rows((names.mamba_out,), (E,), mixer.values, mixer.bias),
         }
     return parts[part]
 

@@ -18,7 +18,7 @@ from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.weight import Grouped, Weight, fill
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.families import FAMILIES
-from torchwright.models.decoder.weight_rows import linear_rows, recurrent_part, row_order
+from torchwright.models.decoder.weight_rows import Rows, linear_rows, recurrent_part, row_order
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""
@@ -150,11 +150,9 @@ class DecoderWeights(DecoderParts):
 
     def linear(self, layer: int, part: str) -> nn.Module:
         """One of a layer's linear layers: (N, K) with query, key and value, or gate and up, one below the other."""
-        files, rows, columns, bias = linear_rows(self.config, self.names, part)
-        order_N = row_order(self.config, layer, part, len(files))
-        if part == "decay":
-            return self._exact(layer, files, rows, columns, bias, order_N)
-        return self._linear(layer, files, rows, columns, bias, order_N)
+        rows = linear_rows(self.config, self.names, part)
+        order_N = row_order(self.config, layer, part, len(rows.names))
+        return (self._exact if part == "decay" else self._linear)(layer, rows, order_N)
 
     def recurrent(self, layer: int, part: str) -> torch.Tensor | None:
         """See `LayerParts`."""
@@ -168,16 +166,16 @@ class DecoderWeights(DecoderParts):
         F, E = self.config.experts.feed_forward, self.config.model
         gate_up = [name.format(expert) for name in self.names.expert_gate_up]
         down = self.names.expert_down.format(expert)
-        return self._linear(layer, gate_up, (F, F), E, False), self._linear(layer, [down], (E,), F, False)
+        return self._linear(layer, Rows(gate_up, (F, F), E)), self._linear(layer, Rows([down], (E,), F))
 
     def shared(self, layer: int) -> tuple[nn.Module, nn.Module]:
         assert self.config.experts
         F, E = self.config.experts.shared, self.config.model
-        gate_up = self._linear(layer, self.names.shared_gate_up, (F, F), E, False)
-        return gate_up, self._linear(layer, [self.names.shared_down], (E,), F, False)
+        gate_up = self._linear(layer, Rows(self.names.shared_gate_up, (F, F), E))
+        return gate_up, self._linear(layer, Rows([self.names.shared_down], (E,), F))
 
     def shared_gate(self, layer: int) -> nn.Module:
-        return self._exact(layer, [self.names.shared_gate], (1,), self.config.model, False)
+        return self._exact(layer, Rows([self.names.shared_gate], (1,), self.config.model))
 
     def router(self, layer: int) -> torch.Tensor:
         """(experts, E): a plain tensor, because a rounded router sends tokens elsewhere and saves nothing."""
@@ -235,17 +233,9 @@ class DecoderWeights(DecoderParts):
         """Let go of the files' memory, called after each layer; parts given before stay good."""
         self.checkpoint.close()
 
-    def _linear(
-        self,
-        layer: int,
-        names: Sequence[str],
-        rows: Sequence[int],
-        columns: int,
-        bias: bool,
-        order_N: torch.Tensor | None = None,
-    ) -> nn.Module:
+    def _linear(self, layer: int, rows: Rows, order_N: torch.Tensor | None = None) -> nn.Module:
         """A linear layer; integers of a quantized checkpoint are made wide where its rows change their order."""
-        weights, shapes, offsets = self._places(layer, names, rows, columns, bias)
+        weights, shapes, offsets = self._places(layer, rows)
         if order_N is None:
             return self._layer(weights, shapes, offsets)
         if any(map(self.checkpoint.holds, weights)):
@@ -253,17 +243,9 @@ class DecoderWeights(DecoderParts):
         wide_NK = self._stack(weights, shapes)[order_N]
         return self._made(weights[0], wide_NK, None if offsets is None else offsets[order_N])
 
-    def _exact(
-        self,
-        layer: int,
-        names: Sequence[str],
-        rows: Sequence[int],
-        columns: int,
-        bias: bool,
-        order_N: torch.Tensor | None = None,
-    ) -> nn.Module:
+    def _exact(self, layer: int, rows: Rows, order_N: torch.Tensor | None = None) -> nn.Module:
         """A linear layer that no scheme rounds; by the kernels where they run, so that its rows are independent."""
-        weights, shapes, offsets = self._places(layer, names, rows, columns, bias)
+        weights, shapes, offsets = self._places(layer, rows)
         wide_NK = self._stack(weights, shapes)
         if order_N is not None:
             wide_NK, offsets = wide_NK[order_N], None if offsets is None else offsets[order_N]
@@ -271,14 +253,14 @@ class DecoderWeights(DecoderParts):
             return PackedLinear(wide_NK, offsets, BF16, device=self.device)
         return plain_linear(wide_NK, offsets)
 
-    def _places(
-        self, layer: int, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
-    ) -> tuple[list[str], list[tuple[int, int]], torch.Tensor | None]:
+    def _places(self, layer: int, rows: Rows) -> tuple[list[str], list[tuple[int, int]], torch.Tensor | None]:
         """A linear layer's tensors in the file and their shapes, and its bias; one tensor may be several elsewhere."""
-        rows = rows if len(names) > 1 else (sum(rows),)
-        full = [f"model.layers.{layer}.{name}" for name in names]
-        offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
-        return [f"{name}.weight" for name in full], [(row, columns) for row in rows], offsets
+        counts = rows.counts if len(rows.names) > 1 else (sum(rows.counts),)
+        full = [f"model.layers.{layer}.{name}" for name in rows.names]
+        offsets = None
+        if rows.bias:
+            offsets = self._stack([f"{name}.bias" for name in full], [(count,) for count in counts])
+        return [f"{name}.weight" for name in full], [(count, rows.columns) for count in counts], offsets
 
     def _layer(
         self,

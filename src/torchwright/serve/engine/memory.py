@@ -45,9 +45,7 @@ def page_count(
     Without `kv_memory`: half of the `available` bytes (by default the machine's), or most of them where one whole
     context needs it. Raises `WorkloadError` where there is not even room for one page.
     """
-    size = max(
-        1, page_bytes(config, dtype)
-    )  # a model of recurrent layers alone has pages without keys and values
+    size = max(1, page_bytes(config, dtype))  # pages of recurrent layers alone have no keys and values
     whole = -(-context // PAGE)
     if kv_memory is None:
         available = available_memory_bytes() if available is None else available
@@ -111,7 +109,7 @@ def cache_size(
     if running < 1:
         raise WorkloadError(
             f"{kv_memory} bytes for keys, values and states",
-            allowed=f"at least {4 * state}: half of it holds a sequence's state and a copy",
+            allowed=f"at least {4 * state}, of which half holds a sequence's state and a copy",
             next=f"--kv-memory {4 * state}, or more",
         )
     most = page_count(config, dtype, context=context, max_running=running, kv_memory=kv_memory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.serve.engine.prefix import STATE_EVERY, PrefixTree
 from torchwright.serve.engine.request import Sequence
@@ -44,7 +46,7 @@ class Pages:
             self.tree.keep(sequence.cache, sequence.tokens)
         self.cache.unmark(sequence.cache)
 
-    def mark(self, steps: list[tuple[Sequence, int, int]]) -> None:
+    def mark(self, pieces: Iterable[tuple[Sequence, int, int]]) -> None:
         """Have states copied on the way of a step: (sequence, tokens, the last of them that are only proposed).
 
         The state after each token that may turn out to be the last, so that the sequence can be wound back to it; and
@@ -52,6 +54,7 @@ class Pages:
         """
         if self.cache.states is None:
             return
+        steps = list(pieces)
         for sequence, _, _ in steps:
             if sequence.cache.state is None:
                 self._make_room_for_a_state()

@@ -72,7 +72,7 @@ class Runner:
         """Compute a plan's tokens and choose those that follow; sequences that share a prompt part here."""
         pieces = list(_pieces(plan))
         self._pages.reserve(plan.new_pages)
-        self._pages.mark([(piece.sequence, len(piece.ids), len(piece.proposals)) for piece in pieces])
+        self._pages.mark((piece.sequence, len(piece.ids), len(piece.proposals)) for piece in pieces)
         batch = self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces])
         answering = [piece for piece in pieces if piece.answers]
         masks = self._masks(answering)

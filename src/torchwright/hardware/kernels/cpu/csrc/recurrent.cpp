@@ -160,7 +160,10 @@ void gated_norm_of(const tw::GatedNormTask& t, int64_t row) {
   const auto open = [&](int64_t i) { return activate(load_f32(gate + i), true); };
   const auto value = [&](int64_t i) { return t.gate_first ? load_f32(x + i) * open(i) : load_f32(x + i); };
   F squares = F{};
-  for (int64_t i = 0; i < t.size; i += LANES) squares = fma(value(i), value(i), squares);
+  for (int64_t i = 0; i < t.size; i += LANES) {
+    const F v = value(i);
+    squares = fma(v, v, squares);
+  }
   const float inverse = 1 / std::sqrt(sum(squares) / float(t.size) + t.eps);
   for (int64_t i = 0; i < t.size; i += LANES) {
     const F y = value(i) * splat(inverse) * load_f32(weight + i);
