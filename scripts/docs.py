@@ -7,7 +7,8 @@
 Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
 
 A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. docs/serve.md has
-`tool formats`, `reasoning formats`, `parameters` (of every request), `refused` and `limits`.
+`tool formats`, `reasoning formats`, `parameters` (of every request), `refused` and `limits`; docs/log.md is an index of
+the entries in docs/log.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def main() -> int:
         ROOT / "docs" / "plugins.md": with_blocks(
             ROOT / "docs" / "plugins.md", {"properties": properties_table()}
         ),
+        ROOT / "docs" / "log.md": with_blocks(ROOT / "docs" / "log.md", {"log": log_index()}),
         ROOT / "docs" / "train.md": with_blocks(ROOT / "docs" / "train.md", {"data sets": data_sets_table()}),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
         TARGET_GUIDE: with_blocks(
@@ -124,6 +126,23 @@ def techniques_page(rows: list[dict[str, Any]]) -> str:
                 table(("option", "type", "default", "meaning"), [_option(o) for o in row["options"]])
             )
     return "\n".join(parts)
+
+
+def log_index() -> str:
+    """Each topic of the log with a link to each of its entries, newest first."""
+    parts: list[str] = []
+    for page in sorted(
+        (ROOT / "docs" / "log").glob("*/*.md"), key=lambda page: (-int(page.parent.name), page.name)
+    ):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        topic, *titles = re.findall(r"^##? (.*)", page.read_text(), re.MULTILINE)
+        parts.append(f"### [{topic}]({name})\n\n")
+        for title in titles:
+            anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as GitHub makes it
+            date, what = title[:10], re.sub(r"^[^:]*: | \([^()]*\)$", "", title[10:])
+            parts.append(f"- {date}: [{what.strip(', ')}]({name}#{anchor})\n")
+        parts.append("\n")
+    return "".join(parts)
 
 
 def cli_page() -> str:

@@ -124,18 +124,13 @@ def test_git_ignores_the_folder_that_optimize_writes_by_default(target: str | No
     assert any(fnmatch.fnmatch(f"/{default_out(target)}/", pattern) for pattern in patterns)
 
 
-def test_the_log_is_newest_first_and_every_entry_is_in_the_index() -> None:
-    links: set[str] = set()
-    for page in sorted((ROOT / "docs" / "log").glob("*/*.md")):
-        titles = re.findall(r"^## (.*)", page.read_text(), re.MULTILINE)
-        dates = [title[:10] for title in titles]
+def test_the_log_is_newest_first() -> None:
+    pages = sorted((ROOT / "docs" / "log").glob("*/*.md"))
+    assert pages
+    for page in pages:
+        dates = re.findall(r"^## (.{10})", page.read_text(), re.MULTILINE)
         assert dates == sorted(dates, reverse=True), page
         assert all(date.startswith(page.parent.name) for date in dates), page
-        name = page.relative_to(ROOT / "docs").as_posix()
-        anchors = (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
-        links |= {f"{name}#{anchor}" for anchor in anchors}  # as GitHub makes them
-    assert len(links) > 90
-    assert set(re.findall(r"\]\(([^)]+#[^)]+)\)", (ROOT / "docs" / "log.md").read_text())) == links
 
 
 @pytest.fixture

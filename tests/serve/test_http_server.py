@@ -317,7 +317,7 @@ def test_openapi_names_every_field(http: httpx.Client) -> None:
     [
         (b"{", 400, "not valid JSON"),
         (b"", 400, "not valid JSON"),
-        (b'{"prompt": "\xff"}', 400, "not valid JSON: 'utf-8'"),
+        (b'{"prompt": "\xff"}', 400, "not valid JSON"),
         (b'{"prompt": "\\ud800"}', 400, "JSON"),
         (b"[" * 100_000, 400, "more than 128 deep"),
         (b"[]", 400, "object"),
