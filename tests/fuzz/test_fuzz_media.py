@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent))
 import media
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.models.segment.picture import read_picture
+from torchwright.models.vision.picture import read_picture
 
 pytest.importorskip("soundfile")
 from torchwright.models.speech.files import decoded

@@ -230,8 +230,8 @@ def _segment(
 ) -> dict[str, Any]:
     """One picture's masks, written; returns its facts."""
     from torchwright.models.segment.files import check_target, write_classes, write_masks
-    from torchwright.models.segment.picture import read_picture
     from torchwright.models.segment.semantic import ClassSegmenter
+    from torchwright.models.vision.picture import read_picture
 
     check_target(target)
     pixels_HW3, begun = read_picture(picture), time.monotonic()

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, features
 from sams import picture
 
-from torchwright.models.segment import picture as reading
-from torchwright.models.segment.picture import PictureError, read_picture
+from torchwright.models.vision import picture as reading
+from torchwright.models.vision.picture import PictureError, read_picture
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".webp"])

@@ -39,7 +39,7 @@ from torchwright.workloads.detect import from_target
 
 RUN = """
 import sys, numpy as np, torchwright as tw
-from torchwright.models.segment.picture import read_picture
+from torchwright.models.vision.picture import read_picture
 model = tw.load(sys.argv[1]).model
 found = model.segment(sys.argv[2], points=[(30, 20)])
 found += model.segment(sys.argv[2], boxes=[(10, 5, 60, 50)])

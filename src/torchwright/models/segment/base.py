@@ -16,8 +16,8 @@ from torchwright.core.errors import WorkloadError
 from torchwright.models.segment.everything import find
 from torchwright.models.segment.masks import Mask, Points, stability
 from torchwright.models.segment.network import INSIDE, LEFT_TOP, NO_POINT, OUTSIDE, RIGHT_BOTTOM, Network
-from torchwright.models.segment.picture import read_picture
 from torchwright.models.segment.prompts import Encoded, Prompt, check_within, grid_over, prompts_of
+from torchwright.models.vision.picture import read_picture
 
 
 class Segmenter(ABC):

@@ -11,10 +11,10 @@ from torchwright.core.errors import ModelError, first_line, unknown
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.models.segment.base import Segmenter
 from torchwright.models.segment.network import Network
-from torchwright.models.segment.picture import check_pillow
 from torchwright.models.segment.sam import Sam
 from torchwright.models.segment.sam2 import Sam2
 from torchwright.models.segment.semantic import ENDING, ClassSegmenter, open_classifier, preparation_of
+from torchwright.models.vision.picture import check_pillow
 from torchwright.workloads.base import CastBoundary, to_dtype
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 

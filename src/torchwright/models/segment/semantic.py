@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchwright.core.errors import ArtifactError, ModelError
 from torchwright.hub.folder import find_object, read_config
 from torchwright.models.segment.classes import ClassMap
-from torchwright.models.segment.picture import check_pillow, read_picture
+from torchwright.models.vision.picture import check_pillow, read_picture
 from torchwright.workloads.huggingface import load_model
 from torchwright.workloads.pictures import Pictures
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.core.errors import WorkloadError
-from torchwright.models.segment.picture import SUFFIXES, read_picture
+from torchwright.models.vision.picture import SUFFIXES, read_picture
 
 FEWEST = 3
 """One to calibrate on, two to judge by."""

@@ -12,6 +12,7 @@ import msgspec
 
 from torchwright.models.diffusion.limits import Style
 from torchwright.models.speech.transcript import Options, Window
+from torchwright.models.vision.record import Picture
 
 OUT_OF_MEMORY = 12
 """Exit code of an engine that could not get memory: the number of ENOMEM."""
@@ -89,6 +90,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Lower is sooner."""
     timeout_s: float | None = None
     """Seconds from its arrival at the engine after which the request ends with what it has."""
+    pictures: list[Picture] = []
+    """In the order of their places among the ids: tokens that stand for pictures."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

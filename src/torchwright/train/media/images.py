@@ -13,7 +13,7 @@ import torch
 
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.hub.folder import read_config
-from torchwright.models.segment.picture import read_picture
+from torchwright.models.vision.picture import read_picture
 from torchwright.train.data.shards import DataError
 from torchwright.train.media.config import ImageData, ImageRun
 from torchwright.train.media.listing import Item, Listing, hold_out, list_images, refuse

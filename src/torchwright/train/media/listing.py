@@ -15,7 +15,7 @@ from typing import Any
 
 from torchwright.core.paths import private_cache
 from torchwright.core.process.files import replacing
-from torchwright.models.segment.picture import SUFFIXES
+from torchwright.models.vision.picture import SUFFIXES
 from torchwright.train.data.documents import FileReport
 from torchwright.train.data.hold_out import drawing_order, held_rows
 from torchwright.train.data.rows import READERS, DataRow, is_dataset, is_rows, read_rows

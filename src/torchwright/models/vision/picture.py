@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
@@ -41,7 +42,7 @@ def check_pillow() -> None:
 
 
 def read_picture(source: Any) -> np.ndarray:
-    """A file, a Pillow image or an array (H, W, 3) uint8 as RGB (H, W, 3) uint8.
+    """A file, its content, a Pillow image or an array (H, W, 3) uint8 as RGB (H, W, 3) uint8.
 
     Of a file the first picture counts, turned as its EXIF says; grey, palettes and CMYK become RGB, 16 bits become 8,
     and transparency is left out, as transformers does. Raises `PictureError` naming the file and what is wrong.
@@ -51,6 +52,8 @@ def read_picture(source: Any) -> np.ndarray:
 
     if isinstance(source, str) and is_url(source):
         raise PictureError(f"{source} is a URL", allowed="the name of a file: nothing is downloaded")
+    if isinstance(source, bytes):
+        return _read_content("the picture", len(source), io.BytesIO(source))
     if isinstance(source, str | os.PathLike):
         return _read_file(Path(source))
     if isinstance(source, Image.Image):
@@ -68,41 +71,46 @@ def read_picture(source: Any) -> np.ndarray:
 
 
 def _read_file(path: Path) -> np.ndarray:
-    from PIL import Image
-
     if path.exists() and not path.is_file():
         raise PictureError(f"{path} is no file")
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise PictureError(
-                f"{path.name} is too large", found=f"{size:,} bytes", allowed=f"{MOST_BYTES:,} bytes"
-            )
-        with path.open("rb") as file, warnings.catch_warnings():
+        with path.open("rb") as file:
+            return _read_content(path.name, path.stat().st_size, file)
+    except FileNotFoundError as error:
+        raise PictureError(f"there is no file {path}") from error
+    except OSError as error:
+        raise PictureError(f"{path} cannot be read", found=error.strerror) from error
+
+
+def _read_content(name: str, size: int, file: BinaryIO) -> np.ndarray:
+    from PIL import Image
+
+    if size > MOST_BYTES:
+        raise PictureError(f"{name} is too large", found=f"{size:,} bytes", allowed=f"{MOST_BYTES:,} bytes")
+    try:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes, whose limit here is lower; tags that are skipped
-            with _opened(path.name, file) as image:
-                _check_size(path.name, image.size)
-                return _rgb(path.name, image)
+            with _opened(name, file) as image:
+                _check_size(name, image.size)
+                return _rgb(name, image)
     except Image.DecompressionBombError as error:
         count = re.search(r"[0-9]+", str(error))  # Pillow's own limit, which it names, is a higher one
-        raise _too_large(path.name, f"{int(count[0]):,} pixels" if count else str(error)) from error
+        raise _too_large(name, f"{int(count[0]):,} pixels" if count else str(error)) from error
     except Image.UnidentifiedImageError as error:
         raise PictureError(
-            f"{path.name} is no picture that can be read",
+            f"{name} is no picture that can be read",
             found=f"{size:,} bytes",
             allowed=", ".join(FORMATS),
         ) from error
-    except FileNotFoundError as error:
-        raise PictureError(f"there is no file {path}") from error
     except PictureError:
         raise
     except OSError as error:
-        if error.errno is None:  # Pillow's own
-            raise _damaged(path.name, error) from error
-        raise PictureError(f"{path} cannot be read", found=error.strerror) from error
+        if error.errno is not None:  # the file's; without a number it is Pillow's own
+            raise
+        raise _damaged(name, error) from error
     except (SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError) as error:
         # What Pillow's readers raise of files that are damaged.
-        raise _damaged(path.name, error) from error
+        raise _damaged(name, error) from error
 
 
 def _opened(name: str, file: BinaryIO) -> Any:

@@ -1,0 +1,113 @@
+"""Pictures as a model's own processor prepares them: transformers' class for its `model_type`, from the folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchwright.core.errors import ModelError
+from torchwright.core.quiet import quiet_import
+from torchwright.hub.folder import read_config
+from torchwright.models.vision.picture import PictureError, read_picture
+from torchwright.models.vision.record import Picture, picture_of
+
+TEXT = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
+"""What a processor says of the text."""
+PLACES = ("image_token_id", "image_token_index")
+"""Fields of config.json that name the token in whose places embeddings of pictures go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A picture, and the text that stands for it in a prompt."""
+
+    text: str
+    """What comes in place of the placeholder that the chat template writes."""
+    picture: Picture
+
+
+class PictureReader:
+    """Reads pictures for one model.
+
+    reader = PictureReader(folder)
+    prepared = reader.read(content)     bytes of a file, or what else `read_picture` takes
+    text = text.replace(reader.placeholder, prepared.text, 1)
+
+    Raises `ModelError` for a folder without a processor of pictures.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def placeholder(self) -> str:
+        """The text by which a chat template says where a picture is."""
+        return str(self._processor.image_token)
+
+    @cached_property
+    def token(self) -> int:
+        """The id of the token in whose places the embeddings go."""
+        return picture_token(self.folder)
+
+    def read(self, source: Any) -> Prepared:
+        """Prepare one picture. Raises `PictureError` for one that cannot be used."""
+        from PIL import Image
+
+        image = Image.fromarray(read_picture(source))
+        processor = self._processor
+        try:
+            found = processor(
+                text=processor.image_token,
+                images=[image],
+                return_tensors="np",
+                return_text_replacement_offsets=True,
+            )
+        except (ValueError, ZeroDivisionError) as error:  # such as sides of 1 to 300
+            raise PictureError(
+                "the model's processor cannot take the picture", found=str(error)[:300]
+            ) from error
+        tokens = int(np.count_nonzero(np.asarray(found["input_ids"]) == self.token))
+        arrays = {name: np.asarray(value) for name, value in found.items() if name not in TEXT}
+        [[place]] = found["text_replacement_offsets"]
+        return Prepared(text=place["replacement"], picture=picture_of(arrays, tokens))
+
+    @cached_property
+    def _processor(self) -> Any:
+        with quiet_import():
+            return _still(_processor_class(self.folder)).from_pretrained(self.folder, local_files_only=True)
+
+
+def picture_token(folder: Path) -> int:
+    """The id of the token in whose places embeddings of pictures go. Raises `ModelError` where config.json has none."""
+    config = read_config(folder)
+    found = next((config[name] for name in PLACES if isinstance(config.get(name), int)), None)
+    if found is None:
+        raise ModelError(f"{folder / 'config.json'} names no token for pictures", allowed=" or ".join(PLACES))
+    return found
+
+
+def _processor_class(folder: Path) -> Any:
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    kind = read_config(folder).get("model_type")
+    name = PROCESSOR_MAPPING_NAMES.get(kind)
+    if name is None:
+        raise ModelError(f"transformers has no processor of pictures for model_type '{kind}'")
+    return getattr(transformers, name)
+
+
+def _still(base: Any) -> Any:
+    """A processor class without its processor of videos, which needs torchvision."""
+
+    class Still(base):
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in super().get_attributes() if name != "video_processor"]
+
+    Still.__name__ = base.__name__  # by which folders' files are recognized
+    return Still

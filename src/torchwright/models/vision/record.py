@@ -1,0 +1,53 @@
+"""A picture on its way to a model's vision encoder, as one process sends it to another. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+DTYPES = ("float32", "int64", "bool")
+"""Types of a prepared picture's arrays: numbers that encoders read, sizes, and masks of padding."""
+
+
+class PictureArray(msgspec.Struct, frozen=True, array_like=True):
+    """One array of a prepared picture."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+    def numpy(self) -> np.ndarray:
+        """Return the array. Raises `ValueError` for another type than `DTYPES`, or a size that does not fit."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"an array of {self.dtype}")
+        return np.frombuffer(self.content, self.dtype).reshape(self.shape)
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared picture: what the model's processor made of it."""
+
+    digest: str
+    """SHA-256 of the arrays: equal pictures have equal embeddings."""
+    tokens: int
+    """Places in the prompt that its embeddings take."""
+    arrays: dict[str, PictureArray]
+    """The vision encoder's arguments by name."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(array.content) for array in self.arrays.values())
+
+
+def picture_of(arrays: Mapping[str, np.ndarray], tokens: int) -> Picture:
+    """Return the picture of these arrays."""
+    digest, packed = hashlib.sha256(), dict[str, PictureArray]()
+    for name, array in sorted(arrays.items()):
+        dtype = next((kind for kind in DTYPES if np.dtype(kind).kind == array.dtype.kind), None)
+        if dtype is None:
+            raise ValueError(f"{name} is an array of {array.dtype}")
+        packed[name] = PictureArray(dtype, array.shape, np.ascontiguousarray(array, dtype).tobytes())
+        digest.update(f"{name} {dtype} {array.shape} ".encode() + packed[name].content)
+    return Picture(digest=digest.hexdigest(), tokens=tokens, arrays=packed)
