@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_files as files
+import gguf_recurrent_models as recurrent
 import numpy as np
 import torch
 import transformers
@@ -29,20 +30,20 @@ COMMON: dict[str, Any] = {
 }
 HALF = 8
 """Frequencies of the rotary embedding at heads of 16."""
-THETA = {"rope_theta": 10_000.0}
-LLAMA3 = {
+THETA: dict[str, Any] = {"rope_theta": 10_000.0}
+LLAMA3: dict[str, Any] = {
     "factor": 4.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16} | THETA
-LONGROPE = {
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16} | THETA
+LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "short_factor": [1.0 + 0.05 * i for i in range(HALF)],
     "long_factor": [1.5 + 0.5 * i for i in range(HALF)],
 }
-SIX = {"num_experts": 6, "num_experts_per_tok": 2}
+SIX: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "Llama", {}),
     "llama-biases": (
@@ -227,6 +228,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "SeedOss",
         {"head_dim": 32, "attention_bias": True, "attention_out_bias": False},
     ),
+    **recurrent.MODELS,
 }
 """Name → general.architecture, configuration class, and what differs from `COMMON`."""
 
@@ -242,7 +244,7 @@ def build(name: str, **options: Any) -> Any:
         if "norm" in parameter_name and not kind.startswith("Gemma"):
             parameter.data.add_(1.0)
     for buffer_name, buffer in model.named_buffers():
-        if "e_score_correction_bias" in buffer_name:
+        if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.data.normal_(std=0.3)
     return model.requires_grad_(False)
 
@@ -266,7 +268,7 @@ def write(
     keys = {f"{architecture}.{key}": value for key, value in sizes(architecture, model.config).items()}
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for stored_name, view, shape, shift in parts(architecture, model):
-        plain = len(shape) == 1 or "ffn_gate_inp" in stored_name or stored_name.endswith("bias")
+        plain = len(shape) == 1 or PLAIN.search(stored_name) is not None
         chosen = "F32" if plain else kind(stored_name)
         if chosen in files.DECODERS:
             content, decoded = files.blocks(chosen, (math.prod(shape[:-1]), shape[-1]), len(tensors))
@@ -284,7 +286,9 @@ def write(
     return files.write(path, {"general.architecture": architecture} | keys | tokenizer | metadata, tensors)
 
 
-MODULES = {
+PLAIN = re.compile(r"ffn_gate_inp|conv1d|shortconv\.conv|ssm_norm|ssm_[ad]$|bias$")
+"""Tensors that llama.cpp never quantizes."""
+MODULES: dict[str, str] = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -304,8 +308,8 @@ MODULES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-NORMS = {
+AFTER: dict[str, str] = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+NORMS: dict[str, dict[str, str]] = {
     "gemma2": AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
     "gemma3": AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
     "olmo2": AFTER,
@@ -313,10 +317,19 @@ NORMS = {
     "gpt-oss": AFTER,
     "glm4moe": AFTER,
     "seed_oss": AFTER,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), AFTER),
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 """Norms that a family's files call otherwise."""
-TURNED = ("llama", "mistral3", "granite", "smollm3")
+WHOLE: dict[str, str] = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+}
+TURNED = ("llama", "mistral3", "granite", "granitehybrid", "smollm3")
+SHIFTED = ("gemma", "qwen3next", "qwen35")
+"""The beginnings of families to whose norms the converter adds 1."""
 
 
 Part = tuple[str, torch.Tensor, tuple[int, ...], float]
@@ -330,14 +343,16 @@ def parts(architecture: str, model: Any) -> Iterator[Part]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         shape = tuple(tensor.shape)
-        shift = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
+        shift = 1.0 if architecture.startswith(SHIFTED) and name.endswith("norm.weight") else 0.0
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         if match is None:
-            whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-            yield f"{whole[name.removesuffix('.weight')]}.weight", tensor, shape, shift
+            yield f"{WHOLE[name.removesuffix('.weight')]}.weight", tensor, shape, shift
             continue
         prefix, inner = f"blk.{match[1]}.", match[2]
-        if inner == "self_attn.sinks":
+        own: list[Part] = list(recurrent.parts(architecture, config, prefix, inner, tensor))
+        if architecture in recurrent.SIZES and own:
+            yield from own
+        elif inner == "self_attn.sinks":
             yield f"{prefix}attn_sinks.weight", tensor, shape, shift
         elif inner == "mlp.gate.e_score_correction_bias":
             yield f"{prefix}exp_probs_b.bias", tensor, shape, shift
@@ -378,7 +393,7 @@ def sizes(architecture: str, config: Any) -> dict[str, Any]:
         "feed_forward_length": U32(config.intermediate_size),
         "attention.head_count": U32(config.num_attention_heads),
         "attention.head_count_kv": U32(config.num_key_value_heads),
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", None) or config.norm_eps),
     }
     if head_dim != config.hidden_size // config.num_attention_heads:
         found |= {"attention.key_length": U32(head_dim), "attention.value_length": U32(head_dim)}
@@ -503,5 +518,6 @@ SIZES: dict[str, Callable[[Any], dict[str, Any]]] = {
         "residual_scale": config.residual_multiplier,
         "logit_scale": config.logits_scaling,
     },
+    **recurrent.SIZES,
 }
 """Metadata that the converter writes for one architecture alone."""

@@ -253,6 +253,14 @@ def test_text_is_cut_into_words(pre: str) -> None:
     assert words == CUTS[pre]
 
 
+def test_marks_belong_to_a_word_of_qwen3_5() -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    cut = pre_tokenizers.Split(Regex(SPLITS["qwen35"]), "isolated")
+    words = [word for word, _ in cut.pre_tokenize_str("I'm 12 \u0e44\u0e21\u0e48!")]
+    assert words == ["I", "'m", " ", "1", "2", " \u0e44\u0e21\u0e48", "!"]
+
+
 def test_a_file_is_opened_once_and_again_when_it_changes(tmp_path: Path) -> None:
     path = tiny_file(tmp_path)
     folder = opened(path)

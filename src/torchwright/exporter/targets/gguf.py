@@ -18,9 +18,9 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config, read_object
 from torchwright.hub.formats.gguf import TURNED
-from torchwright.hub.gguf.families import QK_NORMS
+from torchwright.hub.gguf.family import QK_NORMS, WHOLE
 from torchwright.hub.gguf.folder import opened
-from torchwright.hub.gguf.names import LAYER, WHOLE
+from torchwright.hub.gguf.names import LAYER
 from torchwright.hub.gguf.tokenizer import CONTROL, LLAMA3, QWEN2, USER_DEFINED
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.models.decoder.families import decoder_config

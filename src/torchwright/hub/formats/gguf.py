@@ -13,11 +13,13 @@ from torchwright.core.errors import ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_object
 from torchwright.hub.formats.base import Format
+from torchwright.hub.gguf import assemble
 from torchwright.hub.gguf.blocks import BLOCKS, FLOAT_BLOCKS
 from torchwright.hub.gguf.families import family_of
 from torchwright.hub.gguf.folder import FILE
 from torchwright.hub.gguf.header import GgufTensor, read_gguf
 from torchwright.hub.gguf.names import Place, places
+from torchwright.hub.gguf.recurrent import by_key_head, in_the_model, value_heads
 from torchwright.hub.weight import Grouped, Plain, Weight, Wide
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -25,6 +27,8 @@ TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 """Projections whose rows may be in another order in the file, by the number of their heads in config.json."""
 NORM = "norm.weight"
 """The end of the names of norms, to whose weights the files of some families add a number."""
+DELTA, OUTPUT_NORM, OUTPUT = ".linear_attn.", ".linear_attn.norm.weight", ".linear_attn.out_proj.weight"
+"""Recurrent layers with value heads, and their tensors whose rows are not those of heads."""
 
 
 class Gguf(Format):
@@ -39,7 +43,7 @@ class Gguf(Format):
         if not self.path.is_file():
             raise ModelError(f"{folder} has no {FILE}", next="name the *.gguf file itself")
         self._header = read_gguf(self.path)
-        self._family, _ = family_of(self._header)
+        self._family, self._model = family_of(self._header)
         self._places = places(self._header)
         self._config = read_object(folder / "config.json")
         self._bytes: torch.Tensor | None = None
@@ -64,15 +68,29 @@ class Gguf(Format):
         stored = self._header.tensors[place.tensor]
         if place.by_expert:
             return self._by_expert(place)
+        if place.joined:
+            return self._joined(place)
         begin, end = place.rows or (0, stored.shape[0])
         if place.rows is None and len(stored.shape) > 2:
             raise ModelError(
                 f"the tensor '{name}' in {self.path} is {list(stored.shape)}", allowed="a matrix"
             )
         found = self._rows(stored, begin, end, self._order(name, end - begin))
-        if self._family.norm_shift and name.endswith(NORM):
+        if self._family.tiled and name.endswith(OUTPUT):
+            order_K = value_heads(self._model.states(), found.shape[-1])
+            return found if order_K is None else assemble.columns(found, order_K)
+        if self._family.norm_shift and name.endswith(NORM) and not name.endswith(OUTPUT_NORM):
             return Plain(found.rows(0, end - begin).float() - self._family.norm_shift)
-        return found
+        return self._changed(name, place, found) if isinstance(found, Plain) else found
+
+    def _changed(self, name: str, place: Place, found: Plain) -> Plain:
+        """A tensor whose numbers or shape the model has in another form than a file."""
+        changed = in_the_model(name, found.tensor)
+        if changed is None:
+            return found
+        if not bool(changed.isfinite().all()):
+            raise ModelError(f"the tensor '{place.tensor}' in {self.path} holds numbers that cannot be used")
+        return Plain(changed)
 
     def close(self) -> None:
         self._bytes = None
@@ -100,6 +118,26 @@ class Gguf(Format):
             return together.transpose(1, 2) if K else together
 
         return Wide((X, *K, N * len(stored)), part)
+
+    def _joined(self, place: Place) -> Weight:
+        """A tensor with its partner's rows below, in each expert if there are several."""
+        stored = [self._header.tensors[name] for name in (place.tensor, place.partner) if name is not None]
+        kinds = [tensor.type.name for tensor in stored]
+        if len(stored[0].shape) == 2:
+            whole = assemble.below([self._rows(tensor, 0, tensor.shape[0], None) for tensor in stored], kinds)
+            if not place.tensor.endswith(".attn_qkv.weight"):
+                return whole
+            # Gates below queries, keys and values; the model has all four by key head.
+            order_N = by_key_head(self._model.states(), whole.shape[0])
+            return whole if order_N is None else assemble.rows(whole, order_N)
+        X, N, K = stored[0].shape
+
+        def part(begin: int, end: int) -> torch.Tensor:
+            wholes = [self._rows(tensor, begin * N, end * N, None) for tensor in stored]
+            count = end - begin
+            return torch.cat([whole.rows(0, count * N).view(count, N, K) for whole in wholes], dim=1)
+
+        return Wide((X, N * len(stored), K), part)
 
     def _rows(self, stored: GgufTensor, begin: int, end: int, order: torch.Tensor | None) -> Weight:
         """Rows of a tensor, counted over all of its matrices, in the order that the model has them."""
@@ -133,8 +171,10 @@ class Gguf(Format):
         """The file's row for each of the model's.
 
         Files of some families turn neighbours of a head together, and models here the two halves: row (half, i) of a
-        head lies at (i, half).
+        head lies at (i, half). Others have the value heads of recurrent layers in another order.
         """
+        if self._family.tiled and DELTA in name and not name.endswith((OUTPUT_NORM, OUTPUT)):
+            return value_heads(self._model.states(), rows)
         heads = self._config.get(TURNED.get(name.split(".")[-2], ""))
         if not self._family.turned or heads is None:
             return None

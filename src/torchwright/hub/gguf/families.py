@@ -2,106 +2,40 @@
 
 The facts are those of llama.cpp's loaders and of its converter. A key that a family does not read is refused by name,
 unless its value says that the feature is off. To add a family, add an entry to `FAMILIES`, and a model to
-tests/hub/gguf_models.py.
+tests/hub/gguf_models.py. Those with recurrent layers are in `recurrent_families.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torchwright.hub.fields import Fields
+from torchwright.hub.gguf.family import (
+    ATTENTION_BIASES,
+    EXPERTS,
+    FULL,
+    FUSED,
+    GATED,
+    GEMMA,
+    PARTNER,
+    POST,
+    QK_NORMS,
+    QKV,
+    RENAMED,
+    SHARED,
+    SIGMOID,
+    SLIDING,
+    Family,
+    Stacked,
+    read_experts,
+    read_granite,
+    seen,
+)
 from torchwright.hub.gguf.header import Header
 from torchwright.hub.gguf.model import GgufModel
+from torchwright.hub.gguf.recurrent_families import GRANITE_EXPERTS, RECURRENT
 from torchwright.hub.gguf.rope import rope_of, ropes_of
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-SOFTMAX, SIGMOID = 1, 2
-"""Functions from a router's scores to shares, as files number them."""
-PARTNER = ""
-"""The model's name for a tensor whose rows belong to another one's."""
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """A tensor of all experts that the model has as one, each expert's matrix transposed."""
-
-    model: str
-    partner: str | None = None
-    """The tensor of the same layer whose rows alternate with this one's in the model."""
-
-
-Target = str | tuple[str, ...] | Stacked | None
-"""The counterpart of a layer's tensor in the model.
-
-A module's name, or a tensor's where the file's name has its last part, too; with "{}" one for each expert. A tuple
-names modules whose rows lie one below the other. None: the family does not have the tensor.
-"""
-
-QKV = ("attn_q", "attn_k", "attn_v")
-GATED = ("ffn_gate", "ffn_up", "ffn_down")
-ATTENTION_BIASES = (*QKV, "attn_qkv", "attn_output")
-QK_NORMS: dict[str, Target] = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-EXPERTS: dict[str, Target] = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-SHARED: dict[str, Target] = {
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-GEMMA: dict[str, Target] = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-POST: dict[str, Target] = {
-    "attn_norm": None,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": None,
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-"""Norms that follow a block, in families without one before it."""
-RENAMED: dict[str, Target] = {"ffn_norm": None, "post_attention_norm": "post_attention_layernorm"}
-"""The norm before the feed-forward block under another name."""
-FUSED: dict[str, Target] = {"ffn_gate": None, "ffn_up": "mlp.gate_up_proj"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One architecture of GGUF files."""
-
-    architecture: str
-    """The class that config.json names."""
-    special: Callable[[GgufModel], dict[str, Any]] = lambda model: {}
-    """Returns the fields of config.json that differ from a Llama's."""
-    names: dict[str, Target] = field(default_factory=dict)
-    """Tensors of a layer that differ from a Llama's."""
-    biases: tuple[str, ...] = ()
-    """The tensors of a layer that may have a bias."""
-    turned: bool = False
-    """True if files have the two halves of a head's rows in turn, and the model one after the other."""
-    norm_shift: float = 0.0
-    """Added by files to the weights of norms."""
-    mixture: bool = False
-    """True if the family has experts."""
-
-
-def _experts(
-    model: GgufModel, count: str, *, normalize: bool | None = None, gating: int = SOFTMAX
-) -> dict[str, Any]:
-    """Return the sizes of a mixture of experts, whose number config.json calls `count`."""
-    keys = model.keys
-    if keys.integer("expert_gating_func", gating, minimum=0) not in (0, gating):
-        raise keys.wrong("expert_gating_func", f"{gating}, as the family has it")
-    found: dict[str, Any] = {count: model.experts, "num_experts_per_tok": keys.integer("expert_used_count")}
-    if normalize is not None:
-        found["norm_topk_prob"] = keys.flag("expert_weights_norm", normalize)
-    return found
 
 
 def _whole_width(model: GgufModel) -> dict[str, Any]:
@@ -137,7 +71,7 @@ def _llama(model: GgufModel) -> dict[str, Any]:
 
 
 def _mixtral(model: GgufModel) -> dict[str, Any]:
-    return _experts(model, "num_local_experts") | _whole_width(model) | {"sliding_window": None}
+    return read_experts(model, "num_local_experts") | _whole_width(model) | {"sliding_window": None}
 
 
 def _qwen3(model: GgufModel) -> dict[str, Any]:
@@ -145,20 +79,10 @@ def _qwen3(model: GgufModel) -> dict[str, Any]:
 
 
 def _qwen3_moe(model: GgufModel) -> dict[str, Any]:
-    sizes = _experts(model, "num_experts", normalize=True)
+    sizes = read_experts(model, "num_experts", normalize=True)
     dense = model.keys.integer("feed_forward_length", 0, minimum=0)
     inner = model.keys.integer("expert_feed_forward_length", dense // sizes["num_experts_per_tok"])
     return _qwen3(model) | sizes | {"moe_intermediate_size": inner, "decoder_sparse_step": 1}
-
-
-def _seen(special: Callable[[GgufModel], dict[str, Any]]) -> Callable[[GgufModel], dict[str, Any]]:
-    """The language model of a multimodal file: with text alone its positions are those of one axis."""
-
-    def read(model: GgufModel) -> dict[str, Any]:
-        model.keys.settle("rope.dimension_sections", "n_deepstack_layers")
-        return special(model)
-
-    return read
 
 
 def _gemma(model: GgufModel) -> dict[str, Any]:
@@ -210,7 +134,7 @@ def _glm4_moe(model: GgufModel) -> dict[str, Any]:
     keys = model.keys
     return (
         _glm(model)
-        | _experts(model, "n_routed_experts", normalize=False, gating=SIGMOID)
+        | read_experts(model, "n_routed_experts", normalize=False, gating=SIGMOID)
         | {
             "use_qk_norm": model.has("attn_q_norm.weight"),
             "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
@@ -232,7 +156,7 @@ def _olmo3(model: GgufModel) -> dict[str, Any]:
 
 
 def _olmoe(model: GgufModel) -> dict[str, Any]:
-    return _olmo2(model) | _experts(model, "num_experts", normalize=False) | _whole_width(model)
+    return _olmo2(model) | read_experts(model, "num_experts", normalize=False) | _whole_width(model)
 
 
 def _exaone4(model: GgufModel) -> dict[str, Any]:
@@ -243,12 +167,7 @@ def _granite(model: GgufModel) -> dict[str, Any]:
     keys = model.keys
     if not keys.flag("rope.scaling.finetuned", True):
         raise keys.wrong("rope.scaling.finetuned", "true, which stands for a rotary embedding here")
-    return _llama(model) | {
-        "attention_multiplier": keys.number("attention.scale", 0.0) or model.head_dim**-0.5,
-        "embedding_multiplier": keys.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": keys.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": keys.positive("logit_scale"),
-    }
+    return _llama(model) | read_granite(model) | {"logits_scaling": keys.positive("logit_scale")}
 
 
 def _smollm3(model: GgufModel) -> dict[str, Any]:
@@ -275,7 +194,7 @@ def _gpt_oss(model: GgufModel) -> dict[str, Any]:
         rope["truncate"] = False
     return (
         _windows(model, 128, 2)
-        | _experts(model, "num_local_experts")
+        | read_experts(model, "num_local_experts")
         | _whole_width(model)
         | {
             "attention_bias": model.biased(*QKV, "attn_output"),
@@ -299,11 +218,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(architecture="Qwen2ForCausalLM", biases=QWEN2_BIASES),
     "qwen3": Family(architecture="Qwen3ForCausalLM", special=_qwen3, names=QK_NORMS, biases=ATTENTION_BIASES),
     "qwen3moe": QWEN3_MOE,
-    "qwen2vl": Family(architecture="Qwen2ForCausalLM", special=_seen(lambda model: {}), biases=QWEN2_BIASES),
+    "qwen2vl": Family(architecture="Qwen2ForCausalLM", special=seen(lambda model: {}), biases=QWEN2_BIASES),
     "qwen3vl": Family(
-        architecture="Qwen3ForCausalLM", special=_seen(_qwen3), names=QK_NORMS, biases=ATTENTION_BIASES
+        architecture="Qwen3ForCausalLM", special=seen(_qwen3), names=QK_NORMS, biases=ATTENTION_BIASES
     ),
-    "qwen3vlmoe": replace(QWEN3_MOE, special=_seen(_qwen3_moe)),
+    "qwen3vlmoe": replace(QWEN3_MOE, special=seen(_qwen3_moe)),
     "mistral3": Family(
         architecture="MistralForCausalLM", special=lambda model: {"sliding_window": None}, turned=True
     ),
@@ -392,7 +311,7 @@ FAMILIES: dict[str, Family] = {
         names=RENAMED,
         biases=(*ATTENTION_BIASES, *GATED),
     ),
-}
+} | RECURRENT
 """`general.architecture` → family."""
 OTHERS: dict[tuple[str, str], Family] = {
     ("llama", "expert_count"): Family(
@@ -407,6 +326,7 @@ OTHERS: dict[tuple[str, str], Family] = {
         turned=True,
         mixture=True,
     ),
+    ("granitehybrid", "expert_count"): GRANITE_EXPERTS,
     ("olmo2", "attention.sliding_window"): Family(
         architecture="Olmo3ForCausalLM", special=_olmo3, names=POST | QK_NORMS, biases=ATTENTION_BIASES
     ),
@@ -430,4 +350,10 @@ def family_of(header: Header) -> tuple[Family, GgufModel]:
         raise model.keys.wrong("expert_count", f"0: {family.architecture} has no experts")
     if family.mixture and not model.experts:
         raise model.keys.wrong("expert_count", f"1 or more: {family.architecture} is a mixture of experts")
+    if family.recurrent_layers is not None:
+        model.recurrent = family.recurrent_layers(model)
+    elif 0 in model.kv_by_layer:
+        raise model.keys.wrong(
+            "attention.head_count_kv", f"1 or more: {family.architecture} has no recurrent layers"
+        )
     return family, model

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchwright.core.errors import ModelError
-from torchwright.hub.gguf.families import PARTNER, Family, Stacked, Target, family_of
+from torchwright.hub.gguf.families import family_of
+from torchwright.hub.gguf.family import PARTNER, Family, Joined, Stacked, Target
 from torchwright.hub.gguf.header import Header
-from torchwright.hub.gguf.model import GgufModel
+from torchwright.hub.gguf.model import IN_A_LAYER, GgufModel
 from torchwright.hub.gguf.rope import TENSORS
 
-WHOLE = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 LAYER: dict[str, Target] = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -30,7 +25,8 @@ LAYER: dict[str, Target] = {
     "ffn_down": "mlp.down_proj",
 }
 """Tensors of a layer in most families; `Family.names` adds to them and replaces them."""
-IN_A_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([\w.]+)")
+BARE = ("ssm_a", "ssm_d")
+"""Vectors whose names have no last part."""
 MOST_EXPERTS, MOST_PLACES = 1024, 1 << 20
 
 
@@ -45,6 +41,8 @@ class Place:
     """The tensor whose rows alternate with this one's in the model, expert by expert."""
     by_expert: bool = False
     """True if the model has all experts in one tensor, each matrix transposed."""
+    joined: bool = False
+    """True if the partner's rows lie below this tensor's, expert by expert if there are several."""
 
 
 def places(header: Header) -> dict[str, Place]:
@@ -53,10 +51,10 @@ def places(header: Header) -> dict[str, Place]:
     Raises `ModelError` for a tensor that the family does not have, and for two that are the same one of the model.
     """
     family, model = family_of(header)
-    table = _table(family)
+    tables = _table(family, family.names), _table(family, family.names | family.recurrent)
     found: dict[str, Place] = {}
     for name in header.tensors:
-        for model_name, place in _places(family, model, table, name):
+        for model_name, place in _places(family, model, tables, name):
             other = found.setdefault(model_name, place)
             if len(found) > MOST_PLACES:
                 raise ModelError(f"{header.path} has more than {MOST_PLACES:,} tensors")
@@ -69,11 +67,11 @@ def places(header: Header) -> dict[str, Place]:
     return found
 
 
-def _table(family: Family) -> dict[str, Target]:
+def _table(family: Family, names: dict[str, Target]) -> dict[str, Target]:
     """Return what each tensor of a layer is in the model, both by their whole names."""
     found: dict[str, Target] = {}
-    for stem, target in (LAYER | family.names).items():
-        if "." in stem:
+    for stem, target in (LAYER | names).items():
+        if "." in stem or stem in BARE:
             found[stem] = target
             continue
         for part in ("weight", "bias") if stem in family.biases else ("weight",):
@@ -85,33 +83,38 @@ def _table(family: Family) -> dict[str, Target]:
 
 
 def _places(
-    family: Family, model: GgufModel, table: dict[str, Target], name: str
+    family: Family, model: GgufModel, tables: tuple[dict[str, Target], dict[str, Target]], name: str
 ) -> Iterator[tuple[str, Place]]:
     if name in TENSORS:
         return iter([])
-    if name in WHOLE:
-        return iter([(WHOLE[name], Place(tensor=name))])
+    if name in family.whole:
+        return iter([(family.whole[name], Place(tensor=name))])
     match = IN_A_LAYER.fullmatch(name)
     if match and model.layers <= int(match[1]) < model.blocks:
         return iter([])  # the layer predicts tokens ahead, and the model runs without it
-    target = table.get(match[2]) if match and int(match[1]) < model.layers else None
+    target = None
+    if match and int(match[1]) < model.layers:
+        recurrent = bool(model.recurrent) and model.recurrent[int(match[1])]
+        target = tables[recurrent].get(match[2])
     if match is None or target is None:
         raise ModelError(
             f"{model.path} has a tensor '{name[:80]}' that {family.architecture} does not have",
             next="take the model's folder with *.safetensors",
         )
-    return _of_a_layer(model, name, match[2], f"model.layers.{match[1]}.", target)
+    return _of_a_layer(family, model, name, match[2], f"model.layers.{match[1]}.", target)
 
 
 def _of_a_layer(
-    model: GgufModel, name: str, inner: str, prefix: str, target: Target
+    family: Family, model: GgufModel, name: str, inner: str, prefix: str, target: Target
 ) -> Iterator[tuple[str, Place]]:
     """Yield the model's tensors in one of a layer's; `inner` is its name without the layer."""
     if isinstance(target, Stacked):
         yield from _stacked(model, name, inner, prefix, target)
+    elif isinstance(target, Joined):
+        yield from _joined(model, name, inner, prefix, target)
     elif isinstance(target, tuple):
         begin = 0
-        for each, rows in zip(target, _split(model, name), strict=True):
+        for each, rows in zip(target, _split(family, model, name), strict=True):
             yield prefix + each, Place(tensor=name, rows=(begin, begin + rows))
             begin += rows
     elif target is not None and "{}" in target:
@@ -128,22 +131,46 @@ def _stacked(
 ) -> Iterator[tuple[str, Place]]:
     """Yield the tensor that holds all experts; the partner's rows belong to it, and have no place of their own."""
     _rows_of_an_expert(model, name)
-    other = None if target.partner is None else name.removesuffix(inner) + target.partner
-    if other is not None:
-        stored, shape = model.tensors.get(other), model.tensors[name].shape
-        if stored is None or stored.shape != shape:
-            raise ModelError(
-                f"{model.path} lacks the tensor '{other}'",
-                found="none" if stored is None else str(list(stored.shape)),
-                allowed=f"{list(shape)}, as '{name}'",
-            )
+    other = _partner(model, name, inner, target)
     if target.model != PARTNER:
         yield prefix + target.model, Place(tensor=name, partner=other, by_expert=True)
 
 
-def _split(model: GgufModel, name: str) -> tuple[int, ...]:
+def _joined(
+    model: GgufModel, name: str, inner: str, prefix: str, target: Joined
+) -> Iterator[tuple[str, Place]]:
+    """Yield the tensor with its partner's rows below; the partner has no place of its own."""
+    if "_exps." in name:
+        _rows_of_an_expert(model, name)
+    elif len(model.tensors[name].shape) != 2:
+        raise ModelError(
+            f"the tensor '{name}' in {model.path} is {list(model.tensors[name].shape)}", allowed="a matrix"
+        )
+    other = _partner(model, name, inner, target)
+    if target.model != PARTNER:
+        yield prefix + target.model, Place(tensor=name, partner=other, joined=True)
+
+
+def _partner(model: GgufModel, name: str, inner: str, target: Stacked | Joined) -> str | None:
+    """Return the name of a tensor's partner; a matrix below another one may have rows of another number."""
+    if target.partner is None:
+        return None
+    other = name.removesuffix(inner) + target.partner
+    stored, shape = model.tensors.get(other), model.tensors[name].shape
+    free = 1 if isinstance(target, Joined) and len(shape) == 2 else 0
+    if stored is None or len(stored.shape) != len(shape) or stored.shape[free:] != shape[free:]:
+        raise ModelError(
+            f"{model.path} lacks the tensor '{other}'",
+            found="none" if stored is None else str(list(stored.shape)),
+            allowed=f"{list(shape)}, as '{name}'",
+        )
+    return other
+
+
+def _split(family: Family, model: GgufModel, name: str) -> tuple[int, ...]:
     """Return the rows of query, key and value in a tensor that holds them one below the other."""
-    sizes = (model.heads * model.head_dim, *(model.kv_heads * model.head_dim,) * 2)
+    queries = model.heads * model.head_dim * (2 if family.output_gate else 1)
+    sizes = (queries, *(model.kv_heads * model.head_dim,) * 2)
     shape = model.tensors[name].shape
     if shape[0] != sum(sizes) or len(shape) > 2:
         raise ModelError(

@@ -17,6 +17,7 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 SEED = QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BEFORE, REST = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,8 +28,9 @@ SPLITS = {
     **dict.fromkeys(("gpt-2", "smollm", "refact", "starcoder", "exaone"), GPT2),
     **dict.fromkeys(("olmo", "phi-2", "exaone4", "granite-docling"), GPT2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), LLAMA3),
-    **dict.fromkeys(("falcon3", "pixtral", "glm4", "chatglm-bpe"), LLAMA3),
+    **dict.fromkeys(("falcon3", "pixtral", "glm4", "chatglm-bpe", "lfm2"), LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
+    "qwen35": QWEN35,
     "gpt-4o": GPT4O,
     "tekken": TEKKEN,
     "seed-coder": SEED,
@@ -36,11 +38,11 @@ SPLITS = {
 """`tokenizer.ggml.pre` → how text is cut into words, as the models' own tokenizers do."""
 DIGITS = ("smollm", "refact", "starcoder", "exaone")
 """The pre-tokenizers that cut numbers into digits."""
-COMPOSED = ("qwen2", "deepseek-r1-qwen")
+COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")
 """Those whose text is brought into Unicode's composed form (NFC) first."""
-WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "glm4", "tekken")
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "glm4", "tekken", "lfm2")
 """Those that take a word of the vocabulary as a token, even if merges would build another one."""
-WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "tekken")
+WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "tekken", "lfm2")
 """Those whose texts begin with the begin-of-text token where a file does not say."""
 
 
