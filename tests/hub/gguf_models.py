@@ -308,7 +308,10 @@ MODULES: dict[str, str] = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-AFTER: dict[str, str] = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+AFTER: dict[str, str] = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 NORMS: dict[str, dict[str, str]] = {
     "gemma2": AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
     "gemma3": AFTER | {"pre_feedforward_layernorm": "ffn_norm"},

@@ -1,7 +1,7 @@
 """The language model inside a multimodal folder: its part of config.json, and of the tensors' names. No torch here.
 
-With text alone these models compute what their language model computes. Their rotary embeddings with three positions
-for a token (Qwen2-VL and later) turn a text's tokens by one, so that their sections say nothing there.
+With text alone these models compute what their language model computes. Rotary embeddings with three positions for a
+token (Qwen2-VL and later) turn a text's tokens by one; their sections say which frequencies turn with which of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,16 @@ PARTS = {kind: architecture for architecture, kind in NATIVE.items()} | {
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
 """`model_type` of a language model inside another → the native architecture."""
-SECTIONS = ("mrope_section", "mrope_interleaved")
+SECTIONS = {
+    "qwen2_vl": ([16, 24, 24], False),
+    "qwen2_5_vl": ([16, 24, 24], False),
+    "qwen3_vl": ([24, 20, 20], True),
+    "qwen3_vl_moe": ([24, 20, 20], True),
+    "qwen3_5": ([11, 11, 10], True),
+    "qwen3_5_moe": ([11, 11, 10], True),
+}
+"""`model_type` → the sections of a rotary embedding for pictures where a file names none, as transformers has them, and
+whether frequencies take turns, whatever a file says of it."""
 OTHERS = (
     "vision",
     "image",
@@ -86,19 +95,19 @@ def language_part(data: dict[str, Any]) -> dict[str, Any]:
     ):
         if data.get(key) is not None:
             found[key] = data[key]
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(found.get(key), dict):
-            found[key] = _one_position(found[key])
+    if host in SECTIONS:
+        key = "rope_scaling" if isinstance(found.get("rope_scaling"), dict) else "rope_parameters"
+        found[key] = _sectioned(found.get(key) or {}, *SECTIONS[host])
     return found
 
 
-def _one_position(section: dict[str, Any]) -> dict[str, Any] | None:
-    """A rotary embedding's fields for tokens of text, None where nothing is left of an older section."""
-    found = {key: value for key, value in section.items() if key not in SECTIONS}
+def _sectioned(section: dict[str, Any], usual: list[int], interleaved: bool) -> dict[str, Any]:
+    """A rotary embedding's fields with its sections; older files call one that has them "mrope"."""
+    found = {"mrope_section": usual, **section, "mrope_interleaved": interleaved}
     for key in ("rope_type", "type"):
         if found.get(key) == "mrope":
             found[key] = "default"
-    return None if set(found) <= {"rope_type", "type"} and "default" in found.values() else found
+    return found
 
 
 def loaded_tensors(data: dict[str, Any]) -> Callable[[str], bool]:

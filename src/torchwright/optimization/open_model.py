@@ -42,6 +42,7 @@ from torchwright.models.diffusion.diffuser import Diffuser
 from torchwright.models.diffusion.load import load_diffuser
 from torchwright.models.speech.base import Recognizer
 from torchwright.models.speech.load import load_speech
+from torchwright.models.vision.encoder import encoder_of
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
 from torchwright.report import view
@@ -188,7 +189,9 @@ def open_model(
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
         if language_part(described) is not described:
-            notices += (f"the language model of {', '.join(named(described))}; it takes text alone",)
+            model.vision = encoder_of(folder, model.decoder.embedding.dtype, model.device)
+            takes = "text and pictures" if model.vision else "text alone"
+            notices += (f"the language model of {', '.join(named(described))}; it takes {takes}",)
         if trained is not None:
             notices += (f"runs in {trained}, for which it was trained; --quantize none leaves it as it is",)
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None

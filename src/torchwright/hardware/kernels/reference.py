@@ -134,10 +134,11 @@ def paged_attention(
 
     Rows `query_starts[b]` to `query_starts[b + 1]` are the last tokens of sequence b, whose `context_lens_B[b]` keys
     lie in pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p
-    when `window` is 0; where attention is not `causal`, all of the context. `soft_cap` c > 0 turns a score s into
-    c · tanh(s / c). Query head h reads key-value head h // (H / K). `bias` (H, 2L) in float32, L a multiple of 64 and
-    no context longer, is added to the scores of its head: column L + d for a key d places behind its query. `sinks`
-    (H,) are scores beside the keys' in each head's softmax, with values of zero (Xiao et al., 2023; gpt-oss).
+    when `window` is 0; where attention is not `causal`, all of the context behind p as well. `soft_cap` c > 0 turns a
+    score s into c · tanh(s / c). Query head h reads key-value head h // (H / K). `bias` (H, 2L) in float32, L a
+    multiple of 64 and no context longer, is added to the scores of its head: column L + d for a key d places behind
+    its query. `sinks` (H,) are scores beside the keys' in each head's softmax, with values of zero (Xiao et al., 2023;
+    gpt-oss).
     """
     out_THD = torch.empty_like(q_THD)
     starts, contexts = query_starts.tolist(), context_lens_B.tolist()
@@ -159,9 +160,10 @@ def paged_attention(
                 query_T = position_S[context - last + start : context - last + stop]
                 column_TS = bias.shape[1] // 2 + position_S - query_T[:, None]
                 score_KGTS = score_KGTS + bias[:, column_TS].unflatten(0, (-1, group))
-            if causal:
-                distance_TS = position_S[context - last + start : context - last + stop, None] - position_S
-                hidden_TS = distance_TS < 0
+            if causal or window:
+                place_T = torch.arange(context - last + start, context - last + stop, device=q_THD.device)
+                distance_TS = place_T[:, None] - position_S
+                hidden_TS = (distance_TS < 0) & causal
                 if window:
                     hidden_TS |= distance_TS >= window
                 score_KGTS = score_KGTS.masked_fill(hidden_TS, -torch.inf)

@@ -32,6 +32,30 @@ class StateRows:
 
 
 @dataclass(frozen=True)
+class WholePictures:
+    """Rows whose attention reaches to the end of their picture, as sequences of their own (Gemma 3)."""
+
+    rows_N: torch.Tensor
+    """int64, one picture after the other."""
+    block_tables_BP: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens_B: torch.Tensor
+    """int32, as in a `Batch`."""
+
+
+@dataclass(frozen=True)
+class PictureRows:
+    """Rows of a batch that are no tokens of text: they begin with embeddings of pictures."""
+
+    rows_N: torch.Tensor
+    """int64."""
+    embeddings_NE: torch.Tensor
+    deep: Sequence[torch.Tensor] = ()
+    """(N, E) each: what is added behind the first layers (deepstack of Qwen3-VL)."""
+    whole: WholePictures | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """T new tokens of B sequences, and where their keys and values lie."""
 
@@ -56,3 +80,7 @@ class Batch:
     """For a decoder that attends to one."""
     states: StateRows | None = None
     """For a model with layers that keep a state of each sequence."""
+    axes_AT: torch.Tensor | None = None
+    """Positions (3, T) in time, height and width, int64, by which rotary embeddings with sections turn; None where all
+    three are `positions_T`. None is beyond the context."""
+    pictures: PictureRows | None = None

@@ -23,6 +23,7 @@ from torchwright.core.errors import WorkloadError
 from torchwright.hardware.kernels.cpu.memory import zeros
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.reference import PAGE
+from torchwright.models.decoder.axes import PromptAxes, axes_of_batch
 from torchwright.models.decoder.batch import Batch, StateRows
 from torchwright.models.decoder.config import PagedConfig
 from torchwright.models.decoder.pages import LayerPages, PageShape
@@ -47,6 +48,8 @@ class CacheSequence:
     """The slot of its state, from its first token on, for a model with recurrent layers."""
     marks: dict[int, int] = field(default_factory=dict)
     """Slots that have, or will have after the next tokens, a copy of its state, by its length there."""
+    axes: PromptAxes | None = None
+    """Positions of a prompt with pictures, where the rotary embedding has several."""
 
 
 class PagePool:
@@ -119,9 +122,9 @@ class PagedCache:
         self.layers = [_layer(pages, shape, dtype, self.device) for shape in config.page_shapes]
         self.states = StatePool(config.state_shapes, states, self.device) if config.state_shapes else None
 
-    def sequence(self, prompt_tokens: int) -> CacheSequence:
+    def sequence(self, prompt_tokens: int, axes: PromptAxes | None = None) -> CacheSequence:
         """A new, empty sequence whose prompt will have `prompt_tokens` tokens."""
-        return CacheSequence(prompt_tokens)
+        return CacheSequence(prompt_tokens, axes=axes)
 
     def fork(self, sequence: CacheSequence) -> CacheSequence:
         """A sequence that continues from the same tokens and shares their pages."""
@@ -129,7 +132,9 @@ class PagedCache:
         if self.states is not None and sequence.state is not None:
             state = self.states.take_copy(sequence.state)
         self.pool.share(sequence.pages)
-        return CacheSequence(sequence.prompt_tokens, sequence.length, array("i", sequence.pages), state)
+        return CacheSequence(
+            sequence.prompt_tokens, sequence.length, array("i", sequence.pages), state, axes=sequence.axes
+        )
 
     def attach(self, sequence: CacheSequence, pages: Sequence[int], state: int | None = None) -> None:
         """Let an empty sequence begin with full pages that others hold; they share them from now on.
@@ -233,6 +238,10 @@ class PagedCache:
             "context_lens_B": [sequence.length for sequence, _ in pieces],
         }
         arrays = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
+        axes_AT = axes_of_batch(
+            (sequence.axes, range(sequence.length - len(more), sequence.length)) for sequence, more in pieces
+        )
+        arrays |= {} if axes_AT is None else {"axes_AT": axes_AT}
         arrays |= {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()}
         batch = Batch(**_on(self.device, arrays), longest=longest)
         return batch if self.states is None else replace(batch, states=self._state_rows(pieces, starts))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.linear import PackedLinear
-from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.batch import Batch, WholePictures
 from torchwright.models.decoder.cache import LayerPages
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.functional import ops
@@ -69,21 +69,29 @@ class PagedAttention(nn.Module):
             self.k_norm if by_head else None,
             config.eps,
         )
-        out_THD = ops.paged_attention(
+        out_THD = self._attend(q_THD, pages, batch, causal=config.causal)
+        if batch.pictures is not None and (whole := batch.pictures.whole) is not None:
+            seen_NHD = self._attend(q_THD[whole.rows_N], pages, whole, causal=False)
+            out_THD = out_THD.index_copy(0, whole.rows_N, seen_NHD)
+        out_TF = out_THD.flatten(1)
+        return self.o(out_TF if gate is None else out_TF * gate.sigmoid())
+
+    def _attend(
+        self, q_THD: torch.Tensor, pages: LayerPages, over: Batch | WholePictures, *, causal: bool
+    ) -> torch.Tensor:
+        return ops.paged_attention(
             q_THD,
             *pages.tensors,
-            batch.block_tables_BP,
-            batch.query_starts,
-            batch.context_lens_B,
-            config.scale,
+            over.block_tables_BP,
+            over.query_starts,
+            over.context_lens_B,
+            self.config.scale,
             self.window,
-            config.attention_soft_cap,
-            causal=config.causal,
+            self.config.attention_soft_cap,
+            causal=causal,
             bias=self.bias,
             sinks=self.sinks,
         )
-        out_TF = out_THD.flatten(1)
-        return self.o(out_TF if gate is None else out_TF * gate.sigmoid())
 
     def _project(self, x_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queries, keys and values, and the gate of the output."""

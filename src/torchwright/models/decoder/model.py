@@ -67,15 +67,22 @@ class Decoder(PagedModel):
         stream_TE = F.embedding(batch.ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
+        if batch.pictures is not None:
+            stream_TE = stream_TE.index_copy(
+                0, batch.pictures.rows_N, batch.pictures.embeddings_NE.to(stream_TE.dtype)
+            )
         if self.positions is not None:
             stream_TE = stream_TE + F.embedding(batch.positions_T, self.positions)
         if self.embedding_norm is not None:
             stream_TE = self.embedding_norm(stream_TE)
         delta_TE = None
+        deep = iter(batch.pictures.deep if batch.pictures else ())
         for layer, angles, kept in zip(
             self.layers, self.rotary.by_layer(batch), self._kept(cache), strict=True
         ):
             delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, angles, kept)
+            if batch.pictures and (more_NE := next(deep, None)) is not None:
+                stream_TE = stream_TE.index_add(0, batch.pictures.rows_N, more_NE.to(stream_TE.dtype))
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
     def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
@@ -103,7 +110,7 @@ class Decoder(PagedModel):
 
     def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
         """The step as one operator, None where the layers have to be called."""
-        if len(batch.ids_T) > MOST_ROWS or self.embedding_norm is not None:
+        if len(batch.ids_T) > MOST_ROWS or self.embedding_norm is not None or batch.pictures is not None:
             return None
         plan = plans.get(cache)
         memory = None if batch.memory is None else batch.memory.layers

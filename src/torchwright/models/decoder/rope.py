@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from torchwright.core.errors import unknown
 from torchwright.hub.context import scaled_context
 from torchwright.hub.fields import Fields
+from torchwright.models.decoder.axes import AXES
 from torchwright.models.decoder.batch import Batch
 
 FIRST_ROWS = 512
@@ -32,6 +34,8 @@ KEYS = (
     "short_factor",
     "long_factor",
     "finetuned",
+    "mrope_section",
+    "mrope_interleaved",
 )
 """Keys of any scaling: transformers ignores those that the given kind does not use."""
 
@@ -56,6 +60,10 @@ class Rope:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    sections: tuple[int, ...] = ()
+    """Frequencies that turn with time, height and width of a picture's token (Qwen2-VL)."""
+    interleaved: bool = False
+    """True if frequencies take turns instead of lying in sections (Qwen3-VL)."""
 
     def context(self, positions: int) -> int:
         """Return the positions that the model can serve, where max_position_embeddings is `positions`."""
@@ -97,6 +105,7 @@ def read_rope(
     if original is None:
         original = section.integer("original_max_position_embeddings", positions)
     plain = {"kind": kind, "theta": theta, "rotated": rotated, "original": original}
+    plain |= _sections(section, kind, rotated // 2)
     if kind == "default":
         return Rope(**plain)
     if kind in ("linear", "dynamic"):
@@ -127,6 +136,19 @@ def read_rope(
         short_factor=_factors(section, "short_factor", rotated // 2),
         long_factor=_factors(section, "long_factor", rotated // 2),
     )
+
+
+def _sections(section: Fields, kind: str, frequencies: int) -> dict[str, Any]:
+    """Return which frequencies turn with which axis of a picture."""
+    if section.get("mrope_section") is None:
+        return {}
+    found = tuple(int(count) for count in section.numbers("mrope_section", AXES))
+    interleaved = section.flag("mrope_interleaved", False)
+    if min(found) < 0 or (sum(found) != frequencies and not interleaved):
+        raise section.wrong("mrope_section", f"{AXES} numbers that are {frequencies} together")
+    if kind in BY_LENGTH:
+        raise section.wrong("mrope_section", f"another scaling: {kind} depends on the length")
+    return {"sections": found, "interleaved": interleaved}
 
 
 def _high_factor(section: Fields) -> float:
@@ -172,6 +194,15 @@ class RotaryTable:
         if self.rope.kind in BY_LENGTH:
             cos, sin = angles(self.rope, batch.positions_T, batch.lengths_T)
             return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
+        cos, sin = self._rows(batch)
+        if batch.axes_AT is None or not self.rope.sections:
+            return cos, sin, batch.positions_T
+        # Taken from the table like those of text: a token has the same bits beside pictures as without.
+        of_frequency_TR = batch.axes_AT[axes_of(self.rope).to(batch.axes_AT.device)].T
+        cos, sin = cos.gather(0, of_frequency_TR), sin.gather(0, of_frequency_TR)
+        return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
+
+    def _rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         device = batch.positions_T.device
         if self._table is None or len(self._table[0]) < batch.longest or self._table[0].device != device:
             rows = min(
@@ -179,7 +210,17 @@ class RotaryTable:
             )
             positions = torch.arange(rows, device=device)
             self._table = angles(self.rope, positions, batch.lengths_T)
-        return *self._table, batch.positions_T
+        return self._table
+
+
+def axes_of(rope: Rope) -> torch.Tensor:
+    """The axis (R/2,) with which each frequency turns."""
+    if not rope.interleaved:
+        return torch.repeat_interleave(torch.arange(AXES), torch.tensor(rope.sections))
+    found = torch.zeros(rope.rotated // 2, dtype=torch.int64)
+    for axis in range(1, AXES):  # the first takes what the others leave
+        found[axis : AXES * rope.sections[axis] : AXES] = axis
+    return found
 
 
 def _exponents(rope: Rope, like: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,17 @@ import numpy as np
 from torchwright.core.errors import ModelError
 from torchwright.core.quiet import quiet_import
 from torchwright.hub.folder import read_config
+from torchwright.hub.language_part import HOSTS
 from torchwright.models.vision.picture import PictureError, read_picture
 from torchwright.models.vision.record import Picture, picture_of
 
 TEXT = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
 """What a processor says of the text."""
+VIDEOS = "video_processor"
 PLACES = ("image_token_id", "image_token_index")
 """Fields of config.json that name the token in whose places embeddings of pictures go."""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Files of a folder that say how its model's pictures are prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,15 @@ class PictureReader:
     @cached_property
     def _processor(self) -> Any:
         with quiet_import():
-            return _still(_processor_class(self.folder)).from_pretrained(self.folder, local_files_only=True)
+            return still(_processor_class(self.folder)).from_pretrained(self.folder, local_files_only=True)
+
+
+def takes_pictures(folder: Path) -> bool:
+    """Check whether a folder's model takes pictures in its prompts; the answer needs no import of transformers."""
+    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in PROCESSORS):
+        return False
+    config = read_config(folder)
+    return config.get("model_type") in HOSTS and any(isinstance(config.get(name), int) for name in PLACES)
 
 
 def picture_token(folder: Path) -> int:
@@ -92,22 +104,28 @@ def picture_token(folder: Path) -> int:
 
 def _processor_class(folder: Path) -> Any:
     import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto import processing_auto
 
+    names: Any = processing_auto
     kind = read_config(folder).get("model_type")
-    name = PROCESSOR_MAPPING_NAMES.get(kind)
+    name = names.PROCESSOR_MAPPING_NAMES.get(kind)
     if name is None:
         raise ModelError(f"transformers has no processor of pictures for model_type '{kind}'")
     return getattr(transformers, name)
 
 
-def _still(base: Any) -> Any:
+def still(base: Any) -> Any:
     """A processor class without its processor of videos, which needs torchvision."""
 
     class Still(base):
         @classmethod
         def get_attributes(cls) -> list[str]:
-            return [name for name in super().get_attributes() if name != "video_processor"]
+            return [name for name in base.get_attributes() if name != VIDEOS]
+
+        @classmethod
+        def _get_arguments_from_pretrained(cls, *args: Any, **options: Any) -> list[Any]:
+            parts = iter(super()._get_arguments_from_pretrained(*args, **options))
+            return [None if name == VIDEOS else next(parts) for name in base.get_attributes()]
 
     Still.__name__ = base.__name__  # by which folders' files are recognized
     return Still

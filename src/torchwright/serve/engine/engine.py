@@ -18,15 +18,18 @@ from collections.abc import Callable
 
 import torch
 
-from torchwright.core.errors import ModelError
+from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError
+from torchwright.models.decoder.axes import PromptAxes
 from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
+from torchwright.models.decoder.shown import Places, places_of
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.engine.pages import Pages
+from torchwright.serve.engine.pictures import EncodedPictures
 from torchwright.serve.engine.prefix import PrefixTree
 from torchwright.serve.engine.request import Sequence, order
 from torchwright.serve.engine.run import Runner, StepResult
@@ -87,6 +90,7 @@ class ServingEngine(TokenEngine):
         self._scheduler = Scheduler(self._pages, step_tokens=options.step_tokens, max_running=size.running)
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
+        self._pictures = EncodedPictures(loaded.vision) if loaded.vision else None
         self._loading: list[Sequence] = []
         """Sequences whose grammar is being read."""
         self._deadlines: list[tuple[float, str]] = []
@@ -100,6 +104,12 @@ class ServingEngine(TokenEngine):
             refused = RequestRefused(
                 id=submit.id, reason="invalid", text="its grammar was not sent before it"
             )
+        places, axes = None, None
+        if refused is None and submit.pictures:
+            try:
+                places, axes = self._places(submit)
+            except TorchwrightError as error:
+                refused = RequestRefused(id=submit.id, reason="invalid", text=str(error))
         waiting = self._scheduler.waits + len(self._loading)
         if refused is None and waiting + submit.n > self.options.max_queue:
             refused = RequestRefused(
@@ -112,7 +122,7 @@ class ServingEngine(TokenEngine):
             log.info("request %s refused: %s", submit.id, refused.text)
             return refused
         now = self._clock()
-        first, *siblings = [self._sequence(submit, index, now) for index in range(submit.n)]
+        first, *siblings = [self._sequence(submit, index, now, places, axes) for index in range(submit.n)]
         first.siblings = siblings
         self._live[submit.id] = {sequence.index: sequence for sequence in (first, *siblings)}
         if submit.timeout_s is not None:
@@ -160,6 +170,7 @@ class ServingEngine(TokenEngine):
             self._propose()
         plan = self._scheduler.plan()
         self._book(plan, begun)
+        self._show(plan)
         if plan.tokens:
             with self._cores.counted(), self.loaded.on_threads():
                 answers = self._runner.run(plan)
@@ -189,7 +200,28 @@ class ServingEngine(TokenEngine):
         """End the engine's threads."""
         self.grammars.close()
 
-    def _sequence(self, submit: Submit, index: int, now: float) -> Sequence:
+    def _places(self, submit: Submit) -> tuple[Places, PromptAxes | None]:
+        """Where a prompt shows its pictures, and positions by axis. Raises `TorchwrightError` for what cannot be."""
+        vision = self.loaded.vision
+        if vision is None:
+            raise WorkloadError("the model takes text alone", found=f"{len(submit.pictures)} pictures")
+        return places_of(vision, submit.ids, submit.pictures), vision.axes(submit.ids, submit.pictures)
+
+    def _show(self, plan: StepPlan) -> None:
+        """Encode the pictures of sequences whose prompts are computed; those that cannot be encoded end."""
+        if self._pictures is None:
+            return
+        for sequence in list(plan.tokens):
+            try:
+                self._pictures.show(sequence)
+            except ModelError as error:
+                plan.remove(sequence)
+                for one in (*sequence.siblings, sequence):
+                    self._end(one, "error", message=str(error))
+
+    def _sequence(
+        self, submit: Submit, index: int, now: float, places: Places | None, axes: PromptAxes | None
+    ) -> Sequence:
         tokens = list(submit.ids)
         return Sequence(
             submit=submit,
@@ -197,7 +229,8 @@ class ServingEngine(TokenEngine):
             key=order(submit, now, next(self._numbers)),
             arrived=now,
             tokens=tokens,
-            cache=self._cache.sequence(len(tokens)),
+            cache=self._cache.sequence(len(tokens), axes),
+            places=places,
             chooser=Chooser(submit, index),
             constraint=self.grammars.constraint(submit),
             lookup=Lookup(tokens) if self._speculates else None,
@@ -280,7 +313,7 @@ class ServingEngine(TokenEngine):
         self._tell(sequence, answer)
         if self.loaded.config.restarts_at(sequence.cache.prompt_tokens, len(sequence.tokens)):
             self._cache.free(sequence.cache)
-            sequence.cache = self._cache.sequence(len(sequence.tokens))
+            sequence.cache = self._cache.sequence(len(sequence.tokens), sequence.cache.axes)
 
     def _catch_up(self, plan: StepPlan) -> None:
         """End the lost time of sequences that have made up for a preemption."""

@@ -38,12 +38,12 @@ class Pages:
         """
         if self.tree:
             most = 0 if sequence.wants_prompt_logprobs else len(sequence.tokens) - 1
-            self.tree.attach(sequence.cache, sequence.tokens, most)
+            self.tree.attach(sequence.cache, sequence.edges, most)
 
     def keep(self, sequence: Sequence) -> None:
         """Remember the full pages that a sequence has computed."""
         if self.tree:
-            self.tree.keep(sequence.cache, sequence.tokens)
+            self.tree.keep(sequence.cache, sequence.edges)
         self.cache.unmark(sequence.cache)
 
     def mark(self, pieces: Iterable[tuple[Sequence, int, int]]) -> None:
@@ -89,7 +89,7 @@ class Pages:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's pages back; the full ones stay in the tree for as long as nobody needs their room."""
         if self.tree:
-            self.tree.keep(sequence.cache, sequence.tokens)
+            self.tree.keep(sequence.cache, sequence.edges)
             self.tree.detach(sequence.cache)
         self.cache.free(sequence.cache)
 

@@ -24,6 +24,7 @@ from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
+from torchwright.models.vision.encoder import encoder_of
 from torchwright.optimization.artifact.load import load
 from torchwright.optimization.open_model import (
     is_artifact,
@@ -307,6 +308,14 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             allowed="CPUs, so far",
             next="optimize again with `--device cpu`",
         )
+    if target.artifact is not None:
+        model.vision = encoder_of(target.folder, model.decoder.embedding.dtype, model.device)
+    if model.vision is not None:
+        try:
+            model.vision.load()
+        except ModelError as error:
+            model.vision = None
+            notices.append(f"it takes text alone: {error}")
     engine = _engine(model, options)
     return ServedDecoder(engine, _ready(engine, notices))
 

@@ -7,10 +7,13 @@ and speculated tokens are all this.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torchwright.models.decoder.cache import CacheSequence
+from torchwright.models.decoder.shown import Places, Shown
+from torchwright.models.vision.record import Picture
 from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.engine.speculate import Lookup
 from torchwright.serve.grammar.masks import Constraint
@@ -38,6 +41,10 @@ class Sequence:
     chooser: Chooser
     constraint: Constraint | None = None
     lookup: Lookup | None = None
+    places: Places | None = None
+    """Where its prompt shows pictures."""
+    shown: Shown | None = None
+    """Their embeddings, while its prompt is computed."""
     siblings: list[Sequence] = field(default_factory=list)
     """Sequences that begin with this one's cache once it holds the prompt."""
     proposals: list[int] = field(default_factory=list)
@@ -54,6 +61,7 @@ class Sequence:
     output_sent: bool = False
     """True if any part has been sent."""
     stage: Stage = "queue"
+    _edges: list[int] = field(default_factory=list)
     _since: float = 0.0
     _seconds: dict[Stage, float] = field(default_factory=dict)
 
@@ -68,6 +76,26 @@ class Sequence:
     def missing(self) -> int:
         """Tokens that the cache lacks."""
         return len(self.tokens) - self.cache.length
+
+    @property
+    def edges(self) -> list[int]:
+        """Its tokens as the prefix tree tells them apart: those of a picture by what it shows."""
+        if self.places is None:
+            return self.tokens
+        if not self._edges:
+            self._edges = self.tokens[: len(self.submit.ids)]
+            for place, edge in zip(
+                self.places.places_N.tolist(), _edges_of(self.submit.pictures), strict=True
+            ):
+                self._edges[place] = edge
+        self._edges += self.tokens[len(self._edges) :]
+        return self._edges
+
+    def piece(self, most: int) -> int:
+        """Return how many of its next `most` tokens one step computes; more where a picture is seen whole."""
+        if self.places is None:
+            return most
+        return self.places.end(self.cache.length, self.cache.length + most) - self.cache.length
 
     @property
     def decodes(self) -> bool:
@@ -110,6 +138,13 @@ class Sequence:
             speculated_tokens=self.speculated_tokens,
             accepted_tokens=self.accepted_tokens,
         )
+
+
+def _edges_of(pictures: list[Picture]) -> Iterator[int]:
+    """A number for each place of pictures that no token has, and no place of another picture."""
+    for picture in pictures:
+        for place in range(picture.tokens):
+            yield -1 - (int(picture.digest, 16) << 32 | place)
 
 
 def order(submit: Submit, arrived: float, number: int) -> Key:

@@ -13,6 +13,7 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.shown import with_pictures
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
 from torchwright.serve.engine.sampling import logprob
@@ -73,7 +74,10 @@ class Runner:
         pieces = list(_pieces(plan))
         self._pages.reserve(plan.new_pages)
         self._pages.mark((piece.sequence, len(piece.ids), len(piece.proposals)) for piece in pieces)
-        batch = self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces])
+        shown = [(piece.sequence.shown, piece.sequence.cache.length, len(piece.ids)) for piece in pieces]
+        batch = with_pictures(
+            self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces]), shown
+        )
         answering = [piece for piece in pieces if piece.answers]
         masks = self._masks(answering)
         blocks = list(_blocks(answering))

@@ -33,7 +33,7 @@ class StepPlan:
     """One step: how many tokens of which sequences, proposals included."""
 
     budget: int
-    """Tokens that are left."""
+    """Tokens that are left; below 0 where a picture had to be whole."""
     tokens: dict[Sequence, int] = field(default_factory=dict)
     pages: dict[Sequence, int] = field(default_factory=dict)
     """New pages that each takes."""
@@ -113,9 +113,9 @@ class Scheduler:
 
     def _grant(self, plan: StepPlan, sequence: Sequence, wanted: int) -> None:
         """Plan a running sequence's tokens, at the cost of later sequences where pages are short."""
-        tokens = min(wanted, plan.budget)
-        if not tokens or sequence in plan.preempted:
+        if plan.budget <= 0 or sequence in plan.preempted:
             return
+        tokens = sequence.piece(min(wanted, plan.budget))
         while (pages := self._room.need(sequence, tokens)) > self._room.available - plan.new_pages:
             if sequence.decodes and tokens > 1:
                 tokens = 1
@@ -142,7 +142,7 @@ class Scheduler:
             1 + max(plan.pages.get(sequence, 0), self._room.need(sequence, sequence.missing))
             for sequence in self.running
         )
-        while self._waiting and plan.budget:
+        while self._waiting and plan.budget > 0:
             sequence = self._waiting[0][1]
             if 1 + len(sequence.siblings) > places:
                 return
@@ -153,7 +153,7 @@ class Scheduler:
                 return
             heapq.heappop(self._waiting)
             insort(self.running, sequence, key=_key)
-            tokens = min(sequence.missing, plan.budget)
+            tokens = sequence.piece(min(sequence.missing, plan.budget))
             plan.add(sequence, tokens, self._room.need(sequence, tokens))
             plan.admitted.append(sequence)
             places -= 1 + len(sequence.siblings)

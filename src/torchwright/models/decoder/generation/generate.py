@@ -20,6 +20,7 @@ from torchwright.models.decoder.generation.text import FolderTokenizer, TextStre
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.shown import EncodesPictures, Shown, with_pictures
 from torchwright.workloads.generation import as_list
 
 Model = TypeVar("Model", bound=PagedModel)
@@ -52,6 +53,8 @@ class LoadedPagedModel(Generic[Model]):
         """The format of a quantized checkpoint, and how its weights are kept, in words."""
         self.threads: int | None = None
         """Threads to compute on; None is as many as PyTorch's pool has."""
+        self.vision: EncodesPictures | None = None
+        """The vision encoder, for prompts with pictures."""
 
     @property
     def config(self) -> PagedConfig:
@@ -106,6 +109,7 @@ class LoadedPagedModel(Generic[Model]):
         seed: int | Sequence[int] = 0,
         stop: Sequence[int] | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
+        pictures: Sequence[Sequence[Any]] | None = None,
         **sampling: Any,
     ) -> Any:
         """Continue each prompt, a text or token ids, until a stop token or `max_new_tokens`.
@@ -113,7 +117,8 @@ class LoadedPagedModel(Generic[Model]):
         Returns texts for texts, lists of ids for ids, and one of them for one prompt; the stop token is left out.
         `sampling` takes the fields of `Sampling` (temperature, top_k, …); the default is greedy. `seed` is one for each
         prompt, or one number from which each gets its own. `stop` replaces the model's end-of-text ids; an empty list
-        never stops. A forward call takes at most `prefill_chunk` tokens.
+        never stops. A forward call takes at most `prefill_chunk` tokens. `pictures` are those of each prompt
+        (`models/vision`), whose places the prompt has.
 
         Raises `WorkloadError` for an empty prompt, ids or options out of range, or a prompt that with the new tokens
         does not fit the context. Raises `UnknownName` for an option that does not exist.
@@ -122,7 +127,9 @@ class LoadedPagedModel(Generic[Model]):
         texts = isinstance(items[0], str)
         rows = [self.text.encode(item) if texts else item for item in items]
         outputs: list[list[int]] = [[] for _ in rows]
-        for row, token in self.tokens(rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling)):
+        for row, token in self.tokens(
+            rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling), pictures
+        ):
             outputs[row].append(token)
         results = [self.text.decode(ids) for ids in outputs] if texts else outputs
         return results[0] if single else results
@@ -183,6 +190,7 @@ class LoadedPagedModel(Generic[Model]):
         stop: Sequence[int] | None,
         chunk: int,
         sampling: Sampling,
+        pictures: Sequence[Sequence[Any]] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """(row, token) as tokens appear: what `generate` and `stream` are made of, for token ids.
 
@@ -197,20 +205,29 @@ class LoadedPagedModel(Generic[Model]):
             for ids, row_seed in zip(rows, seeds_of(seed, len(rows)), strict=True)
         ]
         ends = set(self.stop if stop is None else stop)
-        return self._steps(rows, samplers, max_new_tokens, ends, chunk)
+        shown = self._shown(rows, pictures)
+        return self._steps(rows, shown, samplers, max_new_tokens, ends, chunk)
 
     def _steps(
-        self, rows: list[list[int]], samplers: list[Sampler], max_new_tokens: int, ends: set[int], chunk: int
+        self,
+        rows: list[list[int]],
+        shown: list[Shown | None],
+        samplers: list[Sampler],
+        max_new_tokens: int,
+        ends: set[int],
+        chunk: int,
     ) -> Iterator[tuple[int, int]]:
         if not max_new_tokens:
             return
         cache = self.new_cache([len(ids) + max_new_tokens for ids in rows])
-        sequences = [cache.sequence(len(ids)) for ids in rows]
+        sequences = [
+            cache.sequence(len(ids), one.axes if one else None) for ids, one in zip(rows, shown, strict=True)
+        ]
         texts = [list(ids) for ids in rows]
         alive = list(range(len(rows)))
         for step in range(max_new_tokens):
             with self.on_threads():
-                logits = self._advance(cache, sequences, texts, alive, chunk)
+                logits = self._advance(cache, sequences, texts, shown, alive, chunk)
             for place, row in enumerate(list(alive)):
                 token = samplers[row](*logits.row(place))
                 if token in ends:
@@ -228,6 +245,7 @@ class LoadedPagedModel(Generic[Model]):
         cache: PagedCache,
         sequences: list[CacheSequence],
         texts: list[list[int]],
+        shown: list[Shown | None],
         alive: list[int],
         chunk: int,
     ) -> Logits:
@@ -238,9 +256,21 @@ class LoadedPagedModel(Generic[Model]):
                 sequences[row] = cache.sequence(len(texts[row]))
         missing = [texts[row][sequences[row].length :] for row in alive]
         found: list[Logits] = []
-        for part in _chunks(missing, chunk):
+
+        def end(place: int, start: int, stop: int) -> int:
+            one, known = shown[alive[place]], len(texts[alive[place]]) - len(missing[place])
+            return stop if one is None else one.places.end(known + start, known + stop) - known
+
+        for part in _chunks(missing, chunk, end):
             pieces = [(sequences[alive[place]], missing[place][start:stop]) for place, start, stop in part]
-            batch = cache.append(pieces)
+            starts = [sequence.length for sequence, _ in pieces]
+            batch = with_pictures(
+                cache.append(pieces),
+                [
+                    (shown[alive[place]], first, stop - start)
+                    for (place, start, stop), first in zip(part, starts, strict=True)
+                ],
+            )
             done = [stop == len(missing[place]) for place, _, stop in part]
             rows_N = batch.last_rows_B
             if not all(done):
@@ -249,6 +279,18 @@ class LoadedPagedModel(Generic[Model]):
         if len(found) == 1:
             return found[0]
         return Logits(torch.cat([logits.values_NV for logits in found]))
+
+    def _shown(self, rows: list[list[int]], pictures: Sequence[Sequence[Any]] | None) -> list[Shown | None]:
+        """Encode each prompt's pictures. Raises `WorkloadError` for a model that takes none, or other places."""
+        if pictures is None:
+            return [None for _ in rows]
+        if self.vision is None:
+            raise WorkloadError(f"the model in {self.folder} takes text alone", found="pictures")
+        if len(pictures) != len(rows):
+            raise WorkloadError(f"pictures for {len(pictures)} of {len(rows)} prompts")
+        return [
+            Shown.of(self.vision, ids, own) if own else None for ids, own in zip(rows, pictures, strict=True)
+        ]
 
     def on_threads(self) -> AbstractContextManager[Any]:
         """Within the block the decoder computes on its threads: the kernels' own where they do all that takes long,
@@ -286,17 +328,22 @@ class LoadedDecoder(LoadedPagedModel[Decoder]):
         return self.decoder.config
 
 
-def _chunks(rows: list[list[int]], size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """(row, start, stop) of forward calls of at most `size` tokens that together cover all rows in order."""
+def _chunks(
+    rows: list[list[int]], size: int, end: Callable[[int, int, int], int] = lambda row, start, stop: stop
+) -> Iterator[list[tuple[int, int, int]]]:
+    """(row, start, stop) of forward calls of about `size` tokens that together cover all rows in order.
+
+    A call has at most `size` tokens, unless `end` moves a stop further back.
+    """
     chunk, room = [], size
     for row, ids in enumerate(rows):
         start = 0
         while start < len(ids):
-            stop = min(len(ids), start + room)
+            stop = end(row, start, min(len(ids), start + room))
             chunk.append((row, start, stop))
             room -= stop - start
             start = stop
-            if not room:
+            if room <= 0 or stop < len(ids):  # a call has one piece of a row
                 yield chunk
                 chunk, room = [], size
     if chunk:

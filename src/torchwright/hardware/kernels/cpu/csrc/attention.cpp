@@ -303,7 +303,7 @@ struct Place {
 inline Place place(const AttentionTask& t, int64_t row) {
   const int64_t group = t.heads / t.kv_heads, query = row / group, head = t.kv_head * group + row % group;
   const int64_t position = t.context - t.queries + query, last = t.causal ? position : t.context - 1;
-  const int64_t first = t.window > 0 && last >= t.window ? last - t.window + 1 : 0;
+  const int64_t first = t.window > 0 && position >= t.window ? position - t.window + 1 : 0;
   Row seen{first, last + 1};
   if (t.bias) seen.bias = t.bias + (2 * head + 1) * t.reach - position;
   if (t.sinks) seen.sink = t.sinks + head;

@@ -655,7 +655,6 @@ tw::AttentionTask attention_task(const Pages& pages, int64_t heads, double scale
                                  bool causal, const optional<Tensor>& bias = std::nullopt) {
   TORCH_CHECK_VALUE(window >= 0, "window is ", window, "; 0 for none or a number of keys is wanted");
   TORCH_CHECK_VALUE(soft_cap >= 0, "soft_cap is ", soft_cap, "; 0 for none or a positive number is wanted");
-  TORCH_CHECK_VALUE(causal || !window, "window is ", window, "; attention that is not causal has none");
   tw::AttentionTask task{};
   pages.into(task);
   task.heads = heads;

@@ -1,0 +1,116 @@
+"""Pictures in a prompt: what the whole model of transformers computes, on our decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vlms
+from torchwright.core.errors import WorkloadError
+from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.shown import Shown, with_pictures
+from torchwright.models.vision.encoder import PictureEncoder
+from torchwright.models.vision.reader import PictureReader
+
+PICTURES = [vlms.picture(0), vlms.picture(1, 100, 40)]
+ALONE = ("LlavaOnevision",)
+"""Models whose processor reads a picture in less detail beside others; here each is read as if it were alone."""
+
+
+def prompt(folder: Path, pictures: list[np.ndarray]) -> tuple[list[int], list[Any]]:
+    """A text around pictures: its tokens, and the pictures."""
+    reader = PictureReader(folder)
+    text, found = "What is this? ", []
+    for place, picture in enumerate(pictures):
+        prepared = reader.read(picture)
+        text += f"{prepared.text} and {place}: "
+        found.append(prepared.picture)
+    ids = vlms.processor_of(folder).tokenizer(text + "Say.", add_special_tokens=False)["input_ids"]
+    return ids, found
+
+
+def expected(whole: Any, folder: Path, pictures: list[np.ndarray]) -> tuple[list[int], torch.Tensor]:
+    """transformers' tokens and logits (T, V) of the same text."""
+    processor = vlms.processor_of(folder)
+    text = "What is this? " + "".join(
+        f"{processor.image_token} and {place}: " for place in range(len(pictures))
+    )
+    inputs = processor(text=[text + "Say."], images=[pictures], return_tensors="pt", add_special_tokens=False)
+    with torch.inference_mode():
+        return inputs["input_ids"][0].tolist(), whole(**inputs, use_cache=False).logits[0].float()
+
+
+def _text(folder: Path, pictures: list[np.ndarray]) -> str:
+    mark = vlms.processor_of(folder).image_token
+    return "What is this? " + "".join(f"{mark} and {place}: " for place in range(len(pictures))) + "Say."
+
+
+def logits(loaded: Any, ids: list[int], pictures: list[Any], chunk: int) -> torch.Tensor:
+    """Ours (T, V), in forward calls of so many tokens."""
+    shown = Shown.of(loaded.vision, ids, pictures)
+    cache = loaded.new_cache([len(ids)])
+    sequence = cache.sequence(len(ids), shown.axes)
+    found, start = [], 0
+    with torch.inference_mode():
+        while start < len(ids):
+            stop = shown.places.end(start, min(start + chunk, len(ids)))
+            batch = with_pictures(cache.append([(sequence, ids[start:stop])]), [(shown, start, stop - start)])
+            found.append(loaded.decoder.logits(loaded.decoder(batch, cache)))
+            start = stop
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", vlms.HOSTS)
+def test_pictures_are_seen_as_by_the_whole_model(name: str, tmp_path: Path) -> None:
+    whole = vlms.save(name, tmp_path)
+    shown = PICTURES[: 1 if name in ALONE else 2]
+    loaded = load_decoder(tmp_path, torch.float32)
+    loaded.vision = PictureEncoder(tmp_path, torch.float32)
+    ids, pictures = prompt(tmp_path, shown)
+    told, want = expected(whole, tmp_path, shown)
+    assert ids == told
+    for chunk in (len(ids), 7, 1):
+        torch.testing.assert_close(logits(loaded, ids, pictures, chunk), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Qwen2_5_VL", "Qwen3_5", "Gemma3"])
+def test_answers_are_the_tokens_of_transformers_alone_and_beside_others(name: str, tmp_path: Path) -> None:
+    whole = vlms.save(name, tmp_path)
+    loaded = load_decoder(tmp_path, torch.float32)
+    loaded.vision = PictureEncoder(tmp_path, torch.float32)
+    prompts, pictures, want = [], [], []
+    for shown in ([PICTURES[0]], [], PICTURES):
+        ids, found = prompt(tmp_path, shown)
+        prompts.append(ids)
+        pictures.append(found)
+        inputs = vlms.processor_of(tmp_path)(
+            text=[_text(tmp_path, shown)],
+            images=[shown] if shown else None,
+            return_tensors="pt",
+            add_special_tokens=False,
+        )
+        with torch.inference_mode():
+            out = whole.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        want.append(out[0, len(ids) :].tolist())
+    options = {"max_new_tokens": 12, "stop": []}
+    assert loaded.generate(prompts, pictures=pictures, **options) == want
+    assert loaded.generate(prompts, pictures=pictures, prefill_chunk=5, **options) == want
+    for ids, found, tokens in zip(prompts, pictures, want, strict=True):
+        assert loaded.generate([ids], pictures=[found], **options) == [tokens]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    vlms.save("Qwen2_5_VL", tmp_path)
+    loaded = load_decoder(tmp_path, torch.float32)
+    ids, pictures = prompt(tmp_path, PICTURES)
+    with pytest.raises(WorkloadError, match="takes text alone"):
+        loaded.generate([ids], pictures=[pictures])
+    loaded.vision = PictureEncoder(tmp_path, torch.float32)
+    with pytest.raises(WorkloadError, match="10 places for pictures, and its 1 pictures fill 6"):
+        loaded.generate([ids], pictures=[pictures[:1]])
+    with pytest.raises(WorkloadError, match="pictures for 2 of 1 prompts"):
+        loaded.generate([ids], pictures=[pictures, pictures])
