@@ -46,8 +46,9 @@ SECTIONS = {
     "qwen3_5": ([11, 11, 10], True),
     "qwen3_5_moe": ([11, 11, 10], True),
 }
-"""`model_type` → the sections of a rotary embedding for pictures where a file names none, as transformers has them, and
-whether frequencies take turns, whatever a file says of it."""
+"""`model_type` → the sections of a rotary embedding for pictures, and whether frequencies take turns.
+
+The sections are transformers' own, for files that name none; transformers decides the second by the class alone."""
 OTHERS = (
     "vision",
     "image",

@@ -25,7 +25,7 @@ class PromptAxes:
 
     @property
     def shift(self) -> int:
-        """What is added to the place of an answer's token."""
+        """The number that turns the place of an answer's token into its position."""
         count = self.of_prompt_AP.shape[1]
         return int(self.of_prompt_AP.max()) + 1 - count if count else 0
 

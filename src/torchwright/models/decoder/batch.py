@@ -45,7 +45,7 @@ class WholePictures:
 
 @dataclass(frozen=True)
 class PictureRows:
-    """Rows of a batch that are no tokens of text: they begin with embeddings of pictures."""
+    """Rows of a batch that begin with embeddings of pictures, in place of a token's."""
 
     rows_N: torch.Tensor
     """int64."""

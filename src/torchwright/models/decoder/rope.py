@@ -197,7 +197,7 @@ class RotaryTable:
         cos, sin = self._rows(batch)
         if batch.axes_AT is None or not self.rope.sections:
             return cos, sin, batch.positions_T
-        # Taken from the table like those of text: a token has the same bits beside pictures as without.
+        # Taken from the table like those of text: a picture changes no bit of another sequence.
         of_frequency_TR = batch.axes_AT[axes_of(self.rope).to(batch.axes_AT.device)].T
         cos, sin = cos.gather(0, of_frequency_TR), sin.gather(0, of_frequency_TR)
         return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)

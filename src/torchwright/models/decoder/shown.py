@@ -42,7 +42,7 @@ class EncodesPictures(Protocol):
     token: int
     """The token that stands for a place of a picture."""
     whole: bool
-    """True if each token of a picture attends to all of it; then no forward call may end within one."""
+    """True if each token of a picture attends to the whole picture; then no forward call may end within one."""
 
     def load(self) -> None: ...
 
@@ -53,12 +53,12 @@ class EncodesPictures(Protocol):
 
 @dataclass(frozen=True)
 class Places:
-    """Where the pictures of a prompt are; its text is around them."""
+    """The places of the pictures in a prompt."""
 
     places_N: np.ndarray
     """Their tokens' places, in order."""
     whole: bool
-    """As in `EncodesPictures`."""
+    """See `EncodesPictures`."""
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
@@ -67,9 +67,9 @@ class Places:
         return [(int(run[0]), int(run[-1]) + 1) for run in np.split(self.places_N, cuts) if len(run)]
 
     def end(self, start: int, stop: int) -> int:
-        """Where a forward call from `start` on ends that was to end at `stop`: not within what must be seen whole.
+        """Return the end of a forward call that begins at `start` and was to end at `stop`.
 
-        It ends before the picture, or behind it where it would else be empty.
+        A picture that is seen whole is not cut: the call ends before the picture, or behind it where it would be empty.
         """
         if self.whole:
             for first, last in self.runs:

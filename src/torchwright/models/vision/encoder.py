@@ -21,10 +21,10 @@ from torchwright.models.vision.record import Picture
 from torchwright.workloads.huggingface import quiet_transformers
 
 LANGUAGE = ("language_model", "text_model")
-"""What transformers calls the part that is computed elsewhere."""
+"""Names in transformers for the language model, which the decoder computes."""
 
 WHOLE = ("gemma3",)
-"""`model_type` of models in which each token of a picture attends to all of it."""
+"""`model_type` of models in which each token of a picture attends to the whole picture."""
 
 
 class PictureEncoder:
@@ -100,7 +100,7 @@ def encoder_of(folder: Path, dtype: torch.dtype, device: torch.device) -> Pictur
 
 @contextlib.contextmanager
 def _as_model_error(text: str) -> Iterator[None]:
-    """What transformers' code raises, as a fault of the model: a request ends with it, and the server goes on."""
+    """Turn any exception of transformers' code into a `ModelError`, which ends one request and not the server."""
     try:
         yield
     except TorchwrightError:

@@ -17,7 +17,7 @@ from torchwright.models.vision.picture import PictureError, read_picture
 from torchwright.models.vision.record import Picture, picture_of
 
 TEXT = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
-"""What a processor says of the text."""
+"""Results of a processor that describe the text."""
 VIDEOS = "video_processor"
 PLACES = ("image_token_id", "image_token_index")
 """Fields of config.json that name the token in whose places embeddings of pictures go."""
@@ -30,7 +30,7 @@ class Prepared:
     """A picture, and the text that stands for it in a prompt."""
 
     text: str
-    """What comes in place of the placeholder that the chat template writes."""
+    """It replaces the placeholder that the chat template writes."""
     picture: Picture
 
 

@@ -27,7 +27,7 @@ class PictureArray(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A prepared picture: what the model's processor made of it."""
+    """A prepared picture: the arrays that its model's processor returned."""
 
     digest: str
     """SHA-256 of the arrays: equal pictures have equal embeddings."""

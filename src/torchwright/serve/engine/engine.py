@@ -201,7 +201,7 @@ class ServingEngine(TokenEngine):
         self.grammars.close()
 
     def _places(self, submit: Submit) -> tuple[Places, PromptAxes | None]:
-        """Where a prompt shows its pictures, and positions by axis. Raises `TorchwrightError` for what cannot be."""
+        """Return the places of a prompt's pictures, and its positions by axis; raise `TorchwrightError`."""
         vision = self.loaded.vision
         if vision is None:
             raise WorkloadError("the model takes text alone", found=f"{len(submit.pictures)} pictures")

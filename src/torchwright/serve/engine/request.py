@@ -42,7 +42,7 @@ class Sequence:
     constraint: Constraint | None = None
     lookup: Lookup | None = None
     places: Places | None = None
-    """Where its prompt shows pictures."""
+    """The places in its prompt at which pictures are."""
     shown: Shown | None = None
     """Their embeddings, while its prompt is computed."""
     siblings: list[Sequence] = field(default_factory=list)
