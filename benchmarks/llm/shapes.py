@@ -36,6 +36,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden_size": 2048, "intermediate_size": 12288, "num_hidden_layers": 16, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 65536, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     }),
+    "qwen2.5-vl-3b": ("Qwen2_5_VLConfig", _TIED | {
+        "image_token_id": 151655,
+        "text_config": {
+            "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 16384,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
+            "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+    }),
 }
 # fmt: on
 
@@ -48,9 +60,11 @@ def make(name: str, folder: Path) -> Path:
     import transformers
 
     kind, options = SHAPES[name]
-    config = getattr(transformers, kind)(max_position_embeddings=16384, **options)
+    sees = "vision_config" in options
+    config = getattr(transformers, kind)(**({} if sees else {"max_position_embeddings": 16384}), **options)
+    auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = auto.from_config(config, dtype=torch.bfloat16)
     random = torch.Generator().manual_seed(0)
     tensors = {
         key: torch.ones(value.shape, dtype=torch.bfloat16)
