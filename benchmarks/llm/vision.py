@@ -1,4 +1,4 @@
-"""The first token of an answer about a picture: Torchwright beside transformers, in turns.
+"""The first token of an answer about a picture: Torchwright and transformers, in turns.
 
     python -m benchmarks.llm.vision [--models DIR] [--shape NAME] [--scheme none|w8a8|w4a8 …] [--side PIXELS]
         [--rounds N] [--json FILE]
