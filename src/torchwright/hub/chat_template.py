@@ -161,13 +161,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: dict[str, Any] | None = None,
         marks: tuple[str, str] = ("", ""),
+        picture: str = "",
     ) -> str:
         """The text; `marks` are put around what the template tags as the assistant's, `extra` in its context.
+
+        `picture` stands for a part of the type image where a template takes texts alone.
 
         Raises `TemplateRefused` when the template does not take the messages.
         """
         name = self._name(tools)
-        fitted = [fitted_message(message, self.form(name)) for message in messages]
+        fitted = [fitted_message(message, self.form(name), picture) for message in messages]
         return self._render(name, fitted, tools, add_generation_prompt, extra or {}, marks)
 
     def _name(self, tools: object) -> str:

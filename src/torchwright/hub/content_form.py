@@ -63,14 +63,16 @@ def content_form(render: Callable[[list[Message]], str], refusal: type[Exception
     )
 
 
-def fitted_message(message: Message, form: ContentForm) -> Message:
-    """Return a message as a template of this form handles it."""
+def fitted_message(message: Message, form: ContentForm, picture: str = "") -> Message:
+    """Return a message as a template of this form handles it; `picture` is what stands for one in a text."""
     content = message.get("content")
     if content is None and "content" in message and not form.null:
         message = message | {"content": ""}
     as_text = message.get("role") not in form.parts
-    if as_text and isinstance(content, list) and all(map(_is_text, content)):
-        message = message | {"content": "\n".join(part["text"] for part in content)}
+    if as_text and isinstance(content, list):
+        texts = [picture if _is_picture(part) else part["text"] for part in content if _is_known(part)]
+        if len(texts) == len(content):
+            message = message | {"content": "\n".join(texts)}
     return message if form.objects or not message.get("tool_calls") else _with_text_arguments(message)
 
 
@@ -89,5 +91,11 @@ def _reads_parts(text: str | None) -> bool:
     return text is not None and NEEDLE in text and f"'{NEEDLE}'" not in text and f'"{NEEDLE}"' not in text
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _is_known(part: Any) -> bool:
+    return _is_picture(part) or (
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    )
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image"

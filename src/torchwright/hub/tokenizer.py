@@ -68,6 +68,17 @@ class SafeTokenizer:
     def encode_batch_fast(self, *args: Any, **options: Any) -> Any:
         return self._call(self.unwrapped.encode_batch_fast, args, options)
 
+    def encode_letters(self, text: str) -> Any:
+        """Encode a text in which no special token is looked for.
+
+        The tokenizer is changed meanwhile: only for a process that does one thing at a time.
+        """
+        self.unwrapped.encode_special_tokens = True
+        try:
+            return self.encode(text, add_special_tokens=False)
+        finally:
+            self.unwrapped.encode_special_tokens = False
+
     def decode(self, *args: Any, **options: Any) -> Any:
         return self._call(self.unwrapped.decode, args, options)
 

@@ -47,6 +47,10 @@ class PictureReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def load(self) -> None:
+        """Import transformers and load the processor now, rather than for the first picture."""
+        _ = self._processor
+
     @property
     def placeholder(self) -> str:
         """The text by which a chat template says where a picture is."""
@@ -57,11 +61,21 @@ class PictureReader:
         """The id of the token in whose places the embeddings go."""
         return picture_token(self.folder)
 
-    def read(self, source: Any) -> Prepared:
-        """Prepare one picture. Raises `PictureError` for one that cannot be used."""
+    @property
+    def words(self) -> frozenset[str]:
+        """The texts that stand for a picture, or for a part of one, wherever a prompt has them."""
+        return frozenset({self.placeholder, self._processor.tokenizer.convert_ids_to_tokens(self.token)})
+
+    def read(self, source: Any, *, longest: int | None = None) -> Prepared:
+        """Prepare one picture, scaled down first where a side has more than `longest` pixels.
+
+        Raises `PictureError` for a picture that cannot be used.
+        """
         from PIL import Image
 
         image = Image.fromarray(read_picture(source))
+        if longest is not None:
+            image.thumbnail((longest, longest))
         processor = self._processor
         try:
             found = processor(
@@ -83,6 +97,14 @@ class PictureReader:
     def _processor(self) -> Any:
         with quiet_import():
             return still(_processor_class(self.folder)).from_pretrained(self.folder, local_files_only=True)
+
+
+def takes_pictures(folder: Path) -> bool:
+    """Check whether a folder's model takes pictures in its prompts; the answer needs no import of transformers."""
+    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in PROCESSORS):
+        return False
+    config = read_config(folder)
+    return config.get("model_type") in HOSTS and any(isinstance(config.get(name), int) for name in PLACES)
 
 
 def takes_pictures(folder: Path) -> bool:
