@@ -196,8 +196,8 @@ def test_arguments_that_are_cut_off_are_said_to_be(http: httpx.Client) -> None:
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
         ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "mcp_servers"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "content block 'image' is not supported: this server takes text",
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+            "content block 'document' is not supported: this server takes text and pictures",
         ),
         (
             {

@@ -14,6 +14,7 @@ import pytest
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.folder import find
+from torchwright.serve.http.fetching import PictureFetcher
 from torchwright.serve.http.read_worker import load
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import load_language
@@ -36,8 +37,8 @@ def asked(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> list[An
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 
     async def run() -> list[Any]:
-        reader = BodyReader(folder, LIMITS, tokenizes=True)
-        assert not reader.reads_here(ChatRequest, body, language.template)
+        reader = BodyReader(folder, LIMITS, tokenizes=True, fetch=PictureFetcher((), LIMITS).fetched)
+        assert not reader.reads_here(ChatRequest, body, language)
         try:
             asking = [
                 reader.generating(ChatRequest, body, language, RequestLimits(("m",), 512, 512))

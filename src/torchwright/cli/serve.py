@@ -80,6 +80,14 @@ def _serve_command() -> ModuleType:
     "Pages of this machine may without. Repeatable.",
 )
 @click.option(
+    "--allow-url",
+    "allowed_urls",
+    multiple=True,
+    metavar="HOST",
+    help="Fetch pictures of http and https URLs from this host, which may name a port, as HOST:PORT. It must have a "
+    "public address, unless HOST is an address itself. Repeatable; without it pictures come as data URLs alone.",
+)
+@click.option(
     "--max-running",
     type=click.IntRange(min=1),
     default=ENGINE.max_running,

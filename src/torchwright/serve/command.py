@@ -48,6 +48,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     if reason := only_linux("torchwright serve"):
         raise WorkloadError("the server cannot run here", found=reason)
     keys = api_keys(options)
+    _check_url_hosts(options.allowed_urls)
     _check_formats(options)
     found = find(options.engine.model)
     _check_model_names(options.served_model_names)
@@ -81,6 +82,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
             keys=keys,
             hosts=[options.host, *options.allowed_hosts],
             origins=options.allowed_origins,
+            picture_hosts=options.allowed_urls,
             aliases=options.served_model_names[1:],
             log_requests=options.log_requests,
             tool_call_format=options.tool_call_format,
@@ -134,6 +136,20 @@ def _check_model_names(names: Sequence[str]) -> None:
             "--served-model-name cannot be used",
             found=f"'{twice[0]}' twice" if twice else ", ".join(map(repr, names)),
             allowed="different names of printable ASCII characters without spaces",
+        )
+
+
+def _check_url_hosts(hosts: Sequence[str]) -> None:
+    """Raise `WorkloadError` for a `--allow-url` that no URL's host is equal to."""
+    wrong = [
+        host
+        for host in hosts
+        if not re.fullmatch(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?", host)
+    ]
+    if wrong:
+        raise WorkloadError(
+            f"--allow-url {wrong[0]} cannot be used",
+            allowed="a host alone or with a port, such as images.example.com, 10.0.0.5:8080 or [fd00::5]",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1 << 20
 
@@ -61,6 +61,18 @@ class Limits:
     """A request's body that brings a sound file; more is a 413."""
     upload_seconds: float = 600.0
     """From the end of the headers to the end of such a body; each piece must come within `body_seconds`."""
+    picture_body_bytes: int = 32 * MIB
+    """A request's body, for a model that takes pictures; more is a 413."""
+    picture_bodies_bytes: int = 256 * MIB
+    """Bodies of such a model together, and what is fetched for them; the next is a 429."""
+    picture_read_seconds: float = 30.0
+    """Reading such a body with its pictures, of processor time."""
+    picture_memory_bytes: int = 2048 * MIB
+    """Memory for that."""
+    fetches: int = 8
+    """Pictures that are fetched from other hosts at the same time."""
+    fetch_seconds: float = 20.0
+    """From the look-up of a host's name to the last byte of its picture."""
     sounds: int = 256
     """Uploads that are on their way, read, or transcribed; the next is a 429."""
     sounds_bytes: int = 4096 * MIB
@@ -72,6 +84,16 @@ class Limits:
     sound_memory_bytes: int = 1024 * MIB
     """Memory for reading one sound file."""
 
+    def with_pictures(self) -> Limits:
+        """Return the limits of a model that takes pictures: their bodies are larger, and take longer to read."""
+        return replace(
+            self,
+            body_bytes=self.picture_body_bytes,
+            bodies_bytes=self.picture_bodies_bytes,
+            read_seconds=self.picture_read_seconds,
+            read_memory_bytes=self.picture_memory_bytes,
+        )
+
 
 # Counts that the request's schema states itself, so that the OpenAPI document and the table of parameters have them.
 CHOICES = 64
@@ -81,7 +103,13 @@ PROMPTS = 256
 READ_CHARACTERS = 100_000
 """One text that is scored, ranked or classified; a query is read with every document."""
 PICTURES = 10
-"""Pictures of one request."""
+"""Pictures that one request asks for."""
+INPUT_PICTURES = 64
+"""Pictures in one request's messages."""
+INPUT_PICTURE_BYTES = 20 * MIB
+"""One picture's file."""
+PREPARED_BYTES = 256 * MIB
+"""A request's pictures as the model's encoder reads them."""
 PICTURE_PIXELS = 2048 * 2048
 """The most pixels of one picture: its memory grows with them."""
 SEQUENCES = 512

@@ -92,6 +92,8 @@ class ServerOptions:
     api_key_file: Path | None = None
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    allowed_urls: Sequence[str] = ()
+    """Hosts from which pictures are fetched, as HOST or HOST:PORT."""
     log_requests: bool = False
     tool_call_format: str = AUTO
     """Format of the model's tool calls."""

@@ -85,7 +85,7 @@ async def model_info(service: Service, request: Request) -> Response:
             "weight_version": ready.fingerprint,
             "model_type": service.config.get("model_type"),
             "architectures": service.config.get("architectures"),
-            "has_image_understanding": False,
+            "has_image_understanding": "image" in service.input_modalities,
             "has_audio_understanding": service.sounds is not None,
         }
     )

@@ -217,7 +217,7 @@ async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> R
     model, ready = service.chat(None) if kind is CountTokensRequest else service.decoder(None)
     async with held_body(request, service.limits) as body:
         answering = service.reader.answer(kind, body, model, request_limits_of(ready, *service.names))
-        here = service.reader.reads_here(kind, body, model.template)
+        here = service.reader.reads_here(kind, body, model)
         found = await (answering if here else while_there(request, answering))
     return Response(found, media_type="application/json")
 

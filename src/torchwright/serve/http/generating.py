@@ -157,7 +157,7 @@ async def _read(service: Service, request: Request, kind: type[Generating]) -> t
     model, ready = service.decoder(None) if kind is CompletionRequest else service.chat(None)
     async with held_body(request, service.limits) as body:
         reading = service.reader.generating(kind, body, model, request_limits_of(ready, *service.names))
-        here = service.reader.reads_here(kind, body, model.template)
+        here = service.reader.reads_here(kind, body, model)
         found = await (reading if here else while_there(request, reading))
     _note_ignored(request, service, found[0].noted)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.language import Language, load_language
 from torchwright.serve.openai.parse import parse
+from torchwright.serve.openai.picture_prompt import PicturesWanted, without_pictures
 from torchwright.serve.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -25,7 +27,7 @@ from torchwright.serve.openai.protocol import (
     Shared,
     TokenizeRequest,
 )
-from torchwright.serve.openai.reading import IDS, RENDER, Fault, Read, ReadingJob
+from torchwright.serve.openai.reading import IDS, RENDER, Fault, Read, ReadingJob, Wanted
 from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_model, check_text
 from torchwright.serve.openai.responses import ResponsesRequest
 from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
@@ -62,6 +64,8 @@ PARSE_SECONDS, PARSE_BYTES = 2.0, 256 * MIB
 def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int) -> Callable[[bytes], bytes]:
     """Return the function that reads one body: a `ReadingJob` in MessagePack, to a `Read` or `Fault`."""
     language = load_language(Path(folder)) if tokenizes else None
+    if language is not None and language.pictures is not None:
+        language.pictures.load()  # seconds, and memory that all jobs share
     template = language.template if language else ChatTemplate(Path(folder), parse=False)
     # Parsed here it is shared by all jobs. A template that cannot be, within the limits, is left to each job's own.
     if within_limits(template.parse, PARSE_SECONDS, PARSE_BYTES):
@@ -80,10 +84,13 @@ def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int
                     Read(body.model_dump_json(by_alias=True, exclude_unset=True, exclude=left).encode())
                 )
             check_model(body.model, job.limits.models)
+            with_fetched = replace(language, fetched=job.fetched)
             if isinstance(body, Asked) and not isinstance(body, Shared):
-                return _encode(Read(answer(body, language, job.limits, tokenized_bytes)))
+                return _encode(Read(answer(body, with_fetched, job.limits, tokenized_bytes)))
             assert isinstance(body, Shared), job.kind
-            return _encode(_read(body, language, job.limits, settings_bytes, tokenized_bytes))
+            return _encode(_read(body, with_fetched, job.limits, settings_bytes, tokenized_bytes))
+        except PicturesWanted as wanted:
+            return _encode(Wanted(list(wanted.urls)))
         except ApiError as error:
             return _encode(Fault(error.status, error.message, error.param, error.code))
 
@@ -94,6 +101,7 @@ def _conversation(body: ClassifyRequest, template: ChatTemplate) -> str:
     """Return the text of a conversation that has been answered."""
     none = Tools(functions=(), choice="none")
     messages, extra = body.messages or [], body.chat_template_kwargs
+    without_pictures(messages, "messages")
     return prompt_text(template, messages, none, add_generation_prompt=False, extra=extra)
 
 
@@ -105,7 +113,7 @@ def _read(
     for item in prompts.items:
         if isinstance(item, str):
             check_text(item, language.tokenizer, limits, tokenized_bytes, prompts.param)
-            item = language.tokenizer.encode(item, special=prompts.special)
+            item = prompts.encode(item, language.tokenizer)
         check_ids(item, limits, prompts.param)
         rows.append(array(IDS, item).tobytes())
     bare = body.bare()
@@ -113,7 +121,7 @@ def _read(
         raise invalid(
             f"the request has {len(bare)} bytes beside its prompt, and at most {settings_bytes} are taken"
         )
-    return Read(bare, rows, prompts.param, body.noted)
+    return Read(bare, rows, prompts.param, body.noted, list(prompts.pictures))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import uvicorn
 
 from torchwright.core.errors import ModelError
 from torchwright.hardware.devices.allocator import return_large_blocks
+from torchwright.models.vision.reader import takes_pictures
 from torchwright.serve.descriptors import fitting, raise_limit
 from torchwright.serve.folder import ServeTarget
 from torchwright.serve.formats.reasoning import REASONING_FORMATS, reasoning_format_of
@@ -46,6 +47,7 @@ def run(
     keys: Sequence[str],
     hosts: Sequence[str],
     origins: Sequence[str],
+    picture_hosts: Sequence[str],
     aliases: Sequence[str],
     log_requests: bool,
     tool_call_format: str,
@@ -63,6 +65,8 @@ def run(
     # Before anything is opened that would have to be closed: its files may be damaged.
     model = None
     if target.served_as in ("writer", "translator"):
+        if takes_pictures(target.folder):
+            limits = limits.with_pictures()
         model = load_model(target, limits, tool_call_format, reasoning_format)
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
@@ -75,6 +79,7 @@ def run(
         limits=limits,
         keys=keys,
         hosts=Hosts(hosts, origins),
+        picture_hosts=picture_hosts,
         log_requests=log_requests,
     )
     server = Server(service, url, begun, say)
@@ -111,6 +116,7 @@ def load_model(
         folder=target.folder,
         tokenizer=language.tokenizer,
         template=language.template,
+        pictures=language.pictures,
         tool_format=tool_format_of(source) if tool_call_format == AUTO else TOOL_FORMATS[tool_call_format],
         reasoning=reasoning,
         grammars=GrammarCompiler(target.folder, limits),

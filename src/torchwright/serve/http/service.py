@@ -15,6 +15,7 @@ from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object, read_config
 from torchwright.models.diffusion.folder import INDEX
 from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.http.fetching import PictureFetcher
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
@@ -64,6 +65,8 @@ class Service:
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)
     """The names that it answers to where it has no keys."""
+    picture_hosts: Sequence[str] = ()
+    """The hosts from which pictures may be fetched."""
     log_requests: bool = False
     ignored: set[str] = field(default_factory=set)
     """Fields without effect that the log has named."""
@@ -107,12 +110,15 @@ class Service:
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
-        """The kinds of input that the served model takes: text, and sound for a speech model."""
-        return ("text",) if self.sounds is None else ("audio",)
+        """The kinds of input that the served model takes: text, text and pictures, or sound."""
+        if self.sounds is not None:
+            return ("audio",)
+        return ("text", "image") if self.model is not None and self.model.pictures is not None else ("text",)
 
     @cached_property
     def reader(self) -> BodyReader:
-        return BodyReader(self.folder, self.limits, tokenizes=self.model is not None)
+        fetch = PictureFetcher(self.picture_hosts, self.limits).fetched
+        return BodyReader(self.folder, self.limits, tokenizes=self.model is not None, fetch=fetch)
 
     async def warm(self, ready: EngineReady) -> None:
         """Start the processes that help, so that no request waits for them."""

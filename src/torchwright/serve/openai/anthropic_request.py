@@ -14,22 +14,25 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from torchwright.serve.limits import MESSAGES, PARTS, STOPS, TOOLS
-from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
+from torchwright.serve.openai.conversation import Tools, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import (
     CalledFunction,
     Function,
+    ImagePart,
     JsonSchema,
     JsonSchemaFormat,
     Message,
     Name,
     Text,
+    TextPart,
     ToolCall,
 )
+from torchwright.serve.openai.picture_prompt import prompt_of
 from torchwright.serve.openai.protocol import HARMLESS, SPELLED_OUT, Shared, Stop
 
-TAKEN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+TAKEN = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
 RUN_BY_ANTHROPIC = ("web_search", "web_fetch", "code_execution")
 """Prefixes of the tool types that Anthropic's server runs; the model answers without them."""
 _OF_AN_ANSWER = "part of an answer that is sent back"
@@ -49,6 +52,33 @@ class TextBlock(Body):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
+
+
+class Base64Source(Body):
+    type: Literal["base64"]
+    kind: Text = Field(alias="media_type")
+    """Not relied on: the file's own first bytes say what it is."""
+    data: Text
+
+
+class UrlSource(Body):
+    type: Literal["url"]
+    url: Text
+
+
+class ImageBlock(Body):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: CacheControl | None = None
+
+    @property
+    def url(self) -> str:
+        if isinstance(self.source, UrlSource):
+            return self.source.url
+        return f"data:;base64,{self.source.data}"
+
+
+Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ThinkingBlock(Body):
@@ -76,14 +106,14 @@ class ToolUse(Body):
     cache_control: CacheControl | None = None
 
 
-def _only_text(value: Any) -> Any:
+def _only_taken(value: Any) -> Any:
     """Other kinds of content are refused by their name, before their fields are looked at."""
     for block in value if isinstance(value, list) else ():
         kind = block.get("type") if isinstance(block, dict) else None
         if isinstance(kind, str) and kind not in TAKEN:
             raise PydanticCustomError(
                 "content_block",
-                "content block '{kind}' is not supported: this server takes text",
+                "content block '{kind}' is not supported: this server takes text and pictures",
                 {"kind": kind},
             )
     return value
@@ -92,16 +122,17 @@ def _only_text(value: Any) -> Any:
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] = ""
+    content: str | Annotated[list[Shown], Field(max_length=PARTS, fail_fast=True)] = ""
     is_error: bool = False
     """True if the tool failed: the model then reads `Error: ` before the content."""
     cache_control: CacheControl | None = None
 
-    _text = field_validator("content", mode="before")(_only_text)
+    _kinds = field_validator("content", mode="before")(_only_taken)
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
     | Annotated[ToolUse, Tag("tool_use")]
     | Annotated[ToolResult, Tag("tool_result")]
     | Annotated[ThinkingBlock, Tag("thinking")]
@@ -116,7 +147,7 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(min_length=1, max_length=PARTS, fail_fast=True)]
 
-    _text = field_validator("content", mode="before")(_only_text)
+    _kinds = field_validator("content", mode="before")(_only_taken)
 
     @model_validator(mode="after")
     def _sides(self) -> Self:
@@ -202,7 +233,7 @@ class CountTokensRequest(Body):
     dropped_tools: ClassVar[tuple[str, ...]] = RUN_BY_ANTHROPIC
 
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
-    """The conversation: roles user, assistant and system; blocks of text, tool_use and tool_result."""
+    """The conversation: roles user, assistant and system; blocks of text, image, tool_use and tool_result."""
     model: Text | None = None
     """The served model's name; the served one where it is left out. Another name is a 404."""
     system: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] | None = None
@@ -272,8 +303,7 @@ class CountTokensRequest(Body):
             self, language.template, "thinking", thinking=thinking
         ) | template_switches(self, language.template, "output_config.effort", effort=effort)
         extra = switches | self.chat_template_kwargs
-        text = prompt_text(language.template, self.conversation(), self.asked_tools, extra=extra)
-        return Prompts([text], "messages", special=language.template.plain)
+        return prompt_of(language, self.conversation(), self.asked_tools, "messages", extra=extra)
 
     def conversation(self) -> list[Message]:
         """The messages as a chat completion has them."""
@@ -319,14 +349,14 @@ def _messages(turn: Turn) -> Iterator[Message]:
     ]
     for block in turn.blocks:
         if isinstance(block, ToolResult):
-            text = ("Error: " if block.is_error else "") + _text(block.content)
-            yield Message(role="tool", tool_call_id=block.tool_use_id, content=text)
-    said = [block for block in turn.blocks if isinstance(block, TextBlock)]
+            content = _content(block.content, "Error: " if block.is_error else "")
+            yield Message(role="tool", tool_call_id=block.tool_use_id, content=content)
+    said = [block for block in turn.blocks if isinstance(block, TextBlock | ImageBlock)]
     thought = [block.thinking for block in turn.blocks if isinstance(block, ThinkingBlock)]
     if said or calls or thought:
         yield Message(
             role=turn.role,
-            content=_text(said) if said else None,
+            content=_content(said) if said else None,
             tool_calls=calls or None,
             reasoning_content="\n".join(thought) or None,
         )
@@ -334,3 +364,21 @@ def _messages(turn: Turn) -> Iterator[Message]:
 
 def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _content(
+    blocks: str | Sequence[TextBlock | ImageBlock], begin: str = ""
+) -> str | list[TextPart | ImagePart]:
+    """Return a message's content behind a text with which it begins: a text, or parts where there are pictures."""
+    if isinstance(blocks, str):
+        return begin + blocks
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    if len(texts) == len(blocks):
+        return begin + _text(texts)
+    parts = [
+        TextPart(type="text", text=block.text)
+        if isinstance(block, TextBlock)
+        else ImagePart(type="image_url", image_url=block.url)
+        for block in blocks
+    ]
+    return [TextPart(type="text", text=begin), *parts] if begin else parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torchwright.serve.api_error import invalid
 from torchwright.serve.formats.base import Callable, ToolFormat, structural_tag
 from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.openai.parse import Body
-from torchwright.serve.openai.parts import Function, Message
+from torchwright.serve.openai.parts import Function, ImagePart, Message
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off: Qwen's, and Granite's and DeepSeek's."""
@@ -80,11 +80,16 @@ def prompt_text(
     *,
     add_generation_prompt: bool = True,
     extra: dict[str, Any] | None = None,
+    picture: str = "",
+    written: Mapping[str, str] | None = None,
 ) -> str:
     """The prompt by the model's chat template.
 
-    Raises `ApiError` (400) where it has no place for tools, refuses the messages, or `extra` has reserved names.
-    A template that refuses the messages gets them in another form of the same content, where there is one.
+    `picture` is what the template writes for a picture. `written` has words that are replaced wherever the client
+    wrote them, so that those in the prompt are the template's own.
+
+    Raises `ApiError` (400) where the template has no place for tools, refuses the messages, or `extra` has reserved
+    names. A template that refuses the messages gets them in another form of the same content, where there is one.
     """
     taken = sorted(RESERVED & (extra or {}).keys())
     if taken:
@@ -92,14 +97,20 @@ def prompt_text(
     functions = asked.functions if asked.choice != "none" else ()
     if functions and not template.takes_tools:
         raise invalid("the model's chat template has no place for tools", "tools", "unsupported_parameter")
-    described = [
+    described: list[dict[str, Any]] = [
         {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"strict"})}
         for function in functions
     ]
-    render = partial(
-        template.render, tools=described or None, add_generation_prompt=add_generation_prompt, extra=extra
-    )
     plain = [_plain(message, template) for message in messages]
+    if written:
+        plain, described, extra = (_replaced(value, written) for value in (plain, described, extra))
+    render = partial(
+        template.render,
+        tools=described or None,
+        add_generation_prompt=add_generation_prompt,
+        extra=extra,
+        picture=picture,
+    )
     try:
         return render(plain)
     except TemplateRefused as error:
@@ -107,6 +118,18 @@ def prompt_text(
             with contextlib.suppress(TemplateRefused):
                 return render(other)
         raise invalid(error.summary, "messages", "chat_template") from error
+
+
+def _replaced(value: Any, words: Mapping[str, str]) -> Any:
+    """Return what a template is given with words replaced in all texts and names."""
+    if isinstance(value, str):
+        for word, instead in words.items():
+            value = value.replace(word, instead)
+    elif isinstance(value, list):
+        return [_replaced(item, words) for item in value]
+    elif isinstance(value, dict):
+        return {_replaced(name, words): _replaced(item, words) for name, item in value.items()}
+    return value
 
 
 Messages = list[dict[str, Any]]
@@ -171,7 +194,8 @@ def _with_thoughts_as_content(messages: Messages) -> Messages:
 
 def _text(message: dict[str, Any]) -> str:
     content = message["content"]
-    return content if isinstance(content, str) else join_parts(part["text"] for part in content)
+    # A picture is left out here, which `prompt_of` notices: there is then a place too few.
+    return content if isinstance(content, str) else join_parts(part.get("text", "") for part in content)
 
 
 def template_switches(
@@ -198,7 +222,10 @@ def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
     """Return a message as templates know it: arguments of calls are objects, and thoughts have each of their names."""
     content = message.content
     if isinstance(content, list):
-        content = [part.model_dump(exclude_none=True) for part in content]
+        content = [
+            {"type": "image"} if isinstance(part, ImagePart) else part.model_dump(exclude_none=True)
+            for part in content
+        ]
     # Templates older than the role know the developer's messages as the system's.
     developer = message.role == "developer" and not template.knows_developers
     plain: dict[str, Any] = {"role": "system" if developer else message.role, "content": content}

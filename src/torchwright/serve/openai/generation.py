@@ -105,6 +105,11 @@ class Generation:
         Raises `ApiError` when the engine refuses the request, fails or dies, and `Gone` after `abandon`. Whatever has
         not ended when the iteration ends is cancelled.
         """
+        pictures = sum(picture.bytes for submit in self.prepared.submits for picture in submit.pictures)
+        if not self._client.has_room_for(pictures):
+            raise ApiError(
+                429, "the pictures of all requests take too much memory", headers={"Retry-After": "1"}
+            )
         grammar = self.prepared.grammar
         if grammar is not None and not self._client.hold(grammar):
             raise ApiError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,9 @@ from torchwright.serve.openai.parse import Body
 
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Detail = Literal["auto", "low", "high", "original"]
+KINDS = ("text", "input_text", "output_text", "image_url", "input_image")
+"""Types of content parts in OpenAI's two APIs."""
 
 
 class StructuredOutputs(Body):
@@ -110,14 +114,34 @@ class TextPart(Body):
     text: str
 
 
-def only_text(value: Any) -> Any:
+class ImageUrl(Body):
+    url: Text
+    """A data URL, such as data:image/png;base64,…; or http(s), from a host of --allow-url."""
+    detail: Detail | None = None
+    """low: with sides of at most 512 pixels; else as the model's processor scales pictures."""
+
+
+class ImagePart(Body):
+    without_effect: ClassVar[dict[str, str]] = _CACHED
+    type: Literal["image_url"]
+    image_url: ImageUrl | Text
+
+    @property
+    def image(self) -> ImageUrl:
+        return ImageUrl(url=self.image_url) if isinstance(self.image_url, str) else self.image_url
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+def only_known(value: Any) -> Any:
     """Other kinds of content are refused by their name, before their fields are looked at."""
     for part in value if isinstance(value, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+        if isinstance(kind, str) and kind not in KINDS:
             raise PydanticCustomError(
                 "content_part",
-                "content part '{kind}' is not supported: this server takes text",
+                "content part '{kind}' is not supported: this server takes text and pictures",
                 {"kind": kind},
             )
     return value
@@ -131,8 +155,8 @@ class Message(Body):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)] | None = None
-    """Text, or a list of text parts; images and audio are refused."""
+    content: str | Annotated[list[Part], Field(max_length=PARTS, fail_fast=True)] | None = None
+    """Text, or a list of parts: texts and pictures; audio is refused."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -145,11 +169,17 @@ class Message(Body):
     audio: None = None
     function_call: None = None
 
+    @property
+    def images(self) -> Sequence[ImageUrl]:
+        """The pictures in the content, in their order."""
+        content = self.content if isinstance(self.content, list) else ()
+        return [part.image for part in content if isinstance(part, ImagePart)]
+
     @model_validator(mode="before")
     @classmethod
     def _content(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            only_text(data.get("content"))
+            only_known(data.get("content"))
         return data
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, Gram
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from torchwright.serve.openai.picture_prompt import check_places
 from torchwright.serve.openai.protocol import AS_MANY_AS_FIT, Shared
 from torchwright.serve.openai.reading import encode
 from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_text, request_limits_of
@@ -138,6 +139,7 @@ async def prepare(
             prompt_logprobs=wanted.prompt_logprobs,
             priority=body.priority,
             timeout_s=_left(body.timeout, begun),
+            pictures=list(prompts.pictures),
         )
         for place, (ids, most) in enumerate(zip(rows, rooms, strict=True))
     ]
@@ -203,6 +205,8 @@ async def _ids(
         if not prompt:
             raise invalid(f"'{prompts.param}' is empty", prompts.param)
     check_ids(prompt, limits, prompts.param)
+    if model.pictures is not None:
+        check_places(prompt, prompts.pictures, model.pictures.token, prompts.param)
     return prompt
 
 

@@ -26,10 +26,11 @@ from torchwright.serve.limits import (
     TOOLS,
     TOP_LOGPROBS,
 )
-from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
+from torchwright.serve.openai.conversation import Tools, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Message, NamedTool, ResponseFormat, StructuredOutputs, Text, Tool
+from torchwright.serve.openai.picture_prompt import prompt_of
 
 Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -213,7 +214,7 @@ class ChatRequest(Choices):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
-    """The conversation: roles system, developer, user, assistant and tool; content is text."""
+    """The conversation: roles system, developer, user, assistant and tool; content is text, and pictures."""
     max_tokens: int | None = Field(None, ge=AS_MANY_AS_FIT)
     """New tokens at most; as many as fit where neither this nor max_completion_tokens is given, or for -1."""
     max_completion_tokens: int | None = Field(None, ge=AS_MANY_AS_FIT)
@@ -276,10 +277,9 @@ class ChatRequest(Choices):
         start = self.add_generation_prompt
         switches = template_switches(self, template, "reasoning_effort", effort=self.reasoning_effort)
         extra = switches | self.chat_template_kwargs
-        text = prompt_text(
-            template, self.messages, self.asked_tools, add_generation_prompt=start, extra=extra
+        return prompt_of(
+            language, self.messages, self.asked_tools, "messages", add_generation_prompt=start, extra=extra
         )
-        return Prompts([text], "messages", special=template.plain)
 
     @property
     def asked_tools(self) -> Tools:

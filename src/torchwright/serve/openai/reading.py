@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from torchwright.hub.chat_template import ChatTemplate
+from torchwright.models.vision.record import Picture
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.anthropic_request import CountTokensRequest
@@ -47,6 +49,14 @@ class ReadingJob(msgspec.Struct, frozen=True):
     kind: str
     body: bytes
     limits: RequestLimits | None
+    fetched: dict[str, bytes] = {}
+    """The contents of the body's http(s) URLs."""
+
+
+class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
+    """The http(s) URLs of a body, which is read again with their contents."""
+
+    urls: list[str]
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
@@ -57,6 +67,8 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     param: str = ""
     noted: list[str] = []
     """Fields that were taken without effect."""
+    pictures: list[Picture] = []
+    """Those of the one prompt."""
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
@@ -68,11 +80,15 @@ class Fault(msgspec.Struct, frozen=True, tag="fault"):
     code: str | None
 
 
+Fetch = Callable[[Sequence[str]], AbstractAsyncContextManager[dict[str, bytes]]]
+"""Gives the contents of URLs, whose memory is accounted for until the block ends; raises `ApiError`."""
+
+
 class BodyReader:
     """Reads bodies; without `tokenizes` their texts are the engine's to tokenize."""
 
-    def __init__(self, folder: Path, limits: Limits, *, tokenizes: bool) -> None:
-        self._limits = limits
+    def __init__(self, folder: Path, limits: Limits, *, tokenizes: bool, fetch: Fetch) -> None:
+        self._limits, self._fetch = limits, fetch
         self.workers = Workers(
             "torchwright.serve.http.read_worker",
             [str(folder), tokenizes, limits.settings_bytes, limits.tokenized_bytes],
@@ -83,9 +99,10 @@ class BodyReader:
             ),
         )
 
-    def reads_here(self, kind: type[Body], body: bytes, template: ChatTemplate) -> bool:
-        """Check whether a body is read at once: it is short, and needs no untrusted template."""
-        return self._is_short(body) and (template.plain or not issubclass(kind, RENDERED))
+    def reads_here(self, kind: type[Body], body: bytes, language: Language) -> bool:
+        """Check whether a body is read at once: it is short, and needs no untrusted template and no pictures."""
+        plain = language.template.plain and language.pictures is None
+        return self._is_short(body) and (plain or not issubclass(kind, RENDERED))
 
     async def request(self, kind: type[Known], body: bytes) -> Known:
         """A request that has no prompts to be tokenized here; raises `ApiError` as `parse` does."""
@@ -102,7 +119,7 @@ class BodyReader:
         self, kind: type[Generating], body: bytes, language: Language, limits: RequestLimits
     ) -> tuple[Generating, Prompts]:
         """A request and its prompts; raises `ApiError` for what is wrong with either."""
-        if self.reads_here(kind, body, language.template):
+        if self.reads_here(kind, body, language):
             found = parse(kind, body)
             check_model(found.model, limits.models)
             return found, found.read(language)
@@ -110,7 +127,7 @@ class BodyReader:
         ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
         found = parse(kind, read.body)
         found.noted[:] = read.noted
-        return found, Prompts(ids, read.param, special=False)
+        return found, Prompts(ids, read.param, special=False, pictures=read.pictures)
 
     async def answer(
         self,
@@ -120,7 +137,7 @@ class BodyReader:
         limits: RequestLimits,
     ) -> bytes:
         """The answer of a request that needs no engine, as JSON; raises `ApiError`."""
-        if not self.reads_here(kind, body, language.template):
+        if not self.reads_here(kind, body, language):
             job = ReadingJob(kind.__name__, body, limits)
             return (await self._apart(job, short=self._is_short(body))).body
         found = parse(kind, body)
@@ -131,7 +148,17 @@ class BodyReader:
         return len(body) <= self._limits.read_here_bytes
 
     async def _apart(self, job: ReadingJob, *, short: bool = False) -> Read:
-        """Read a body in the other process; many short ones may wait, and none gives way to the engine."""
+        """Read a body in the other process, and again with the contents of its URLs if it has any."""
+        found = await self._run(job, short=short)
+        if isinstance(found, Read):
+            return found
+        async with self._fetch(found.urls) as fetched:
+            found = await self._run(msgspec.structs.replace(job, fetched=fetched), short=False)
+        assert isinstance(found, Read), "every URL was fetched"
+        return found
+
+    async def _run(self, job: ReadingJob, *, short: bool) -> Read | Wanted:
+        """Do one job; many short ones may wait, and none gives way to the engine."""
         waiting = self._limits.renders_waiting if short else None
         try:
             answer = await self.workers.run(
@@ -139,7 +166,7 @@ class BodyReader:
             )
         except Unfinished as unfinished:
             raise invalid(f"the request cannot be read: {unfinished}", code="request_limit") from None
-        found = msgspec.msgpack.decode(answer, type=Read | Fault)
+        found = msgspec.msgpack.decode(answer, type=Read | Wanted | Fault)
         if isinstance(found, Fault):
             raise ApiError(found.status, found.message, param=found.param, code=found.code)
         return found

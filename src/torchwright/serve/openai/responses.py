@@ -12,12 +12,15 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from torchwright.serve.limits import MESSAGES, PARTS, TOOLS
-from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
+from torchwright.serve.openai.conversation import Tools, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import (
     CalledFunction,
+    Detail,
     Function,
+    ImagePart,
+    ImageUrl,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
@@ -28,8 +31,9 @@ from torchwright.serve.openai.parts import (
     TextFormat,
     TextPart,
     ToolCall,
-    only_text,
+    only_known,
 )
+from torchwright.serve.openai.picture_prompt import prompt_of
 from torchwright.serve.openai.protocol import HARMLESS, NO_STORE, Shared
 
 BUILT_IN = ("web_search",)
@@ -54,6 +58,17 @@ class InputText(Body):
     text: str
 
 
+class InputImage(Body):
+    refused: ClassVar[dict[str, str]] = {"file_id": "no files are stored here; send image_url"}
+    type: Literal["input_image"]
+    image_url: Text
+    detail: Detail | None = None
+
+
+InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+Content = str | Annotated[list[InputPart], Field(max_length=PARTS, fail_fast=True)]
+
+
 class ReasoningText(Body):
     type: Literal["reasoning_text"]
     text: str
@@ -63,11 +78,11 @@ class InputMessage(Body):
     without_effect: ClassVar[dict[str, str]] = {"phase": _OF_AN_ANSWER}
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputText], Field(max_length=PARTS, fail_fast=True)]
+    content: Content
     id: str | None = None
     status: str | None = None
 
-    _text = field_validator("content", mode="before")(only_text)
+    _kinds = field_validator("content", mode="before")(only_known)
 
 
 class InputCall(Body):
@@ -83,11 +98,11 @@ class InputCall(Body):
 class InputCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[InputText], Field(max_length=PARTS, fail_fast=True)]
+    output: Content
     id: str | None = None
     status: str | None = None
 
-    _text = field_validator("output", mode="before")(only_text)
+    _kinds = field_validator("output", mode="before")(only_known)
 
 
 class InputReasoning(Body):
@@ -202,8 +217,7 @@ class ResponsesRequest(Shared):
         effort = self.reasoning.effort if self.reasoning else None
         extra = template_switches(self, language.template, "reasoning", effort=effort)
         self.noted.extend(["include"] if self.include else [])
-        text = prompt_text(language.template, self.messages(), self.asked_tools, extra=extra)
-        return Prompts([text], "input", special=language.template.plain)
+        return prompt_of(language, self.messages(), self.asked_tools, "input", extra=extra)
 
     @property
     def response_format(self) -> ResponseFormat | None:
@@ -280,7 +294,13 @@ def _message(item: str | InputMessage | InputCallOutput) -> Message:
         return Message(role="user", content=item)
     content = item.output if isinstance(item, InputCallOutput) else item.content
     if not isinstance(content, str):
-        content = [TextPart(type="text", text=part.text) for part in content]
+        content = [_part(part) for part in content]
     if isinstance(item, InputCallOutput):
         return Message(role="tool", tool_call_id=item.call_id, content=content)
     return Message(role=item.role, content=content)
+
+
+def _part(part: InputText | InputImage) -> TextPart | ImagePart:
+    if isinstance(part, InputText):
+        return TextPart(type="text", text=part.text)
+    return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url, detail=part.detail))

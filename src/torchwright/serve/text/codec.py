@@ -57,6 +57,10 @@ class Tokenizer:
             return ids
         return [self._bos, *ids]
 
+    def letters(self, text: str) -> list[int]:
+        """Return the token ids of a short text in which no special token is looked for; not for several threads."""
+        return self._fast.encode_letters(text).ids
+
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of token ids; special tokens are left out unless `special`."""
         return self._fast.decode(ids, skip_special_tokens=not special)

@@ -55,6 +55,8 @@ GRAMMARS_KEPT, GRAMMAR_BYTES_KEPT = 64, 64 * MIB
 they take five times as much."""
 GRAMMAR_BYTES_HELD = 128 * MIB
 """Those of running and waiting requests together."""
+PICTURE_BYTES_HELD = 1024 * MIB
+"""Prepared pictures of all requests together."""
 EARLY_SECONDS = 10.0
 """A death before the engine is ready, or sooner than this after, is an early one."""
 EARLY_DEATHS = 4
@@ -94,7 +96,11 @@ class EngineClient:
     """One engine process and the requests that wait for it."""
 
     def __init__(
-        self, launcher: Launcher, *, mailbox_capacity: int = 4096, silent_seconds: float | None = None
+        self,
+        launcher: Launcher,
+        *,
+        mailbox_capacity: int = 4096,
+        silent_seconds: float | None = None,
     ) -> None:
         """`silent_seconds`: how long the engine may say nothing while requests wait; by default `SILENT_SECONDS`."""
         self._launcher = launcher
@@ -107,6 +113,8 @@ class EngineClient:
         """Its exit code, once it has ended."""
         self._life: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, Mailbox] = {}
+        self._pictures: dict[str, int] = {}
+        """Id of a request → bytes of its pictures."""
         self._grammars: OrderedDict[str, _Known] = OrderedDict()
         """Key → a grammar that this engine keeps, the last used last."""
         self._early_deaths = 0
@@ -174,6 +182,8 @@ class EngineClient:
         if not self._mailboxes:  # an idle engine has nothing to say
             self._heard = asyncio.get_running_loop().time()
         self._mailboxes[message.id] = mailbox
+        if isinstance(message, Submit) and message.pictures:
+            self._pictures[message.id] = sum(picture.bytes for picture in message.pictures)
         if self.state != "ready":
             mailbox.put(Lost(self.detail))
         elif not self._send(message):
@@ -196,6 +206,10 @@ class EngineClient:
             self._grammars.move_to_end(grammar.key)
         self._forget()
         return True
+
+    def has_room_for(self, pictures: int) -> bool:
+        """Check whether so many bytes of pictures may be submitted, with those of requests that have not ended."""
+        return not pictures or sum(self._pictures.values()) + pictures <= PICTURE_BYTES_HELD
 
     def release(self, grammar: Grammar) -> None:
         """One request less holds it."""
@@ -226,6 +240,7 @@ class EngineClient:
     def finish(self, id: str) -> None:
         """No more items are wanted for a request."""
         self._mailboxes.pop(id, None)
+        self._pictures.pop(id, None)
 
     def _become(self, state: State, detail: str) -> None:
         self.state, self.detail = state, detail
