@@ -31,6 +31,7 @@ import numpy as np
 import zmq
 
 from torchwright.models.speech.transcript import Segment, Unheard, Window, Word
+from torchwright.models.vision.reader import takes_pictures
 from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.server import Server, load_model
@@ -358,6 +359,7 @@ def serving(
     template: str | None = None,
     tools: str = AUTO,
     folder: Path | None = None,
+    picture_hosts: Sequence[str] = (),
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
 
@@ -373,8 +375,11 @@ def serving(
             shutil.copytree(target.folder, folder, dirs_exist_ok=True)
             (folder / "chat_template.jinja").write_text(template)
             target = replace(target, folder=folder)
+        if takes_pictures(target.folder):
+            limits = limits.with_pictures()
         model = None if kind in READERS else load_model(target, limits, tools)
-        yield from _serving(kind, target, model, keys, Hosts(hosts, origins), aliases, limits)
+        hosts_known = Hosts(hosts, origins)
+        yield from _serving(kind, target, model, keys, hosts_known, aliases, limits, picture_hosts)
 
 
 def _serving(
@@ -385,6 +390,7 @@ def _serving(
     hosts: Hosts,
     aliases: Sequence[str],
     limits: Limits,
+    picture_hosts: Sequence[str],
 ) -> Iterator[Running]:
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
@@ -398,6 +404,7 @@ def _serving(
         limits=limits,
         keys=keys,
         hosts=hosts,
+        picture_hosts=picture_hosts,
         log_requests=True,
     )
     started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()

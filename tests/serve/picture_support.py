@@ -18,6 +18,7 @@ SIDE = 28
 """Pixels of a picture's side for each token."""
 MOST_TOKENS = 64
 WORDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+TOKEN = 256 + WORDS.index("<|image_pad|>")
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 TEMPLATE = """\
 {%- for message in messages %}
