@@ -107,14 +107,6 @@ def takes_pictures(folder: Path) -> bool:
     return config.get("model_type") in HOSTS and any(isinstance(config.get(name), int) for name in PLACES)
 
 
-def takes_pictures(folder: Path) -> bool:
-    """Check whether a folder's model takes pictures in its prompts; the answer needs no import of transformers."""
-    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in PROCESSORS):
-        return False
-    config = read_config(folder)
-    return config.get("model_type") in HOSTS and any(isinstance(config.get(name), int) for name in PLACES)
-
-
 def picture_token(folder: Path) -> int:
     """The id of the token in whose places embeddings of pictures go. Raises `ModelError` where config.json has none."""
     config = read_config(folder)
