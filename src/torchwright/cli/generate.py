@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -23,6 +24,14 @@ from torchwright.core.process.interrupts import importing
 @click.argument("model", metavar="[DIR|MODEL]", required=False)
 @click.option(
     "--prompt", required=True, metavar="TEXT", help="The text to continue; - reads it from standard input."
+)
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A picture before the prompt, for models that take pictures; the prompt is then a user's message. Repeatable.",
 )
 @click.option(
     "--max-new-tokens",
@@ -66,6 +75,7 @@ from torchwright.core.process.interrupts import importing
 def command(
     model: str | None,
     prompt: str,
+    images: tuple[Path, ...],
     max_new_tokens: int | None,
     seed: int,
     quantize: str | None,
@@ -92,6 +102,7 @@ def command(
     found = open_model.generate(
         at_revision(model, revision),
         _standard_input() if prompt == "-" else prompt,
+        images=images,
         max_new_tokens=max_new_tokens,
         seed=seed,
         sampling={name: value for name, value in sampling.items() if value is not None},

@@ -10,7 +10,7 @@ It imports no search, so that the first word does not wait for one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ from torchwright.models.diffusion.load import load_diffuser
 from torchwright.models.speech.base import Recognizer
 from torchwright.models.speech.load import load_speech
 from torchwright.models.vision.encoder import encoder_of
+from torchwright.models.vision.question import Question, question_about
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
 from torchwright.report import view
@@ -89,6 +90,7 @@ def generate(
     target: str | None,
     prompt: str,
     *,
+    images: Sequence[Path] = (),
     max_new_tokens: int | None,
     seed: int,
     sampling: Mapping[str, Any],
@@ -106,7 +108,8 @@ def generate(
     """`torchwright generate`: what can be refused without the model is, before it is opened.
 
     `sampling` holds fields of `Sampling`, and only those that the user gave. Without `max_new_tokens` there are
-    `NEW_TOKENS`, or as many as fit.
+    `NEW_TOKENS`, or as many as fit. With `images` the prompt is a user's message behind them, which the folder's chat
+    template writes.
     """
     _check_text(prompt)
     temperature = Sampling.of(sampling).temperature
@@ -116,6 +119,7 @@ def generate(
             f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
             next="add --temperature, such as 0.8",
         )
+    question = _question(target, prompt, images) if images else None
     opened = open_model(
         target,
         quantize=quantize,
@@ -130,8 +134,23 @@ def generate(
     for notice in opened.notices:
         on_notice(notice)
     return ask(
-        opened.model, prompt, max_new_tokens=max_new_tokens, seed=seed, sampling=sampling, on_text=on_text
+        opened.model,
+        prompt,
+        question=question,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        sampling=sampling,
+        on_text=on_text,
     )
+
+
+def _question(target: str | None, prompt: str, images: Sequence[Path]) -> Question:
+    """Read the pictures before the model is opened."""
+    if target is not None and is_artifact(target):
+        raise WorkloadError(
+            f"--image is not for {target}, which is an artifact", next="name its model's folder"
+        )
+    return question_about(resolve(str(BUNDLED if target is None else target), WANTED), prompt, images)
 
 
 def open_model(
@@ -242,12 +261,14 @@ def ask(
     model: Writer,
     prompt: str,
     *,
+    question: Question | None = None,
     on_text: Callable[[str], None],
     max_new_tokens: int | None = None,
     seed: int = 0,
     sampling: Mapping[str, Any] | None = None,
 ) -> Continuation:
-    """Continue one prompt; `on_text` is given each piece of text as it appears, and never half a character.
+    """Continue one prompt, or a question about pictures instead; `on_text` is given each piece of text as it appears,
+    and never half a character.
 
     Raises `WorkloadError` for a prompt that is empty or does not fit, and for options that the model does not take.
     """
@@ -261,7 +282,8 @@ def ask(
             allowed=", ".join(_flag(name) for name in sorted({*model.sampling, "seed"})),
             next="optimize again with `--with native`",
         )
-    ids = model.encode(prompt)
+    ids = model.encode(prompt) if question is None else question.ids
+    shown = {} if question is None else {"pictures": question.pictures}
     limit = max(1, min(NEW_TOKENS, model.room(len(ids)))) if max_new_tokens is None else max_new_tokens
     stream, pieces, times = TextStream(model), list[str](), list[float]()
 
@@ -275,7 +297,7 @@ def ask(
         say(stream.put(token))
 
     begun = time.perf_counter()
-    model.write(ids, limit, seed=seed, on_token=take, **sampling)
+    model.write(ids, limit, seed=seed, on_token=take, **shown, **sampling)
     say(stream.rest())
     return Continuation(
         text="".join(pieces),

@@ -51,6 +51,8 @@ class Limits:
     """Bytes of a request in addition to its prompt: instructions, tools, schemas."""
     read_seconds: float = 10.0
     """Reading one body: its fields, the chat template, tokens; of processor time."""
+    read_quick_seconds: float = 0.5
+    """Of these, so many before others are read meanwhile; a body that needs more is read again from its beginning."""
     read_memory_bytes: int = 1024 * MIB
     """Memory for reading one body."""
     renders_waiting: int = 1024
@@ -67,6 +69,8 @@ class Limits:
     """Bodies of such a model together, and what is fetched for them; the next is a 429."""
     picture_read_seconds: float = 30.0
     """Reading such a body with its pictures, of processor time."""
+    picture_quick_seconds: float = 3.0
+    """Of these, so many at first: a photo takes one."""
     picture_memory_bytes: int = 2048 * MIB
     """Memory for that."""
     fetches: int = 8
@@ -91,6 +95,7 @@ class Limits:
             body_bytes=self.picture_body_bytes,
             bodies_bytes=self.picture_bodies_bytes,
             read_seconds=self.picture_read_seconds,
+            read_quick_seconds=self.picture_quick_seconds,
             read_memory_bytes=self.picture_memory_bytes,
         )
 

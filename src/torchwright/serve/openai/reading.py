@@ -94,6 +94,7 @@ class BodyReader:
             [str(folder), tokenizes, limits.settings_bytes, limits.tokenized_bytes],
             WorkLimits(
                 seconds=limits.read_seconds,
+                quick_seconds=limits.read_quick_seconds,
                 memory_bytes=limits.read_memory_bytes,
                 waiting=limits.reads_waiting,
             ),

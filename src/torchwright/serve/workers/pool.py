@@ -3,7 +3,7 @@
 workers = Workers("torchwright.serve.http.read_worker", [folder], WorkLimits(seconds=5.0))
 answer = await workers.run(job)
 
-A job first gets `QUICK_SECONDS` of processor time in one of several places. One that needs more begins again in a place
+A job first gets `quick_seconds` of processor time in one of several places. One that needs more begins again in a place
 that only slow ones wait for, so that it delays the others by no more than that.
 """
 
@@ -44,6 +44,8 @@ class WorkLimits:
 
     seconds: float
     """Seconds of processor time."""
+    quick_seconds: float = QUICK_SECONDS
+    """Of these, so many at first, in a place among those for quick jobs."""
     memory_bytes: int = 1024 * MIB
     """Beyond what every job begins with."""
     waiting: int = 32
@@ -74,8 +76,8 @@ class Workers:
         self._waiting += 1
         try:
             async with self._quick:
-                answer = await self._fork(job, min(QUICK_SECONDS, limits.seconds), nice)
-            if answer is None and limits.seconds > QUICK_SECONDS:
+                answer = await self._fork(job, min(limits.quick_seconds, limits.seconds), nice)
+            if answer is None and limits.seconds > limits.quick_seconds:
                 answer = await self._run_slow(job)
         finally:
             self._waiting -= 1

@@ -168,10 +168,18 @@ class LoadedPagedModel(Generic[Model]):
         return self.config.context - tokens
 
     def write(
-        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+        self,
+        ids: list[int],
+        limit: int,
+        *,
+        seed: int,
+        on_token: Callable[[int], None],
+        pictures: Sequence[Any] = (),
+        **sampling: Any,
     ) -> None:
-        """See `Writer.write` (`workloads/generation.py`); the errors are `generate`'s."""
-        for _, token in self.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
+        """See `Writer.write` (`workloads/generation.py`); options and errors are `generate`'s."""
+        shown = [pictures] if pictures else None
+        for _, token in self.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling), shown):
             on_token(token)
 
     def _pieces(self, tokens: Iterator[tuple[int, int]]) -> Iterator[str]:

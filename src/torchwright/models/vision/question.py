@@ -1,0 +1,46 @@
+"""A question about pictures, as a model's chat template writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.core.errors import WorkloadError
+from torchwright.hub.chat_template import ChatTemplate
+from torchwright.hub.tokenizer import open_tokenizer
+from torchwright.models.vision.reader import PictureReader, takes_pictures
+from torchwright.models.vision.record import Picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A prompt whose tokens have places for pictures."""
+
+    ids: list[int]
+    pictures: list[Picture]
+
+
+def question_about(folder: Path, text: str, images: Sequence[Path]) -> Question:
+    """Return a user's message of some pictures and a text behind them.
+
+    Raises `PictureError` for a file that cannot be used, and `WorkloadError` for a folder whose model takes text alone
+    or a text that holds the word of a picture's place.
+    """
+    if not takes_pictures(folder):
+        raise WorkloadError(f"the model of {folder} takes text alone", next="leave out --image")
+    reader, template = PictureReader(folder), ChatTemplate(folder)
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    pieces = template.render([{"role": "user", "content": content}], picture=reader.placeholder).split(
+        reader.placeholder
+    )
+    if len(pieces) - 1 != len(images):
+        raise WorkloadError(
+            f"the prompt has {len(pieces) - 1} places for pictures",
+            found=f"{len(images)} pictures",
+            next=f"write the prompt without '{reader.placeholder}', which stands for a picture",
+        )
+    prepared = [reader.read(image) for image in images]
+    whole = pieces[0] + "".join(found.text + piece for found, piece in zip(prepared, pieces[1:], strict=True))
+    ids = open_tokenizer(folder).encode(whole, add_special_tokens=template.plain).ids
+    return Question(ids=ids, pictures=[found.picture for found in prepared])
