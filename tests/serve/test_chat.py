@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from http_support import serving
+from picture_support import picture, write_folder
 from test_http_reasoning import ECHO
 
 from torchwright.cli import main
@@ -109,3 +110,20 @@ def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.C
 def test_verbs_of_other_tools_name_ours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "x"]) == 2
     assert f"No such command '{verb}': " in capsys.readouterr().err
+
+
+def test_pictures_go_with_the_next_line(
+    url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    lines = f"/image {tmp_path / 'a.png'}\n/image {tmp_path / 'none.png'}\nWhat?\nAnd?\n"
+    with serving(folder=write_folder(tmp_path_factory.mktemp("vision"))) as running:
+        shown, conversation = talk(running.url, lines, max_tokens=2)
+    assert "goes with the next line" in shown
+    assert f"! {tmp_path / 'none.png'} cannot be shown" in shown
+    first, _, second, _ = conversation.turns
+    assert [part["type"] for part in first["content"]] == ["image_url", "text"]
+    assert second["content"] == "And?"
+    shown, conversation = talk(url, lines)
+    assert "! the served model takes text alone" in shown
+    assert [turn["content"] for turn in conversation.turns] == ["And?", "And?"]

@@ -8,13 +8,17 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from http_support import CONTEXT, MODEL, Running, serving, wait_until
+from picture_support import picture, write_folder
 
 from browser_support import DESKTOP, PHONE, Browser, chromium
+from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.messages import Submit
 
 TALKED = "document.querySelectorAll('.assistant .acts').length"
 MEASURE = "[...document.querySelectorAll('body *')].filter(e => !e.closest('pre, .table, #list, .hidden-text, .skip'))"
@@ -363,6 +367,73 @@ def test_a_sound_is_transcribed(browser: Browser, tmp_path: Path) -> None:
         assert page.text(".user .file") == "talk.wav"
         assert page.count("audio") == 1
         assert page.console == []
+
+
+PUT = """(async () => {
+    const canvas = new OffscreenCanvas(%d, 56);
+    canvas.getContext("2d").fillRect(0, 0, 28, 28);
+    const data = new DataTransfer();
+    data.items.add(new File([await canvas.convertToBlob()], "drawn.png", { type: "image/png" }));
+    %s; })()"""
+PASTE = """document.querySelector("#text").dispatchEvent(
+    new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }))"""
+DROP = 'dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true }))'
+
+
+def test_pictures_are_chosen_pasted_dropped_sent_and_kept(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[Submit] = []
+    submit = EngineClient.submit
+
+    def noted(self: EngineClient, message: Any, mailbox: Any) -> None:
+        submitted.append(message)
+        submit(self, message, mailbox)
+
+    monkeypatch.setattr(EngineClient, "submit", noted)
+    (tmp_path / "chosen.png").write_bytes(picture(84, 56))
+    (tmp_path / "broken.png").write_bytes(b"abc")
+    with serving(folder=write_folder(tmp_path)) as server:
+        page = opened(browser, server)
+        limit(page, 4)
+        wait_until(lambda: not page.run("document.querySelector('#picture-pick').hidden"))
+        root = page.ask("DOM.getDocument")["root"]["nodeId"]
+        node = page.ask("DOM.querySelector", nodeId=root, selector="#picture")["nodeId"]
+        chosen = [str(tmp_path / name) for name in ("chosen.png", "broken.png")]
+        page.ask("DOM.setFileInputFiles", nodeId=node, files=chosen)
+        wait_until(lambda: page.count("#pictures img") == 1)
+        assert page.text("#notice-text") == "This browser cannot read the picture."
+        for width, act in ((4200, PASTE), (56, DROP)):
+            before = page.count("#pictures img")
+            page.run(PUT % (width, act))
+            wait_until(lambda before=before: page.count("#pictures img") == before + 1)
+        page.click("#pictures li:last-child button")
+        assert page.count("#pictures img") == 2
+        say(page, "What?")
+        answered(page, 1)
+        assert page.count("#pictures img") == 0
+        assert page.count(".user img") == 2
+        # The second is scaled down to 2048 pixels, and then by the model's processor.
+        assert submitted[-1].pictures[0].tokens == 6
+        again(page)
+        wait_until(lambda: page.run("document.querySelector('.user img')?.naturalWidth ?? 0") == 84)
+        assert page.run("document.querySelectorAll('.user img')[1].naturalWidth") == 2048
+        say(page, "And?")
+        answered(page, 2)
+        assert submitted[-1].pictures == submitted[0].pictures
+        page.run(PUT % (56, PASTE))  # a picture without a word
+        wait_until(lambda: page.count("#pictures img") == 1)
+        page.click("#send")
+        answered(page, 3)
+        assert submitted[-1].pictures[2].tokens == 4
+        assert page.console == []
+
+
+def test_a_model_of_text_alone_is_offered_no_pictures(page: Browser) -> None:
+    assert page.run("document.querySelector('#picture-pick').hidden")
+    page.run(PUT % (56, DROP))
+    page.run(PUT % (56, PASTE))
+    assert page.count("#pictures img") == 0
 
 
 def test_a_picture_is_made_and_kept(browser: Browser) -> None:

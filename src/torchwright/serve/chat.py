@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -23,11 +24,14 @@ from torchwright.core.errors import TorchwrightError, WorkloadError
 from torchwright.core.escapes import escaped
 from torchwright.core.paths import cache_folder
 from torchwright.core.process.orphans import die_with_parent
+from torchwright.core.regular_file import read_regular
 from torchwright.core.system import apart, kill_all
+from torchwright.serve.limits import INPUT_PICTURE_BYTES
 
 HELP = """\
 /system TEXT   set the system prompt and begin anew; without TEXT show it
 /clear         begin anew
+/image FILE    show a picture with the next line, to a model that takes pictures
 /save FILE     write the conversation to FILE as JSON
 /help          this list
 /exit          leave, as Ctrl-D does
@@ -224,6 +228,8 @@ class Chat:
     ) -> None:
         self._url, self._key, self._options = url, key, options
         self.conversation, self._terminal = conversation, terminal
+        self._pictures: list[dict[str, Any]] = []
+        """Those of the next line, as parts of its message."""
 
     def run(self) -> None:
         """Talk until the person leaves."""
@@ -253,6 +259,9 @@ class Chat:
             self.conversation.turns.clear()
         elif command == "/system":
             self._terminal.say(self.conversation.system or "(no system prompt)")
+        elif command == "/image" and rest:
+            self._pictures.append(picture_part(Path(rest.strip()).expanduser()))
+            self._terminal.say(f"{rest.strip()} goes with the next line")
         elif command == "/save" and rest:
             self.conversation.save(Path(rest.strip()).expanduser())
             self._terminal.say(f"saved to {rest.strip()}")
@@ -262,7 +271,8 @@ class Chat:
     def answer(self, text: str) -> None:
         """Ask and show the answer; one that fails is not part of the conversation, one that is stopped is."""
         turns = self.conversation.turns
-        turns.append({"role": "user", "content": text})
+        shown, self._pictures = self._pictures, []
+        turns.append({"role": "user", "content": [*shown, {"type": "text", "text": text}] if shown else text})
         said: dict[str, str] = {"content": "", "reasoning_content": ""}
         body = {"messages": self.conversation.messages, **self._options}
         try:
@@ -286,6 +296,16 @@ class Chat:
                 self._terminal.show("\n\n")
             said[name] += piece
             self._terminal.show(piece, dim=dim)
+
+
+def picture_part(file: Path) -> dict[str, Any]:
+    """Return a picture's file as a part of a message; raises `WorkloadError` where it cannot be read."""
+    try:
+        content = read_regular(file, INPUT_PICTURE_BYTES)
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{file} cannot be shown", found=str(error)) from error
+    url = f"data:;base64,{base64.b64encode(content).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ class Limits:
     read_seconds: float = 10.0
     """Reading one body: its fields, the chat template, tokens; of processor time."""
     read_quick_seconds: float = 0.5
-    """Of these, so many before others are read meanwhile; a body that needs more is read again from its beginning."""
+    """The first part of that time; a body that needs more is read again from its beginning, behind other slow ones."""
     read_memory_bytes: int = 1024 * MIB
     """Memory for reading one body."""
     renders_waiting: int = 1024
@@ -70,7 +70,7 @@ class Limits:
     picture_read_seconds: float = 30.0
     """Reading such a body with its pictures, of processor time."""
     picture_quick_seconds: float = 3.0
-    """Of these, so many at first: a photo takes one."""
+    """The first part of that time, as `read_quick_seconds`: a photo takes one second."""
     picture_memory_bytes: int = 2048 * MIB
     """Memory for that."""
     fetches: int = 8

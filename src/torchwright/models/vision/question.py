@@ -24,8 +24,8 @@ class Question:
 def question_about(folder: Path, text: str, images: Sequence[Path]) -> Question:
     """Return a user's message of some pictures and a text behind them.
 
-    Raises `PictureError` for a file that cannot be used, and `WorkloadError` for a folder whose model takes text alone
-    or a text that holds the word of a picture's place.
+    Raises `PictureError` for a file that cannot be used. Raises `WorkloadError` where the folder's model takes text
+    alone, or the text holds the word of a picture's place.
     """
     if not takes_pictures(folder):
         raise WorkloadError(f"the model of {folder} takes text alone", next="leave out --image")

@@ -33,7 +33,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where a URL leads."""
+    """The host, the port and the path of a URL."""
 
     scheme: str
     host: str

@@ -54,7 +54,7 @@ def prompt_of(
         )
         return Prompts([text], param, special=template.plain)
     _check_urls(images, language.fetched, param)
-    # Only the template makes places for pictures: the same words of a client are put aside.
+    # Only the template makes places for pictures: the same words of a client are replaced meanwhile.
     written = {word: secrets.token_hex(16) for word in reader.words}
     text = prompt_text(
         template,

@@ -4,7 +4,7 @@ workers = Workers("torchwright.serve.http.read_worker", [folder], WorkLimits(sec
 answer = await workers.run(job)
 
 A job first gets `quick_seconds` of processor time in one of several places. One that needs more begins again in a place
-that only slow ones wait for, so that it delays the others by no more than that.
+that only slow ones wait for. It delays the others by no more than that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WorkLimits:
     seconds: float
     """Seconds of processor time."""
     quick_seconds: float = QUICK_SECONDS
-    """Of these, so many at first, in a place among those for quick jobs."""
+    """The first part of that time, in a place for quick jobs."""
     memory_bytes: int = 1024 * MIB
     """Beyond what every job begins with."""
     waiting: int = 32

@@ -2,15 +2,24 @@
 // /v1/models lists for it.
 
 import { ask, count, events, Refusal } from "./api.js";
+import { asUrl } from "./pictures.js";
 
 // The messages that the model is sent: the system prompt, then those that were not left out. A question that got no
 // answer is left out too, because many chat templates want the roles to alternate.
-export function sent({ system, messages, from }, first = from) {
+export async function sent({ system, messages, from }, first = from) {
   const asked = messages.slice(first).filter((message, at, all) =>
     message.role !== "user" || all[at + 1]?.role !== "user");
-  const plain = asked.map(({ role, content, reasoning }) =>
-    reasoning ? { role, content, reasoning_content: reasoning } : { role, content });
+  const plain = await Promise.all(asked.map(async ({ role, content, reasoning, pictures }) => ({
+    role, content: pictures ? await parts(pictures, content) : content,
+    ...(reasoning ? { reasoning_content: reasoning } : {}),
+  })));
   return system ? [{ role: "system", content: system }, ...plain] : plain;
+}
+
+async function parts(pictures, content) {
+  const shown = await Promise.all(pictures.map(async (picture) =>
+    ({ type: "image_url", image_url: { url: await asUrl(picture) } })));
+  return content ? [...shown, { type: "text", text: content }] : shown;
 }
 
 function sampling(settings) {
@@ -51,7 +60,7 @@ const lastQuestion = ({ messages }) => messages.findLast((message) => message.ro
 
 async function chat(conversation, settings, signal, message, changed) {
   // The message that is being written is no part of the question.
-  const messages = sent({ ...conversation, messages: conversation.messages.slice(0, -1) });
+  const messages = await sent({ ...conversation, messages: conversation.messages.slice(0, -1) });
   await text("v1/chat/completions", { messages, ...sampling(settings) }, signal, message, changed);
 }
 
@@ -109,11 +118,11 @@ export async function dropOld(conversation, settings, context) {
   let low = 0, high = starts.length; // the first that fits is among them, or there is none
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (await count(sent(conversation, starts[middle])) + room <= context) high = middle;
+    if (await count(await sent(conversation, starts[middle])) + room <= context) high = middle;
     else low = middle + 1;
   }
   // The last question alone may leave less room than that.
-  if (low === starts.length && !(low && await count(sent(conversation, starts[--low])) < context)) return false;
+  if (low === starts.length && !(low && await count(await sent(conversation, starts[--low])) < context)) return false;
   conversation.from = starts[low];
   return true;
 }

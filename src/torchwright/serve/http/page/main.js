@@ -6,6 +6,7 @@ import { $, button, newId, notice, setUpNotice } from "./dom.js";
 import { watch } from "./live.js";
 import { setUpSettings } from "./settings.js";
 import { setUpSidebar, showList } from "./sidebar.js";
+import * as pictures from "./pictures.js";
 import * as sounds from "./sounds.js";
 import * as store from "./store.js";
 import * as thread from "./thread.js";
@@ -50,6 +51,8 @@ async function open(id) {
   await drawList();
 }
 
+const sees = () => Boolean(card?.input_modalities.includes("image"));
+
 const here = () => decodeURIComponent(location.hash.slice(1));
 
 const isEmpty = ({ content, reasoning, picture }) => !content && !reasoning && !picture;
@@ -67,10 +70,11 @@ async function keep(conversation) {
 
 // ---- Questions and answers
 
-function ask(content, sound) {
+function ask(content, sound, shown) {
   if (running.has(current.id)) return;
-  current.messages.push({ role: "user", content, ...(sound ? { sound, soundName: sound.name } : {}) });
-  current.title ||= (content || sound.name).replace(/\s+/g, " ");
+  current.messages.push({ role: "user", content, ...(sound ? { sound, soundName: sound.name } : {}),
+    ...(shown.length ? { pictures: shown } : {}) });
+  current.title ||= (content || sound?.name || "Pictures").replace(/\s+/g, " ");
   current.title = Array.from(current.title).slice(0, TITLE).join("");
   if (here() !== current.id) history.pushState(null, "", `#${current.id}`);
   answer(current);
@@ -238,6 +242,7 @@ async function learn() {
   const talks = kind?.path === "/v1/chat/completions";
   $("form").hidden = !kind;
   $("text").placeholder = kind?.question ?? "";
+  $("picture-pick").hidden = !sees();
   $("sound-row").hidden = !card.input_modalities.includes("audio");
   $("system-row").hidden = !talks;
   $("hello").textContent = !kind ? "This model does not write."
@@ -271,13 +276,15 @@ $("form").addEventListener("submit", async (event) => {
   if (!card) return;
   const text = $("text").value.trim(), sound = sounds.taken();
   const hears = card.input_modalities.includes("audio");
-  if (running.has(current.id) || (hears ? !sound : !text)) {
+  const shown = sees() ? pictures.taken() : [];
+  if (running.has(current.id) || (hears ? !sound : !text && !shown.length)) {
     if (hears && !sound) sounds.pick();
     return;
   }
   $("text").value = "";
   sounds.clear();
-  ask(text, sound);
+  pictures.clear();
+  ask(text, sound, shown);
 });
 $("text").addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.isComposing) running.get(current.id)?.stop.abort();
@@ -303,6 +310,7 @@ store.onChange(async (id) => {
 useKey(settings.key);
 setUpNotice();
 setUpSidebar();
+pictures.setUpPictures(sees);
 sounds.setUpSounds(() => card?.input_modalities.includes("audio"));
 $("base").textContent = new URL("v1", location.href.split("#")[0]).href;
 await open(here());

@@ -67,8 +67,10 @@ function question(message, at, running, acts) {
   const sound = message.sound
     ? el("audio", { controls: true, src: addressOf(message.sound), "aria-label": message.sound.name }) : null;
   const name = message.soundName ? el("p", { className: "file", textContent: message.soundName }) : null;
+  const pictures = message.pictures ? el("div", { className: "shown" },
+    ...message.pictures.map((picture) => el("img", { src: addressOf(picture), alt: picture.name ?? "Picture" }))) : null;
   const body = el("div", { className: "body", textContent: message.content });
-  const node = el("article", { className: "message user", "aria-label": "You" }, name, sound,
+  const node = el("article", { className: "message user", "aria-label": "You" }, name, sound, pictures,
     message.content ? body : null);
   if (message.content) {
     const edit = () => node.replaceChildren(editor(message, node, (text) => acts.edit(at, text)));
