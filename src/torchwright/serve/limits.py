@@ -113,7 +113,7 @@ INPUT_PICTURES = 64
 """Pictures in one request's messages."""
 INPUT_PICTURE_BYTES = 20 * MIB
 """One picture's file."""
-PREPARED_BYTES = 256 * MIB
+PREPARED_BYTES = 512 * MIB
 """A request's pictures as the model's encoder reads them."""
 PICTURE_PIXELS = 2048 * 2048
 """The most pixels of one picture: its memory grows with them."""

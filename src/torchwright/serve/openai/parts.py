@@ -118,7 +118,7 @@ class ImageUrl(Body):
     url: Text
     """A data URL, such as data:image/png;base64,…; or http(s), from a host of --allow-url."""
     detail: Detail | None = None
-    """low: with sides of at most 512 pixels; else as the model's processor scales pictures."""
+    """Sides of at most 512 pixels (low), 2048 (auto, high), or as many as the model's processor takes (original)."""
 
 
 class ImagePart(Body):

@@ -17,8 +17,10 @@ from torchwright.serve.openai.parts import ImageUrl, Message
 
 DATA, BASE64 = "data:", ";base64"
 REMOTE = ("http://", "https://")
-LOW_DETAIL = 512
-"""Pixels of a picture's sides at most with `detail: low`."""
+LONGEST: dict[str | None, int | None] = {"low": 512, "original": None}
+"""`detail` → pixels of a picture's sides at most, before the model's own processor scales it."""
+USUALLY_LONGEST = 2048
+"""Those of other pictures, as OpenAI has it: an encoder's attention over a whole photo takes minutes on a CPU."""
 SHOWN = 40
 """Characters of a URL in an error."""
 
@@ -130,7 +132,7 @@ def _prepared(
     for number, image in enumerate(images, 1):
         try:
             content = fetched[image.url] if _is_remote(image.url) else _decoded(image.url)
-            found.append(reader.read(content, longest=LOW_DETAIL if image.detail == "low" else None))
+            found.append(reader.read(content, longest=LONGEST.get(image.detail, USUALLY_LONGEST)))
         except PictureError as error:
             raise _refused(number, str(error), param) from error
         size += found[-1].picture.bytes

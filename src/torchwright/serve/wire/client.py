@@ -55,7 +55,7 @@ GRAMMARS_KEPT, GRAMMAR_BYTES_KEPT = 64, 64 * MIB
 they take five times as much."""
 GRAMMAR_BYTES_HELD = 128 * MIB
 """Those of running and waiting requests together."""
-PICTURE_BYTES_HELD = 1024 * MIB
+PICTURE_BYTES_HELD = 2048 * MIB
 """Prepared pictures of all requests together."""
 EARLY_SECONDS = 10.0
 """A death before the engine is ready, or sooner than this after, is an early one."""
