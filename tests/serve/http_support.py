@@ -124,6 +124,7 @@ class FakeEngine:
                 weight_bytes=1,
                 kv_bytes=1,
                 fingerprint="fake",
+                pictures=self._kind != "sightless",
             )
         )
         while True:

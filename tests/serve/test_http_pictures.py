@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from PIL import Image
 
 from torchwright.models.vision.reader import takes_pictures
 from torchwright.serve.api_error import ApiError
+from torchwright.serve.folder import find
 from torchwright.serve.openai import picture_prompt
 from torchwright.serve.openai.conversation import Tools
 from torchwright.serve.openai.language import Language, load_language
@@ -426,3 +429,44 @@ def test_which_folders_take_pictures(folder: Path, tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
     assert not takes_pictures(tmp_path)
+
+
+def refuses(running: Running) -> None:
+    """It takes text as ever, and says of pictures that it takes none."""
+    with httpx.Client(base_url=running.url, timeout=60) as http:
+        response = http.post("/v1/chat/completions", json={"messages": [user(part(SMALL))]})
+        assert response.status_code == 400
+        assert "the served model takes text alone" in error(response)["message"]
+        asked = {"messages": [user("hi")], "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=asked).status_code == 200
+
+
+def test_an_engine_that_takes_none_is_believed(folder: Path) -> None:
+    """As on a GPU, so far, or where the vision encoder cannot be loaded."""
+    with serving(folder=folder, kind="sightless") as running:
+        refuses(running)
+        card = httpx.get(f"{running.url}/v1/models").json()["data"][0]
+        assert card["input_modalities"] == ["text"]
+
+
+def test_a_processor_that_cannot_be_loaded_leaves_text(tmp_path: Path) -> None:
+    (write_folder(tmp_path) / "preprocessor_config.json").write_text("[")
+    with serving(folder=tmp_path) as running:
+        refuses(running)
+
+
+LOADS = """
+import sys
+from torchwright.serve.http import read_worker
+read_worker.load(sys.argv[1], True, 1 << 20, 1 << 20)
+print(sorted({"torch", "transformers", "PIL"} & set(sys.modules)))
+"""
+
+
+def test_a_text_model_costs_no_import_of_transformers(folder: Path) -> None:
+    def loaded(path: Path) -> str:
+        command = [sys.executable, "-c", LOADS, str(path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert loaded(find(None).folder) == "[]"
+    assert "transformers" in loaded(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torchwright.core.errors import ModelError
+from torchwright.core.errors import ModelError, first_line
 from torchwright.core.quiet import quiet_import
 from torchwright.hub.folder import read_config
 from torchwright.hub.language_part import HOSTS
@@ -48,8 +48,8 @@ class PictureReader:
         self.folder = folder
 
     def load(self) -> None:
-        """Import transformers and load the processor now, rather than for the first picture."""
-        _ = self._processor
+        """Import transformers and load the processor now, rather than for the first picture; raise `ModelError`."""
+        _ = self.words
 
     @property
     def placeholder(self) -> str:
@@ -95,8 +95,17 @@ class PictureReader:
 
     @cached_property
     def _processor(self) -> Any:
-        with quiet_import():
-            return still(_processor_class(self.folder)).from_pretrained(self.folder, local_files_only=True)
+        try:
+            with quiet_import():
+                return still(_processor_class(self.folder)).from_pretrained(
+                    self.folder, local_files_only=True
+                )
+        except ModelError:
+            raise
+        except Exception as error:  # a package that is missing, or files that are damaged
+            raise ModelError(
+                f"transformers cannot read pictures for {self.folder}", found=first_line(error)
+            ) from error
 
 
 def takes_pictures(folder: Path) -> bool:

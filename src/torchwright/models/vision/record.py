@@ -17,7 +17,8 @@ class PictureArray(msgspec.Struct, frozen=True, array_like=True):
 
     dtype: str
     shape: tuple[int, ...]
-    content: bytes
+    content: memoryview
+    """A part of the message that brought the array, which is not copied."""
 
     def numpy(self) -> np.ndarray:
         """Return the array. Raises `ValueError` for another type than `DTYPES`, or a size that does not fit."""
@@ -48,6 +49,8 @@ def picture_of(arrays: Mapping[str, np.ndarray], tokens: int) -> Picture:
         dtype = next((kind for kind in DTYPES if np.dtype(kind).kind == array.dtype.kind), None)
         if dtype is None:
             raise ValueError(f"{name} is an array of {array.dtype}")
-        packed[name] = PictureArray(dtype, array.shape, np.ascontiguousarray(array, dtype).tobytes())
-        digest.update(f"{name} {dtype} {array.shape} ".encode() + packed[name].content)
+        content = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
+        packed[name] = PictureArray(dtype, array.shape, content)
+        digest.update(f"{name} {dtype} {array.shape} ".encode())
+        digest.update(content)
     return Picture(digest=digest.hexdigest(), tokens=tokens, arrays=packed)

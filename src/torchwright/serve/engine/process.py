@@ -347,6 +347,7 @@ def _ready(engine: ServingEngine, notices: list[str]) -> EngineReady:
         weight_bytes=sum(storages.values()),
         kv_bytes=size.bytes_of(model.config, model.kv_dtype),
         fingerprint=engine.fingerprint,
+        pictures=model.vision is not None,
         notices=notices,
     )
 

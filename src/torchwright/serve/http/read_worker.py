@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchwright.core.errors import ModelError
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import MIB
@@ -65,7 +66,11 @@ def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int
     """Return the function that reads one body: a `ReadingJob` in MessagePack, to a `Read` or `Fault`."""
     language = load_language(Path(folder)) if tokenizes else None
     if language is not None and language.pictures is not None:
-        language.pictures.load()  # seconds, and memory that all jobs share
+        try:
+            language.pictures.load()  # seconds, and memory that all jobs share
+        except ModelError as error:
+            print(f"pictures are refused: {error}", file=sys.stderr, flush=True)
+            language = replace(language, pictures=None)
     template = language.template if language else ChatTemplate(Path(folder), parse=False)
     # Parsed here it is shared by all jobs. A template that cannot be, within the limits, is left to each job's own.
     if within_limits(template.parse, PARSE_SECONDS, PARSE_BYTES):
@@ -84,11 +89,12 @@ def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int
                     Read(body.model_dump_json(by_alias=True, exclude_unset=True, exclude=left).encode())
                 )
             check_model(body.model, job.limits.models)
-            with_fetched = replace(language, fetched=job.fetched)
+            pictures = language.pictures if job.limits.pictures else None
+            own = replace(language, pictures=pictures, fetched=job.fetched)
             if isinstance(body, Asked) and not isinstance(body, Shared):
-                return _encode(Read(answer(body, with_fetched, job.limits, tokenized_bytes)))
+                return _encode(Read(answer(body, own, job.limits, tokenized_bytes)))
             assert isinstance(body, Shared), job.kind
-            return _encode(_read(body, with_fetched, job.limits, settings_bytes, tokenized_bytes))
+            return _encode(_read(body, own, job.limits, settings_bytes, tokenized_bytes))
         except PicturesWanted as wanted:
             return _encode(Wanted(list(wanted.urls)))
         except ApiError as error:

@@ -113,7 +113,8 @@ class Service:
         """The kinds of input that the served model takes: text, text and pictures, or sound."""
         if self.sounds is not None:
             return ("audio",)
-        return ("text", "image") if self.model is not None and self.model.pictures is not None else ("text",)
+        takes = self.model is not None and self.model.pictures is not None and self.engine().pictures
+        return ("text", "image") if takes else ("text",)
 
     @cached_property
     def reader(self) -> BodyReader:

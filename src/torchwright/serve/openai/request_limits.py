@@ -21,11 +21,13 @@ class RequestLimits(msgspec.Struct, frozen=True):
     """The most tokens of an answer that does not share the context with the prompt."""
     chunk: int = 1
     """Prompts take room in whole chunks of so many tokens."""
+    pictures: bool = False
+    """True if messages may have pictures."""
 
 
 def request_limits_of(ready: EngineReady, *models: str) -> RequestLimits:
     context = min(ready.context, ready.pages * ready.page_tokens)
-    return RequestLimits(models, context, ready.vocabulary, ready.answer, ready.chunk)
+    return RequestLimits(models, context, ready.vocabulary, ready.answer, ready.chunk, ready.pictures)
 
 
 def check_model(asked: str | None, served: Sequence[str]) -> None:

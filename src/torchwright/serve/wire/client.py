@@ -250,7 +250,8 @@ class EngineClient:
         if self._socket is None:
             return False
         # No limit on what waits in the socket, so that this never blocks; the engine's own queue is bounded.
-        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
+        # Not copied where it is long, as with pictures.
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK, copy=False))
         return sent.done() and sent.exception() is None
 
     async def _lives_or_fails(self) -> None:

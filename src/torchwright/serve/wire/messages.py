@@ -173,6 +173,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kv_bytes: int
     fingerprint: str
     """Hash of the weights; part of every prefix-cache key."""
+    pictures: bool = False
+    """True if prompts may have pictures."""
     notices: list[str] = []
     labels: list[str] = []
     """Labels of a classifier, by index."""
