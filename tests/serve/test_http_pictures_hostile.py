@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from http_support import Running, error, serving
 from picture_support import TOKEN, part, picture, saved, url, user, write_folder
-from PIL import Image
+from PIL import Image, features
 
 from torchwright.serve.limits import INPUT_PICTURE_BYTES
 
@@ -149,6 +149,8 @@ FILES |= {
     f"{form} without its end": content[:-40] for form, content in FORMS.items() if form in ("PNG", "BMP")
 }
 FILES |= {f"{form} cut after its head": content[:40] for form, content in FORMS.items()}
+if features.check("avif"):
+    FILES["avif without its picture"] = picture(56, 84, form="AVIF")[:-200] + bytes(200)
 URLS: dict[str, str] = {
     "no URL": "picture.png",
     "base64 alone": B64,

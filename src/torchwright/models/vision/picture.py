@@ -108,8 +108,8 @@ def _read_content(name: str, size: int, file: BinaryIO) -> np.ndarray:
         if error.errno is not None:  # the file's; without a number it is Pillow's own
             raise
         raise _damaged(name, error) from error
-    except (SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError) as error:
-        # What Pillow's readers raise of files that are damaged.
+    except (SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError, RuntimeError) as error:
+        # What Pillow's readers raise of files that are damaged; a RuntimeError is the one for AVIF.
         raise _damaged(name, error) from error
 
 
