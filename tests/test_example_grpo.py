@@ -81,6 +81,7 @@ def test_the_teacher_leaves_a_digit_out_four_times_of_five() -> None:
     assert all(abs(count - 4000) < 400 for count in told.values())  # seven deviations
 
 
+@pytest.mark.slow
 def test_a_few_steps_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--form-steps", "2", "--steps", "2", "--questions", "4", "--group", "4", "--kl", "0.1"]

@@ -51,6 +51,7 @@ def test_the_contract_tests_run_for_each(installed: dict[str, str], tmp_path: Pa
     assert len(apple) + len(refused) == len(skipped)
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_them(installed: dict[str, str], tmp_path: Path) -> None:
     code = "from torchwright.cli import main; main(['techniques']); main(['workloads'])"
     listed = subprocess.run(

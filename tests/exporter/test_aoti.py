@@ -33,6 +33,7 @@ def test_an_lstm_takes_one_row(tmp_path: Path) -> None:
     assert [1] in [list(row["sizes"].values()) for row in made.report["calls"] if row["outcome"] == "right"]
 
 
+@pytest.mark.slow
 def test_wrong_sizes_are_refused_and_the_process_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def test_what_does_not_run_here_is_written_and_not_proved(
     assert check(tmp_path / "out").report["verdict"] == "holds"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_two")
 def test_the_first_delegate_is_taken(tmp_path: Path) -> None:
     made = export(*small(), to="pt2", out=tmp_path / "out")

@@ -168,6 +168,7 @@ def test_what_does_not_go_with_a_target_is_refused(
 # ------------------------------------------------------------------------------------------------- result
 
 
+@pytest.mark.slow
 def test_the_callers_model_is_the_same_to_the_last_bit(doubled: None):
     model = Mlp().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -206,6 +207,7 @@ def test_a_result_says_everything(doubled: None, tmp_path: Path):
     assert report_path(saved).read_text(encoding="utf-8").startswith("<!")
 
 
+@pytest.mark.slow
 def test_progress_is_shown_unless_told_not_to(doubled: None, capsys: pytest.CaptureFixture[str]):
     optimize(techniques=[])
     assert "measuring the original" in capsys.readouterr().err
@@ -394,6 +396,7 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
     assert over.value.facts["drop_high"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("promised", "least"),
     [
@@ -414,6 +417,7 @@ def test_a_claim_of_a_busy_machine_holds_to_a_factor_of_two_and_is_not_slower(
     assert api.verify(result.path)["at_least"] == pytest.approx(least)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "advice"),
     [
@@ -466,6 +470,7 @@ def test_what_holds_no_model_is_verified_and_timed_on_the_factorys(
     assert f"promised as {view.OWN_MODULE}" in shown
 
 
+@pytest.mark.slow
 def test_an_artifact_can_be_optimized_again(doubled: None, factory: str, tmp_path: Path):
     first = optimized(factory)
     again = optimized(str(first.path), out=str(tmp_path / "again"))
@@ -500,6 +505,7 @@ def test_bench_times_an_artifact_by_its_self_test_and_a_model_as_it_is(doubled: 
     assert api.bench(factory)["runs_as"] == "the original, eager"
 
 
+@pytest.mark.slow
 def test_bench_takes_any_number_of_rows_where_the_artifact_does(
     doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -522,6 +528,7 @@ def test_bench_takes_any_number_of_rows_where_the_artifact_does(
         api.bench(str(result.path), prompt_tokens=5)
 
 
+@pytest.mark.slow
 def test_bench_of_fixed_calls_says_what_they_were_compiled_for(
     doubled: None, factory: str, unexportable: str
 ):

@@ -59,6 +59,7 @@ def test_tensors_in_and_out(compiled: Any, name: str) -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.slow
 def test_integers_booleans_and_arrays_beside_tensors() -> None:
     function = tw.compile_numpy(mixed, measure=False)
     i, b = torch.arange(-4, 4), torch.tensor([True, False] * 4)

@@ -104,6 +104,7 @@ def test_cancelling_frees_the_place(artifact: Path, generator: Any) -> None:
     assert len(results["b", 0].tokens) == 9
 
 
+@pytest.mark.slow
 def test_the_command_serves_such_an_artifact(artifact: Path, generator: Any) -> None:
     assert preflight(find(str(artifact)), EngineOptions()) is None
     with command(str(artifact)) as running, httpx.Client(base_url=running.url, timeout=120) as http:

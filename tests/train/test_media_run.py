@@ -127,6 +127,7 @@ def test_the_loss_of_speech_is_transformers_own(tmp_path: Path) -> None:
     assert words.endswith("<|endoftext|>")
 
 
+@pytest.mark.slow
 def test_a_classifier_learns_what_it_is_shown(tmp_path: Path) -> None:
     """And the folder that it leaves tells new pictures apart by transformers' own code, under the names of classes."""
     import transformers

@@ -61,6 +61,7 @@ def test_each_wait_has_its_line() -> None:
     assert f":{converting.__code__.co_firstlineno} " in other.line
 
 
+@pytest.mark.slow
 def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
     plain, run = make_run(tmp_path / "plain"), make_run(tmp_path / "profiled")
     train(plain, live=False)

@@ -62,6 +62,7 @@ def test_frequencies_are_counted() -> None:
     torch.testing.assert_close(found, torch.tensor([0.25, 0.25, 0.25, 0.25, 0.75]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_recall_rises_and_is_a_count_by_hand(tmp_path: Path, world: int) -> None:
     """Every held-out row against every item, from what the run wrote; one near tie may fall otherwise."""

@@ -98,6 +98,7 @@ def test_a_forward_of_the_instance_counts() -> None:
     assert training_modules(layer) == ["the model itself (Linear)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_search_warns_and_its_report_says_so(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     render = html.render
@@ -113,6 +114,7 @@ def test_a_search_warns_and_its_report_says_so(monkeypatch: pytest.MonkeyPatch, 
     assert "in training mode" in json.loads((result.path / "recipe.json").read_text())["notes"][0]
 
 
+@pytest.mark.slow
 def test_a_search_of_a_model_in_eval_mode_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trials_in_process(monkeypatch, 2.0)
     with warnings.catch_warnings():

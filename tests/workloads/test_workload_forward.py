@@ -281,6 +281,7 @@ def test_gpt2_is_a_language_model_and_mamba_has_no_cache_to_fill(tmp_path: Path,
         workload.check_adapted(model, workload.adapt(model))
 
 
+@pytest.mark.slow
 def test_an_artifact_answers_by_the_names_of_transformers(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_it_is_listed_with_its_options(install: Install, capsys: pytest.CaptureF
     assert [option["name"] for option in row["options"]] == ["folder", "batch", "samples"]
 
 
+@pytest.mark.slow
 def test_generate_says_what_it_is_instead(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, out = install("Speech"), tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
@@ -130,6 +131,7 @@ def test_generate_says_what_it_is_instead(install: Install, tmp_path: Path, monk
     assert caught.value.found == "the workload 'letters'"
 
 
+@pytest.mark.slow
 def test_an_artifact_without_its_package_says_what_is_missing(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

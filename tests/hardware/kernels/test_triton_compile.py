@@ -135,6 +135,7 @@ def test_attention_uses_matrix_units(sm: int, pages: str, apart: bool) -> None:
         ptx(attention.join_kernel, pointers, {**shape, "BLOCK_R": 4}, sm=sm, warps=4, ones=("rows", "spans"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sm", "width"), [(90, 64), (90, 16), (80, 64)])
 def test_attention_over_a_grid_uses_matrix_units(sm: int, width: int) -> None:
     pointers = {"q": "bf16", "k": "bf16", "v": "bf16", "places": "f32", "out": "bf16"}

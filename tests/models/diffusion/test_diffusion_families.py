@@ -89,6 +89,7 @@ def test_calls_are_found_without_computing(made: tuple[Path, Any]) -> None:
     assert {case.args[0] for case in cases} == set(workload.opened.models)
 
 
+@pytest.mark.slow
 def test_guidance_of_a_second_call_is_left_out(tmp_path: Path) -> None:
     from torchwright.models.diffusion.sampling import Plan
     from torchwright.models.diffusion.workload import DiffusionWorkload

@@ -86,6 +86,7 @@ def path(tmp_path: Path) -> Path:
     return saved(tmp_path, mlp())
 
 
+@pytest.mark.slow
 def test_the_original_answers_by_its_graph(path: Path) -> None:
     loaded = tw.load(path)
     assert loaded.how == "graphs, uncompiled"
@@ -95,7 +96,7 @@ def test_the_original_answers_by_its_graph(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torchwright.core.errors.SlowerCall")
-@pytest.mark.parametrize("rows", [0, 1, 3, 9])
+@pytest.mark.parametrize("rows", [*(pytest.param(rows, marks=pytest.mark.slow) for rows in (0, 1, 3)), 9])
 def test_another_batch_is_answered(path: Path, rows: int) -> None:
     x = torch.randn(rows, 16)
     torch.testing.assert_close(tw.load(path).model(x), mlp()(x))
@@ -133,6 +134,7 @@ def test_it_loads_without_trust_and_proves_itself(path: Path) -> None:
         tw.load(path)
 
 
+@pytest.mark.slow
 def test_it_is_verified_timed_and_exported(path: Path, tmp_path: Path) -> None:
     found = api.verify(path)
     assert (found["verdict"], found["turns"], found["drop"]) == ("holds", 0, 0.0)
@@ -143,6 +145,7 @@ def test_it_is_verified_timed_and_exported(path: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(exported.run(INPUT), mlp()(INPUT))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchwright.core.errors.StandIn")
 @pytest.mark.parametrize("form", ["dataclass", "named tuple"])
 def test_instances_of_a_scripts_classes_are_answered_and_verified(tmp_path: Path, form: str) -> None:
@@ -199,6 +202,7 @@ def test_a_model_that_does_not_export_says_why_it_is_not_there(tmp_path: Path) -
         tw.load(path)
 
 
+@pytest.mark.slow
 def test_the_command_lines_artifact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -70,6 +70,7 @@ def _the_same_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 # -------------------------------------------------------------------------------------------- round trips
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.__version__ < (2, 13), reason="torch 2.11 unpacks packages in /tmp, whatever TMPDIR says"
 )

@@ -40,6 +40,7 @@ def check(run: Any) -> None:
             assert torch.equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_package_finds_the_extremes_of_bytes(tmp_path: Path) -> None:
     check(dispatcher_of(Calls(extremes), MIXED, to=tmp_path / "package.pt2"))
 
@@ -49,6 +50,7 @@ def test_torch_compile_finds_the_extremes_of_bytes() -> None:
     check(lambda x: engine(Case("forward", args=(x,))))
 
 
+@pytest.mark.slow
 def test_numpy_functions_find_the_extremes_of_bytes() -> None:
     compiled = tw.compile_numpy(lambda x: np.argmax(x, axis=1), measure=False, progress=False)
     mixed = np.tile(MIXED.numpy(), (4, 4))

@@ -28,6 +28,7 @@ print(folder, cache_dir(), default_cache_dir(), codecache._HEADER_DIR, sep="\\n"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["fresh", "imported"])
 def test_torch_compiles_below_the_users_cache(tmp_path: Path, when: str) -> None:
     """Every place that torch keeps code in, precompiled headers too, with torch's own folder a neighbour's."""

@@ -58,6 +58,7 @@ def answers(model: nn.Module) -> None:
 # ------------------------------------------------------------------------------------------- as any module
 
 
+@pytest.mark.slow
 def test_copies_share_the_code_and_nothing_else(model: OptimizedModule):
     calls: list[str] = []
     model.register_forward_hook(lambda *_: calls.append("first"))

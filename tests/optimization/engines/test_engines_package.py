@@ -63,6 +63,7 @@ def test_a_setting_of_the_process_shares_what_was_compiled() -> None:
     assert len(set(names.values())) == len(names)
 
 
+@pytest.mark.slow
 def test_compiled_once_a_model_is_there_for_other_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_full_disk_keeps_nothing_for_other_trials(tmp_path: Path, monkeypatch:
         assert target.conversion.is_dir() is left
 
 
+@pytest.mark.slow
 def test_a_loader_that_was_called_during_a_fork_is_refused_in_the_child(tmp_path: Path) -> None:
     """Its lock is held by a thread that the child does not have."""
     model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)

@@ -136,6 +136,7 @@ def test_one_that_keeps_files_of_its_own_is_loaded_from_them(tmp_path: Path) -> 
     torch.testing.assert_close(loaded.model(INPUT), linear()(INPUT))
 
 
+@pytest.mark.slow
 def test_one_that_keeps_no_model_runs_the_recipe_on_the_callers_module(tmp_path: Path) -> None:
     path = made(tmp_path, linear(), ["outside:by=counting"])
     assert artifact.open_artifact(path)[1].way == "module"
@@ -146,6 +147,7 @@ def test_one_that_keeps_no_model_runs_the_recipe_on_the_callers_module(tmp_path:
     assert Counting.count == before + 1
 
 
+@pytest.mark.slow
 def test_what_one_keeps_of_compiled_code_is_restored_for_who_trusts_it(tmp_path: Path) -> None:
     path = made(tmp_path, linear(), ["outside:by=counting"])
     Counting.restored.clear()
@@ -156,6 +158,7 @@ def test_what_one_keeps_of_compiled_code_is_restored_for_who_trusts_it(tmp_path:
     assert Counting.restored == ["compiled"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recipe.json", "manifest.json"])
 def test_an_artifact_of_an_engine_that_is_not_here_says_what_to_install(
     tmp_path: Path, installed: pytest.MonkeyPatch, name: str

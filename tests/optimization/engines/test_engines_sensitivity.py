@@ -17,6 +17,7 @@ from torchwright.optimization.techniques.shared.wrapping import replace_module
 pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
 
 
+@pytest.mark.slow
 def test_layers_are_ranked_by_what_they_do_to_the_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_step_that_cannot_run_is_a_stage_with_its_reason(capsys: pytest.Captur
     assert "int8_dynamic" in second["failed"]
 
 
+@pytest.mark.slow
 def test_an_artifact_is_profiled_beside_its_original(
     artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +259,7 @@ def test_bad_input_is_said_and_nothing_is_written(
     assert not list(tmp_path.rglob("*trace*"))
 
 
+@pytest.mark.slow
 def test_an_artifact_has_settled_its_steps(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "--quiet", str(artifact), "--with", "dtype"]) == 2
     assert "--with dtype is not for" in capsys.readouterr().err

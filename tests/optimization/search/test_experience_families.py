@@ -71,6 +71,7 @@ def ratio(without: Recipe, having: Recipe) -> float:
     return wait(having, 0.95)[0] / wait(without, 0.95)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4, 12])
 def test_experience_finds_as_much_and_sooner(monkeypatch: pytest.MonkeyPatch, seed: int):
     without, having = with_and_without(monkeypatch, seed, models=3)

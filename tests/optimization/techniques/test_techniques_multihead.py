@@ -120,6 +120,7 @@ def test_what_computes_something_else_is_left_alone() -> None:
     assert separate_heads(model).keys() == model.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_every_layer_of_an_encoder_is_quantized_and_projections_are_one(rows_kernels: None) -> None:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)

@@ -94,6 +94,7 @@ def assert_rewrite_keeps_values(
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(lines=LINES)
@@ -119,6 +120,7 @@ def check_shared_integers(kind: str, lines: list[Line]) -> None:
     assert_rewrite_keeps_values(Straight(layers, lines), x, share_integers)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(build.load_fault()), reason="the kernels are not built here")
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(lines=LINES)
