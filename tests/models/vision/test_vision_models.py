@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import vlms
 from torchwright.core.errors import WorkloadError
@@ -114,3 +115,35 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         loaded.generate([ids], pictures=[pictures[:1]])
     with pytest.raises(WorkloadError, match="pictures for 2 of 1 prompts"):
         loaded.generate([ids], pictures=[pictures, pictures])
+
+
+OLDER = {
+    "Qwen2_5_VL": {"model.language_model.": "model.", "model.visual.": "visual."},
+    "Llava": {
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+        "model.vision_tower.": "vision_tower.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+    },
+}
+"""Names of tensors in transformers' modules → those in published files."""
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", OLDER)
+def test_tensors_are_found_by_their_published_and_their_present_names(
+    name: str, older: bool, tmp_path: Path
+) -> None:
+    whole = vlms.save(name, tmp_path)
+    tensors = {key: value.contiguous() for key, value in whole.state_dict().items()}
+    for new, old in OLDER[name].items() if older else ():
+        tensors = {
+            key.replace(new, old) if key.startswith(new) else key: value for key, value in tensors.items()
+        }
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    [picture] = prompt(tmp_path, PICTURES[:1])[1]
+    arguments = {key: torch.from_numpy(array.numpy().copy()) for key, array in picture.arrays.items()}
+    with torch.inference_mode():
+        want = whole.model.get_image_features(**arguments, return_dict=True).pooler_output
+    found = PictureEncoder(tmp_path, torch.float32).embed(picture).rows_NE
+    torch.testing.assert_close(found, torch.cat([part.flatten(0, -2) for part in want]))

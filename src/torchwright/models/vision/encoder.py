@@ -132,7 +132,8 @@ def _vision_part(folder: Path, dtype: torch.dtype) -> Any:
                 text.layer_types = text.layer_types[:1]
             if hasattr(described, "quantization_config"):
                 del described.quantization_config
-            model, loaded = transformers.AutoModel.from_pretrained(
+            # The whole class: its conversions of published names of tensors are not all applied for its base model.
+            whole, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
                 folder,
                 config=described,
                 dtype=dtype,
@@ -146,8 +147,10 @@ def _vision_part(folder: Path, dtype: torch.dtype) -> Any:
         raise ModelError(
             f"transformers cannot load the vision encoder of {folder}", found=first_line(error)
         ) from error
-    lacks = [name for name in loaded["missing_keys"] if not name.startswith(LANGUAGE)]
+    model: Any = whole.base_model
     part = next((name for name in LANGUAGE if hasattr(model, name)), None)
+    elsewhere = ("lm_head", *(f"{whole.base_model_prefix}.{name}" for name in LANGUAGE))
+    lacks = [name for name in loaded["missing_keys"] if not name.startswith(elsewhere)]
     if lacks or not hasattr(model, "get_image_features") or part is None:
         kind = f"{config.get('model_type')}: " + (
             f"{len(lacks)} tensors missing, such as {lacks[0]}" if lacks else ""
