@@ -55,6 +55,15 @@ def written(name: str, values: dict[str, Any]) -> str:
     return "\n".join(element(name, key, text) for key, text in texts.items())
 
 
+@FORMS
+@pytest.mark.parametrize("again", ["b", "a"])
+def test_an_argument_that_comes_twice_counts_once_wherever_it_comes(name: str, again: str) -> None:
+    """Before, one that came last again was text behind a call that ended early."""
+    schema = {"type": "object", "patternProperties": {"^[ab]": {"type": "null"}}}
+    elements = "\n".join(element(name, key, "null") for key in ("a", "b", again))
+    assert read(name, schema, elements) == {"a": None, "b": None}
+
+
 def takes(name: str, schema: Any, elements: str) -> bool:
     return accepts(compiler().compile_grammar(elements_grammar(schema, form_of(name).style)), elements)
 

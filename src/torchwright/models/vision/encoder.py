@@ -133,7 +133,8 @@ def _vision_part(folder: Path, dtype: torch.dtype) -> Any:
             if hasattr(described, "quantization_config"):
                 del described.quantization_config
             # The whole class: its conversions of published names of tensors are not all applied for its base model.
-            whole, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+            auto: Any = transformers.AutoModelForImageTextToText
+            whole, loaded = auto.from_pretrained(
                 folder,
                 config=described,
                 dtype=dtype,

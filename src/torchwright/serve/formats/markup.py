@@ -54,6 +54,7 @@ class _MarkupReader(CallReader):
         while argument := (yield from read()):
             key, text = argument
             if key in written:
+                self._taken = ""
                 continue  # the first one counts: it has been sent
             value = value_of(text, schema_of(key, schema), schema)
             self._argue(index, (", " if written else "") + f"{dumps(key)}: {dumps(value)}")
