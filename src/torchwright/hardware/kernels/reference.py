@@ -43,6 +43,14 @@ QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 
 
+def add_low_rank(
+    y_TN: torch.Tensor, x_TK: torch.Tensor, rows_M: torch.Tensor, a_RK: torch.Tensor, b_NR: torch.Tensor
+) -> None:
+    """Add B A x to these rows (int64) of y, in place; A x is rounded to A's type, and the sum to y's."""
+    middle_MR = F.linear(x_TK[rows_M].to(a_RK.dtype), a_RK)
+    y_TN[rows_M] = (y_TN[rows_M].float() + F.linear(middle_MR.float(), b_NR.float())).to(y_TN.dtype)
+
+
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last axis, in x's dtype (Zhang and Sennrich, 2019).
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from torchwright.models.decoder.low_rank import AdaptedRows, Adapter
 from torchwright.models.decoder.pages import LayerPages
 
 
@@ -84,3 +85,12 @@ class Batch:
     """Positions (3, T) in time, height and width, int64, by which rotary embeddings with sections turn; None where all
     three are `positions_T`. None is beyond the context."""
     pictures: PictureRows | None = None
+    adapted: AdaptedRows | None = None
+    """Rows that adapters change."""
+
+
+def with_adapters(batch: Batch, pieces: Sequence[tuple[Adapter | None, int]]) -> Batch:
+    """Return the batch with what adapters change; a piece is a sequence's adapter and its number of rows, in order."""
+    if not any(adapter for adapter, _ in pieces):
+        return batch
+    return replace(batch, adapted=AdaptedRows.of(pieces, batch.ids_T.device))

@@ -137,6 +137,7 @@ def _step(angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> tuple[Any, 
         batch.query_starts,
         batch.context_lens_B,
         [] if batch.memory is None else [batch.memory.block_tables_BP, batch.memory.lengths_B],
+        None if batch.adapted is None else batch.adapted.native,
     )
 
 

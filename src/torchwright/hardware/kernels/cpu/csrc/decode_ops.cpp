@@ -7,6 +7,8 @@
 
 namespace {
 
+using Adapted = optional<c10::intrusive_ptr<AdaptedRows>>;
+
 // What is the same in every step over one cache: weights, pages, sizes, and the memory that steps compute in.
 class DecodePlan : public torch::CustomClassHolder {
  public:
@@ -111,11 +113,13 @@ class DecodePlan : public torch::CustomClassHolder {
   }
 
   // Hidden states (T, E) after the final norm. `turns` are cosines, sines and each row's place among them, turn after
-  // turn; `memory` the pages of each sequence's memory and its lengths, where layers have one.
+  // turn; `memory` the pages of each sequence's memory and its lengths, where layers have one; `adapted` the rows that
+  // adapters change, if any.
   Tensor hidden(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
-                const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory) {
+                const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory,
+                const Adapted& adapted) {
     Tensor out = at::empty({ids.numel(), model}, embedding.options());
-    run(ids, turns, slots, block_tables, query_starts, context_lens, memory,
+    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted,
         [&](const Step& now) { join(now, norm, out.mutable_data_ptr()); });
     return out;
   }
@@ -124,7 +128,8 @@ class DecodePlan : public torch::CustomClassHolder {
   // largest of each panel of them (N, V / PANEL), NaN where one is.
   std::tuple<Tensor, Tensor> logits(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
                                     const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
-                                    const std::vector<Tensor>& memory, const Tensor& rows) {
+                                    const std::vector<Tensor>& memory, const Adapted& adapted,
+                                    const Tensor& rows) {
     TORCH_CHECK_VALUE(!layers.empty() && int64_t(linears.size()) == layers.back().end + 1, "there is no output layer");
     check(linears.back(), model, linears.back().task.features);
     const int64_t count = rows.numel(), features = linears.back().task.features, panels = up(features, PANEL) / PANEL;
@@ -134,7 +139,7 @@ class DecodePlan : public torch::CustomClassHolder {
       TORCH_CHECK_INDEX(wanted[i] >= 0 && wanted[i] < ids.numel(), "row ", wanted[i], " is beyond the ", ids.numel());
     const auto floats = embedding.options().dtype(at::kFloat);
     const Tensor out = at::empty({count, features}, floats), peaks = at::empty({count, panels}, floats);
-    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, [&](const Step& now) {
+    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted, [&](const Step& now) {
       if (!count) return;
       join(now, norm, now.x);
       const int64_t bytes = model * embedding.element_size();
@@ -165,12 +170,14 @@ class DecodePlan : public torch::CustomClassHolder {
     char* mixed = nullptr;                    // what attention gives
     char* row_memory = nullptr;               // what a linear layer makes of its rows
     float* sums = nullptr;
+    AdaptedRows* adapted = nullptr;
   };
 
   // All layers over one batch, then what `end` makes of them.
   template <class End>
   void run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
-           const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory, const End& end) {
+           const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory,
+           const Adapted& adapted, const End& end) {
     RECORD_FUNCTION("torchwright::decode_step", std::vector<c10::IValue>({ids}));
     TORCH_CHECK_VALUE(!layers.empty() && embedding.defined(), "a plan of ", layers.size(),
                       " layers cannot run, or one without an embedding");
@@ -189,7 +196,10 @@ class DecodePlan : public torch::CustomClassHolder {
                         embedding.size(0), " of the embedding");
     TORCH_CHECK_VALUE(memory.size() == (memory_heads ? 2 : 0), memory.size(),
                       " tensors of a memory; pages and lengths are wanted where layers have one");
+    TORCH_CHECK_VALUE(!adapted || (type == Type::bf16 && !memory_heads),
+                      "adapters are for a stream in bfloat16 and layers without a memory");
     if (!rows) return;
+    if (adapted) now.adapted = adapted->get();
     const int64_t sums_size = layers[0].attention.sums_size();
     const Pieces pieces(now.sequences, heads / kv_heads, kv_heads, sums_size);
     optional<Sequences> remembered;
@@ -202,10 +212,9 @@ class DecodePlan : public torch::CustomClassHolder {
     const tw::Pool::Team team(own);
     embed(now, tokens, ropes[0].positions);
     for (const Layer& layer : layers) {
-      const Packed* four = &linears[layer.first];
-      attention(now, layer, four, ropes[layer.turn], pieces, &layer == layers.data());
-      if (layer.pre_memory) remember(now, layer, four + 4, *memory_pieces);
-      feed_forward_block(now, layer, four);
+      attention(now, layer, ropes[layer.turn], pieces, &layer == layers.data());
+      if (layer.pre_memory) remember(now, layer, &linears[layer.first + 4], *memory_pieces);
+      feed_forward_block(now, layer);
     }
     end(now);
   }
@@ -286,6 +295,14 @@ class DecodePlan : public torch::CustomClassHolder {
     ::multiply(layer, x, type, now.rows, out, now.row_memory, about_zero, nothing_more);
   }
 
+  // One of a layer's four, with what adapters add to it.
+  void project(const Step& now, const Layer& layer, int64_t which, const char* x, char* out) const {
+    const Packed& linear = linears[layer.first + which];
+    multiply(now, linear, x, out);
+    if (now.adapted)
+      now.adapted->add(4 * (&layer - layers.data()) + which, out, x, now.rows, linear.width, linear.task.features);
+  }
+
   void normalize(const Step& now, const char* x, const char* residual, const float* weight, void* out, char* sum) const {
     const auto& k = kernels();
     each_row(now.rows, model, [&](int64_t row) {
@@ -302,11 +319,11 @@ class DecodePlan : public torch::CustomClassHolder {
     if (weight) normalize(now, now.delta, nullptr, weight, now.delta, nullptr);
   }
 
-  void attention(const Step& now, const Layer& layer, const Packed* four, const tw::RopeTask& turn,
-                 const Pieces& pieces, bool first) const {
+  void attention(const Step& now, const Layer& layer, const tw::RopeTask& turn, const Pieces& pieces,
+                 bool first) const {
     if (first) normalize(now, now.stream, nullptr, layer.pre_attention, now.x, nullptr);
     else join(now, layer.pre_attention, now.x);
-    multiply(now, four[0], now.x, now.wide);
+    project(now, layer, 0, now.x, now.wide);
     tw::RopeTask rope = layer.rope;
     rope.cos = turn.cos, rope.sin = turn.sin, rope.rotated = turn.rotated;
     rope.positions = turn.positions, rope.slots = turn.slots;
@@ -315,7 +332,7 @@ class DecodePlan : public torch::CustomClassHolder {
     tw::AttentionTask task = layer.attention;
     task.q = now.narrow, task.q_type = type, task.out = now.mixed;
     pieces.attend(task, now.sums);
-    multiply(now, four[1], now.mixed, now.delta);
+    project(now, layer, 1, now.mixed, now.delta);
     leave(now, layer.post_attention);
   }
 
@@ -329,12 +346,13 @@ class DecodePlan : public torch::CustomClassHolder {
     multiply(now, two[1], now.mixed, now.delta);
   }
 
-  void feed_forward_block(const Step& now, const Layer& layer, const Packed* four) const {
+  void feed_forward_block(const Step& now, const Layer& layer) const {
+    const int64_t width = linears[layer.first + 3].width;
     join(now, layer.pre_mlp, now.x);
-    multiply(now, four[2], now.x, now.wide);
-    if (gated) gated_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation);
-    else activate_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation);
-    multiply(now, four[3], now.narrow, now.delta);
+    project(now, layer, 2, now.x, now.wide);
+    if (gated) gated_rows(now.wide, now.narrow, type, width, now.rows, activation);
+    else activate_rows(now.wide, now.narrow, type, width, now.rows, activation);
+    project(now, layer, 3, now.narrow, now.delta);
     leave(now, layer.post_mlp);
   }
 

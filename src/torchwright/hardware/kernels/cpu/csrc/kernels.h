@@ -69,6 +69,23 @@ struct AttentionTask {
   int64_t sums_size() const { return head_size + 16; }  // the largest score and the weights' sum come last
 };
 
+// Sixteen output features of an adapter's second matrix.
+struct LowRankBlock {
+  const uint16_t* weight;  // bfloat16 (pairs, 16, 2)
+  int64_t first, pairs;    // of the ranks that it is multiplied with
+};
+
+// One adapter's part of a linear layer, for the rows of a batch that it changes: y += B A x.
+struct LowRankTask {
+  const uint16_t* a;            // bfloat16 (ranks / 16, width / 2, 16, 2)
+  const LowRankBlock* blocks;   // features / 16
+  const uint16_t* x;            // bfloat16 rows of `width`
+  uint16_t* y;                  // bfloat16 rows of `features`
+  const int64_t* rows;          // which of them
+  uint16_t* middle;             // A x, bfloat16 (count, ranks)
+  int64_t count, width, features, ranks;
+};
+
 struct Kernels {
   const char* name;
   void (*quantize)(const void* x, Type type, int64_t features, int64_t row, const QuantizedRows& to);
@@ -102,6 +119,8 @@ struct Kernels {
   void (*recurrence_keys)(const struct RecurrenceKeys&, int64_t token);
   void (*recur)(const struct RecurrenceTask&, int64_t sequence, int64_t head, int64_t column);
   void (*gated_norm)(const struct GatedNormTask&, int64_t row);
+  void (*low_rank_shrink)(const LowRankTask&, int64_t row_begin, int64_t row_end, int64_t block);
+  void (*low_rank_expand)(const LowRankTask&, int64_t block_begin, int64_t block_end);
 };
 
 struct RopeTask {

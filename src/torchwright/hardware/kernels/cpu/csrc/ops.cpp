@@ -765,5 +765,6 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 
 #include "encoder_ops.cpp"
 #include "conv_ops.cpp"
+#include "low_rank_ops.cpp"
 #include "decode_ops.cpp"
 #include "recurrent_ops.cpp"

@@ -1,6 +1,7 @@
 // The sources of one instruction set as one unit, and its table.
 #include "attention.cpp"
 #include "linear.cpp"
+#include "low_rank.cpp"
 #include "pointwise.cpp"
 #include "quantize.cpp"
 #include "encoder.cpp"
@@ -42,6 +43,8 @@ const tw::Kernels& table() {
       .recurrence_keys = recurrence_keys,
       .recur = recur,
       .gated_norm = gated_norm,
+      .low_rank_shrink = low_rank_shrink,
+      .low_rank_expand = low_rank_expand,
   };
   return all;
 }
