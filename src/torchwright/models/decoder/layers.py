@@ -15,6 +15,7 @@ from torchwright.models.decoder.batch import Batch, WholePictures
 from torchwright.models.decoder.cache import LayerPages
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.low_rank import LayerAdapters, project
 from torchwright.models.decoder.recurrent import mixer
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.shared import route
@@ -32,7 +33,7 @@ class PagedAttention(nn.Module):
 
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
-        self.config, self.window = config, config.windows[layer]
+        self.config, self.window, self.layer = config, config.windows[layer], layer
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
         self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
         self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
@@ -55,7 +56,8 @@ class PagedAttention(nn.Module):
     ) -> torch.Tensor:
         config, (cos, sin, rows_T) = self.config, angles
         by_head = config.qk_norm == "head"
-        qkv, gate = self._project(x_TE)
+        adapters = None if batch.adapted is None else LayerAdapters(batch.adapted, self.layer)
+        qkv, gate = self._project(x_TE, adapters)
         q_THD = ops.rope_store(
             qkv,
             cos,
@@ -74,7 +76,7 @@ class PagedAttention(nn.Module):
             seen_NHD = self._attend(q_THD[whole.rows_N], pages, whole, causal=False)
             out_THD = out_THD.index_copy(0, whole.rows_N, seen_NHD)
         out_TF = out_THD.flatten(1)
-        return self.o(out_TF if gate is None else out_TF * gate.sigmoid())
+        return project(self.o, out_TF if gate is None else out_TF * gate.sigmoid(), "o", adapters)
 
     def _attend(
         self, q_THD: torch.Tensor, pages: LayerPages, over: Batch | WholePictures, *, causal: bool
@@ -93,9 +95,11 @@ class PagedAttention(nn.Module):
             sinks=self.sinks,
         )
 
-    def _project(self, x_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _project(
+        self, x_TE: torch.Tensor, adapters: LayerAdapters | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queries, keys and values, and the gate of the output."""
-        config, qkv, gate = self.config, self.qkv(x_TE), None
+        config, qkv, gate = self.config, project(self.qkv, x_TE, "qkv", adapters), None
         D = config.head_dim
         if config.output_gate:
             qkv, gate = qkv.split([(config.heads + 2 * config.kv_heads) * D, config.heads * D], dim=-1)
@@ -160,8 +164,9 @@ class GatedFeedForward(nn.Module):
         """Why no plan takes it (`plan.py`), None where one does."""
         return _not_packed(self.gate_up, self.down)
 
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        return self.down(ops.gated(self.gate_up(x_TE), self.activation))
+    def forward(self, x_TE: torch.Tensor, adapters: LayerAdapters | None = None) -> torch.Tensor:
+        wide_TF = ops.gated(project(self.gate_up, x_TE, "gate_up", adapters), self.activation)
+        return project(self.down, wide_TF, "down", adapters)
 
 
 class PlainFeedForward(nn.Module):
@@ -265,7 +270,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
-        self.eps, self.residual_scale = config.eps, config.residual_scale
+        self.eps, self.residual_scale, self.layer = config.eps, config.residual_scale, layer
         recurrent = config.recurrent and config.recurrent[layer]
         self.attention = (mixer if recurrent else PagedAttention)(config, weights, layer)
         self.mlp = feed_forward(config, weights, layer)
@@ -290,7 +295,11 @@ class Layer(nn.Module):
             x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_memory, self.eps)
             delta_TE = self.memory(x_TE, batch)
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_mlp, self.eps)
-        return self._leave(self.mlp(x_TE), self.post_mlp), stream_TE
+        if batch.adapted is not None and isinstance(self.mlp, GatedFeedForward):
+            out_TE = self.mlp(x_TE, LayerAdapters(batch.adapted, self.layer))
+        else:
+            out_TE = self.mlp(x_TE)
+        return self._leave(out_TE, self.post_mlp), stream_TE
 
     @property
     def unplanned(self) -> str | None:

@@ -112,6 +112,8 @@ class Decoder(PagedModel):
         """The step as one operator, None where the layers have to be called."""
         if len(batch.ids_T) > MOST_ROWS or self.embedding_norm is not None or batch.pictures is not None:
             return None
+        if batch.adapted is not None and batch.adapted.native is None:
+            return None
         plan = plans.get(cache)
         memory = None if batch.memory is None else batch.memory.layers
         if plan is None or not plan.holds(self.embedding, self.layers, self.head, memory):

@@ -13,10 +13,12 @@ import torch
 
 from torchwright.core.errors import WorkloadError
 from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
+from torchwright.models.decoder.batch import with_adapters
 from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.models.decoder.config import DecoderConfig, PagedConfig
 from torchwright.models.decoder.generation.sampling import Sampler, Sampling
 from torchwright.models.decoder.generation.text import FolderTokenizer, TextStream
+from torchwright.models.decoder.low_rank import Adapter
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
@@ -78,8 +80,10 @@ class LoadedPagedModel(Generic[Model]):
         )
 
     @torch.inference_mode()
-    def logits(self, ids_BT: torch.Tensor, *, prefill_chunk: int = PREFILL_CHUNK) -> torch.Tensor:
-        """Logits (B, T, V) in float32 of token ids (B, T), each row a sequence of its own.
+    def logits(
+        self, ids_BT: torch.Tensor, *, prefill_chunk: int = PREFILL_CHUNK, adapter: Adapter | None = None
+    ) -> torch.Tensor:
+        """Logits (B, T, V) in float32 of token ids (B, T), each row a sequence of its own; `adapter` is for all rows.
 
         Raises `WorkloadError` for ids out of range, an empty input, or more tokens than the model's context.
         """
@@ -94,6 +98,7 @@ class LoadedPagedModel(Generic[Model]):
         logits_BTV = torch.empty(*ids_BT.shape, self.config.vocabulary, device=cache.device)
         for chunk in _chunks(rows, prefill_chunk):
             batch = cache.append([(sequences[row], rows[row][start:stop]) for row, start, stop in chunk])
+            batch = with_adapters(batch, [(adapter, len(batch.ids_T))])
             with self.on_threads():
                 logits_TV = self.decoder.logits(self.decoder(batch, cache))
             parts = logits_TV.split([stop - start for _, start, stop in chunk])
@@ -110,6 +115,7 @@ class LoadedPagedModel(Generic[Model]):
         stop: Sequence[int] | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         pictures: Sequence[Sequence[Any]] | None = None,
+        adapter: Adapter | None = None,
         **sampling: Any,
     ) -> Any:
         """Continue each prompt, a text or token ids, until a stop token or `max_new_tokens`.
@@ -118,7 +124,7 @@ class LoadedPagedModel(Generic[Model]):
         `sampling` takes the fields of `Sampling` (temperature, top_k, …); the default is greedy. `seed` is one for each
         prompt, or one number from which each gets its own. `stop` replaces the model's end-of-text ids; an empty list
         never stops. A forward call takes at most `prefill_chunk` tokens. `pictures` are those of each prompt
-        (`models/vision`), whose places the prompt has.
+        (`models/vision`), whose places the prompt has. `adapter` (`read_adapter`) is for all prompts.
 
         Raises `WorkloadError` for an empty prompt, ids or options out of range, or a prompt that with the new tokens
         does not fit the context. Raises `UnknownName` for an option that does not exist.
@@ -128,7 +134,7 @@ class LoadedPagedModel(Generic[Model]):
         rows = [self.text.encode(item) if texts else item for item in items]
         outputs: list[list[int]] = [[] for _ in rows]
         for row, token in self.tokens(
-            rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling), pictures
+            rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling), pictures, adapter
         ):
             outputs[row].append(token)
         results = [self.text.decode(ids) for ids in outputs] if texts else outputs
@@ -199,6 +205,7 @@ class LoadedPagedModel(Generic[Model]):
         chunk: int,
         sampling: Sampling,
         pictures: Sequence[Sequence[Any]] | None = None,
+        adapter: Adapter | None = None,
     ) -> Iterator[tuple[int, int]]:
         """(row, token) as tokens appear: what `generate` and `stream` are made of, for token ids.
 
@@ -214,12 +221,13 @@ class LoadedPagedModel(Generic[Model]):
         ]
         ends = set(self.stop if stop is None else stop)
         shown = self._shown(rows, pictures)
-        return self._steps(rows, shown, samplers, max_new_tokens, ends, chunk)
+        return self._steps(rows, shown, adapter, samplers, max_new_tokens, ends, chunk)
 
     def _steps(
         self,
         rows: list[list[int]],
         shown: list[Shown | None],
+        adapter: Adapter | None,
         samplers: list[Sampler],
         max_new_tokens: int,
         ends: set[int],
@@ -235,7 +243,7 @@ class LoadedPagedModel(Generic[Model]):
         alive = list(range(len(rows)))
         for step in range(max_new_tokens):
             with self.on_threads():
-                logits = self._advance(cache, sequences, texts, shown, alive, chunk)
+                logits = self._advance(cache, sequences, texts, shown, adapter, alive, chunk)
             for place, row in enumerate(list(alive)):
                 token = samplers[row](*logits.row(place))
                 if token in ends:
@@ -254,6 +262,7 @@ class LoadedPagedModel(Generic[Model]):
         sequences: list[CacheSequence],
         texts: list[list[int]],
         shown: list[Shown | None],
+        adapter: Adapter | None,
         alive: list[int],
         chunk: int,
     ) -> Logits:
@@ -279,6 +288,7 @@ class LoadedPagedModel(Generic[Model]):
                     for (place, start, stop), first in zip(part, starts, strict=True)
                 ],
             )
+            batch = with_adapters(batch, [(adapter, len(batch.ids_T))])
             done = [stop == len(missing[place]) for place, _, stop in part]
             rows_N = batch.last_rows_B
             if not all(done):
