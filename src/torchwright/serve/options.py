@@ -38,6 +38,10 @@ class EngineOptions:
     dtype: str | None = None
     adapter: str | None = None
     """A folder of LoRA or DoRA that is added to the weights."""
+    adapters: Sequence[tuple[str, str]] = ()
+    """Names and folders of LoRA that requests choose by name."""
+    adapter_memory: int = 2**30
+    """Bytes for these and for those that are loaded later, at most."""
     trust: bool = False
     """Load compiled code that somebody else built."""
     kv_memory: int | None = None
@@ -99,5 +103,7 @@ class ServerOptions:
     """Format of the model's tool calls."""
     reasoning_format: str = AUTO
     """Format of the model's reasoning."""
+    allow_adapters: Path | None = None
+    """The folder below which clients may load adapters; none may without it."""
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""

@@ -19,10 +19,12 @@ from collections.abc import Callable
 import torch
 
 from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError
+from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.axes import PromptAxes
 from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.shown import Places, places_of
+from torchwright.serve.engine.adapters import ServedAdapters
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine
 from torchwright.serve.engine.fingerprint import fingerprint
@@ -91,6 +93,12 @@ class ServingEngine(TokenEngine):
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
         self._pictures = EncodedPictures(loaded.vision) if loaded.vision else None
+        self.adapters = ServedAdapters(
+            lambda folder, most: read_adapter(
+                folder, self.loaded.decoder, self.loaded.folder, most_bytes=most
+            ),
+            options.adapter_memory,
+        )
         self._loading: list[Sequence] = []
         """Sequences whose grammar is being read."""
         self._deadlines: list[tuple[float, str]] = []
@@ -103,6 +111,10 @@ class ServingEngine(TokenEngine):
         if refused is None and submit.grammar is not None and not self.grammars.keeps(submit.grammar):
             refused = RequestRefused(
                 id=submit.id, reason="invalid", text="its grammar was not sent before it"
+            )
+        if refused is None and submit.adapter is not None and submit.adapter not in self.adapters:
+            refused = RequestRefused(
+                id=submit.id, reason="invalid", text=f"there is no adapter '{submit.adapter}'"
             )
         places, axes = None, None
         if refused is None and submit.pictures:
@@ -231,6 +243,7 @@ class ServingEngine(TokenEngine):
             tokens=tokens,
             cache=self._cache.sequence(len(tokens), axes),
             places=places,
+            adapter=self.adapters.use(submit.adapter),
             chooser=Chooser(submit, index),
             constraint=self.grammars.constraint(submit),
             lookup=Lookup(tokens) if self._speculates else None,
@@ -327,6 +340,7 @@ class ServingEngine(TokenEngine):
         self, sequence: Sequence, finish: Finish, answer: StepResult | None = None, *, message: str = ""
     ) -> None:
         """Forget a sequence, free its pages, and tell why."""
+        self.adapters.release(sequence.adapter)
         row = self._live[sequence.submit.id]
         del row[sequence.index]
         if not row:

@@ -17,12 +17,12 @@ a sequence goes without a slot.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchwright.models.decoder.cache import PAGE, CacheSequence, PagedCache
 
-Edge = tuple[int, ...]
+Edge = tuple[Hashable, ...]
 SLACK = 64
 STATE_EVERY = 16
 """Pages from one lasting copy of a state to the next: what a prefix that ends in between computes again is at most 256
@@ -70,7 +70,7 @@ class PrefixTree:
         """Pages that only the tree holds."""
         return self._nodes - self._in_use
 
-    def attach(self, sequence: CacheSequence, ids: list[int], most: int) -> int:
+    def attach(self, sequence: CacheSequence, ids: Sequence[Hashable], most: int) -> int:
         """Begin an empty sequence with what the tree has of its tokens, at most `most` of them; says how many."""
         node, path = self._root, list[Node]()
         for start in range(0, most - PAGE + 1, PAGE):
@@ -92,7 +92,7 @@ class PrefixTree:
         self._enter(sequence, end, len(path))
         return len(path) * PAGE
 
-    def keep(self, sequence: CacheSequence, ids: list[int]) -> None:
+    def keep(self, sequence: CacheSequence, ids: Sequence[Hashable]) -> None:
         """Add the sequence's pages that have become full; where the tree has an equal one, the sequence takes that.
 
         `ids` are its tokens, as far as it is computed at least.

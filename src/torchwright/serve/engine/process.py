@@ -21,7 +21,7 @@ from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError,
 from torchwright.core.process.orphans import die_with_parent
 from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.models.decoder.cache import PAGE
-from torchwright.models.decoder.generation.generate import LoadedPagedModel
+from torchwright.models.decoder.generation.generate import LoadedDecoder, LoadedPagedModel
 from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.models.vision.encoder import encoder_of
@@ -52,6 +52,7 @@ from torchwright.serve.wire.messages import (
     Forget,
     FromEngine,
     Grammar,
+    LoadAdapter,
     Loading,
     Paint,
     RequestRefused,
@@ -60,6 +61,7 @@ from torchwright.serve.wire.messages import (
     Submit,
     ToEngine,
     Transcribe,
+    UnloadAdapter,
     decode_to_engine,
     encode,
 )
@@ -72,6 +74,7 @@ log = logging.getLogger("torchwright.serve")
 SWITCH_S = 5e-4
 """The interpreter's switch interval: a step releases and reacquires the GIL hundreds of times, and other threads import
 and fill masks meanwhile."""
+NO_ADAPTERS = "a model that does not run on Torchwright's own decoder, and so takes no adapters by name"
 IDLE_MS = 250
 """Wait of an idle engine for a message before it checks its parent and its own accounts."""
 
@@ -145,6 +148,7 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     """Take messages and compute steps until a Shutdown."""
     engine, draining, checked = served.engine, False, True
     grammars = engine.grammars
+    adapters = engine.adapters if isinstance(engine, ServingEngine) else None
     if grammars is not None:
         grammars.warm()
     while not (draining and engine.idle):
@@ -168,6 +172,10 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                     pass  # nobody's request names one
                 case Embed() | Transcribe() | Paint():
                     channel.send(Failed(id=message.id, text="this model writes text, from text"))
+                case LoadAdapter() | UnloadAdapter() if adapters is not None:
+                    adapters.take(message)
+                case LoadAdapter() | UnloadAdapter():
+                    channel.send(Failed(id=message.id, text=NO_ADAPTERS))
                 case Shutdown():
                     draining = True
                     if not message.drain:
@@ -180,6 +188,8 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
         elif not checked:
             engine.check_integrity()
             checked = True
+        for answer in () if adapters is None else adapters.answers():
+            channel.send(answer)
     engine.check_integrity()
     engine.close()
 
@@ -215,7 +225,7 @@ def _listen(served: Reader | ServedDiffuser, channel: Channel, wait_ms: int) -> 
     ends = False
     for message in channel.receive(wait_ms):
         match message:
-            case Embed() | Transcribe() | Paint() | Submit():
+            case Embed() | Transcribe() | Paint() | Submit() | LoadAdapter() | UnloadAdapter():
                 if refused := _taken(served, message):
                     channel.send(refused)
             case Cancel():
@@ -230,7 +240,8 @@ def _listen(served: Reader | ServedDiffuser, channel: Channel, wait_ms: int) -> 
 
 
 def _taken(
-    served: Reader | ServedDiffuser, message: Embed | Transcribe | Paint | Submit
+    served: Reader | ServedDiffuser,
+    message: Embed | Transcribe | Paint | Submit | LoadAdapter | UnloadAdapter,
 ) -> Failed | RequestRefused | None:
     """None for a request that was taken."""
     if isinstance(served, ServedEncoder) and isinstance(message, Embed):
@@ -282,6 +293,8 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             batched=options.deterministic is not True,
         )
         model, notices = opened.model, list(opened.notices)
+    if options.adapters and not isinstance(model, LoadedDecoder):
+        raise ModelError("--adapter NAME=DIR", found=NO_ADAPTERS)
     if isinstance(model, LoadedSeq2Seq):
         translating = TranslatingEngine(model, options=options, notices=tuple(notices))
         return ServedDecoder(translating, translating.ready)
@@ -330,7 +343,10 @@ def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
         max_running=options.max_running,
         kv_memory=options.kv_memory,
     )
-    return ServingEngine(model, size=size, options=options)
+    engine = ServingEngine(model, size=size, options=options)
+    for name, folder in options.adapters:
+        engine.adapters.load(name, Path(folder))
+    return engine
 
 
 def _ready(engine: ServingEngine, notices: list[str]) -> EngineReady:

@@ -7,11 +7,12 @@ and speculated tokens are all this.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torchwright.models.decoder.cache import CacheSequence
+from torchwright.models.decoder.low_rank import Adapter
 from torchwright.models.decoder.shown import Places, Shown
 from torchwright.models.vision.record import Picture
 from torchwright.serve.engine.sampling import Chooser
@@ -45,6 +46,7 @@ class Sequence:
     """The places in its prompt at which pictures are."""
     shown: Shown | None = None
     """Their embeddings, while its prompt is computed."""
+    adapter: Adapter | None = None
     siblings: list[Sequence] = field(default_factory=list)
     """Sequences that begin with this one's cache once it holds the prompt."""
     proposals: list[int] = field(default_factory=list)
@@ -61,7 +63,7 @@ class Sequence:
     output_sent: bool = False
     """True if any part has been sent."""
     stage: Stage = "queue"
-    _edges: list[int] = field(default_factory=list)
+    _edges: list[Hashable] = field(default_factory=list)
     _since: float = 0.0
     _seconds: dict[Stage, float] = field(default_factory=dict)
 
@@ -78,16 +80,17 @@ class Sequence:
         return len(self.tokens) - self.cache.length
 
     @property
-    def edges(self) -> list[int]:
-        """Its tokens as the prefix tree tells them apart: those of a picture by what it shows."""
-        if self.places is None:
+    def edges(self) -> list[Hashable] | list[int]:
+        """Its tokens as the prefix tree tells them apart: those of a picture by what it shows, the first by adapter."""
+        if self.places is None and self.adapter is None:
             return self.tokens
         if not self._edges:
-            self._edges = self.tokens[: len(self.submit.ids)]
-            for place, edge in zip(
-                self.places.places_N.tolist(), _edges_of(self.submit.pictures), strict=True
-            ):
+            self._edges = [*self.tokens[: len(self.submit.ids)]]
+            places = [] if self.places is None else self.places.places_N.tolist()
+            for place, edge in zip(places, _edges_of(self.submit.pictures), strict=True):
                 self._edges[place] = edge
+            if self.adapter is not None:
+                self._edges[0] = (self.adapter.digest, self._edges[0])
         self._edges += self.tokens[len(self._edges) :]
         return self._edges
 

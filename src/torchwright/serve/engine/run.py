@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from torchwright.core.errors import ModelError
-from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.batch import Batch, with_adapters
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
@@ -75,9 +75,9 @@ class Runner:
         self._pages.reserve(plan.new_pages)
         self._pages.mark((piece.sequence, len(piece.ids), len(piece.proposals)) for piece in pieces)
         shown = [(piece.sequence.shown, piece.sequence.cache.length, len(piece.ids)) for piece in pieces]
-        batch = with_pictures(
-            self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces]), shown
-        )
+        adapted = [(piece.sequence.adapter, len(piece.ids)) for piece in pieces]
+        batch = self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces])
+        batch = with_adapters(with_pictures(batch, shown), adapted)
         answering = [piece for piece in pieces if piece.answers]
         masks = self._masks(answering)
         blocks = list(_blocks(answering))

@@ -1,7 +1,8 @@
 """Messages between the HTTP process and the engine process: MessagePack over one ZeroMQ pair, nothing pickled.
 
-HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Paint, Shutdown.
-Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Painted, Failed.
+HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Paint, LoadAdapter, UnloadAdapter, Shutdown.
+Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Painted, AdapterLoaded,
+AdapterUnloaded, Failed.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Seconds from its arrival at the engine after which the request ends with what it has."""
     pictures: list[Picture] = []
     """In the order of their places among the ids: tokens that stand for pictures."""
+    adapter: str | None = None
+    """The name of a loaded adapter that its tokens are computed with."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -138,13 +141,32 @@ class Paint(msgspec.Struct, frozen=True, kw_only=True, tag="paint"):
     style: Style = Style()
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter"):
+    """Load an adapter for single requests; answered by AdapterLoaded or RequestRefused."""
+
+    id: str
+    name: str
+    folder: str
+    replace: bool = False
+    """Take the place of the adapter that has the name; its running requests keep it."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Refuse further requests with an adapter; answered by AdapterUnloaded when its running ones have ended."""
+
+    id: str
+    name: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """End: after the running requests (`drain`), or at once."""
 
     drain: bool
 
 
-ToEngine = Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint | Shutdown
+ToEngine = (
+    Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint | LoadAdapter | UnloadAdapter | Shutdown
+)
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
@@ -297,6 +319,22 @@ class Painted(msgspec.Struct, frozen=True, kw_only=True, tag="painted"):
     """Parts of the prompt that were left out; sent with the last step."""
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, kw_only=True, tag="adapter_loaded"):
+    """An adapter that requests may name."""
+
+    id: str
+    digest: str
+    """SHA-256 of its matrices."""
+    bytes: int
+    """Memory that it takes."""
+
+
+class AdapterUnloaded(msgspec.Struct, frozen=True, kw_only=True, tag="adapter_unloaded"):
+    """An adapter is gone, and so are its requests."""
+
+    id: str
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The model cannot be loaded, or a request cannot be computed: the fields of a `TorchwrightError`."""
 
@@ -304,7 +342,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     id: str | None = None
 
 
-FromEngine = Loading | EngineReady | RequestRefused | StepOutput | Embedded | Heard | Painted | Failed
+FromEngine = (
+    Loading
+    | EngineReady
+    | RequestRefused
+    | StepOutput
+    | Embedded
+    | Heard
+    | Painted
+    | AdapterLoaded
+    | AdapterUnloaded
+    | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

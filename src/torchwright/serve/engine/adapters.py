@@ -1,0 +1,114 @@
+"""The adapters of a serving engine, by name: loaded, replaced, and let go when no sequence computes with them.
+
+A name is looked up once for each request. Its sequences keep the adapter itself, so that other weights under the same
+name are another adapter to the batch and to the prefix tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torchwright.core.errors import ModelError, TorchwrightError
+from torchwright.models.decoder.low_rank import Adapter
+from torchwright.serve.wire.messages import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    RequestRefused,
+    UnloadAdapter,
+)
+
+Answer = AdapterLoaded | AdapterUnloaded | RequestRefused
+ReadAdapter = Callable[[Path, int], Adapter]
+"""(folder, bytes of its file at most) → the adapter; raises `TorchwrightError`."""
+WIDEST = 2
+"""Bytes of a file, at most, for each byte in memory: files may hold float32."""
+
+
+class ServedAdapters:
+    """Adapters by name, and those without a name any more that running sequences still compute with.
+
+    All of them together take at most `most_bytes`.
+    """
+
+    def __init__(self, read: ReadAdapter, most_bytes: int) -> None:
+        self._read, self._most = read, most_bytes
+        self._named: dict[str, Adapter] = {}
+        self._users: dict[Adapter, int] = {}
+        """Sequences of each adapter that is in memory."""
+        self._leaving: list[tuple[UnloadAdapter, Adapter]] = []
+        self._answers: list[Answer] = []
+
+    @property
+    def bytes(self) -> int:
+        return sum(adapter.bytes for adapter in self._users)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._named
+
+    def take(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Load or unload an adapter; `answers` has the outcome, for an unloading once its sequences have ended."""
+        try:
+            if isinstance(message, LoadAdapter):
+                adapter = self.load(message.name, Path(message.folder), replace=message.replace)
+                self._answers.append(AdapterLoaded(id=message.id, digest=adapter.digest, bytes=adapter.bytes))
+            elif (adapter := self._named.pop(message.name, None)) is None:
+                raise ModelError(f"there is no adapter '{message.name}'")
+            else:
+                self._leaving.append((message, adapter))
+        except TorchwrightError as error:
+            self._answers.append(RequestRefused(id=message.id, reason="invalid", text=str(error)))
+
+    def load(self, name: str, folder: Path, *, replace: bool = False) -> Adapter:
+        """Load an adapter under a name, in place of the one that has it if `replace`.
+
+        Raises `ModelError` for files that cannot be used, for a name in use, and where memory does not suffice.
+        """
+        old = self._named.get(name)
+        if old is not None and not replace:
+            raise ModelError(f"there is an adapter '{name}' already")
+        adapter = self._read(folder, WIDEST * self._most)
+        freed = old.bytes if old is not None and not self._users[old] else 0
+        if self.bytes - freed + adapter.bytes > self._most:
+            raise ModelError(
+                f"there is no memory for the adapter '{name}'",
+                found=f"{adapter.bytes:,} bytes, next to {self.bytes - freed:,} of others",
+                allowed=f"{self._most:,} bytes together (--adapter-memory)",
+                next="unload another one",
+            )
+        self._users[adapter] = 0
+        self._named[name] = adapter
+        self._forget()
+        return adapter
+
+    def use(self, name: str | None) -> Adapter | None:
+        """Return the adapter of a new sequence, which has to `release` it."""
+        if name is None:
+            return None
+        adapter = self._named[name]
+        self._users[adapter] += 1
+        return adapter
+
+    def release(self, adapter: Adapter | None) -> None:
+        """A sequence has ended."""
+        if adapter is not None:
+            self._users[adapter] -= 1
+
+    def answers(self) -> list[Answer]:
+        """Return what is to be sent, each once: an unloading is answered when no sequence computes with the adapter."""
+        waiting = list[tuple[UnloadAdapter, Adapter]]()
+        for message, adapter in self._leaving:
+            if self._users[adapter]:
+                waiting.append((message, adapter))
+            else:
+                self._answers.append(AdapterUnloaded(id=message.id))
+        self._leaving = waiting
+        self._forget()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _forget(self) -> None:
+        """Let go of adapters without a name and without a sequence."""
+        named = {*self._named.values(), *(adapter for _, adapter in self._leaving)}
+        self._users = {one: users for one, users in self._users.items() if users or one in named}
