@@ -44,6 +44,8 @@ from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.launch import Launcher
 from torchwright.serve.wire.messages import (
     OUT_OF_MEMORY,
+    AdapterLoaded,
+    AdapterUnloaded,
     Cancel,
     Embed,
     Embedded,
@@ -54,6 +56,7 @@ from torchwright.serve.wire.messages import (
     FromEngine,
     Grammar,
     Heard,
+    LoadAdapter,
     Loading,
     Paint,
     Painted,
@@ -66,6 +69,7 @@ from torchwright.serve.wire.messages import (
     TokenLogprob,
     TokenOutput,
     Transcribe,
+    UnloadAdapter,
     decode_to_engine,
     encode,
 )
@@ -102,6 +106,7 @@ class FakeEngine:
         self._socket.connect(endpoint)
         self._kind = kind
         self._running: dict[tuple[str, int], tuple[Submit, int]] = {}
+        self._adapters: set[str] = set()
         self._totals = {"prompt_tokens": 0, "generated_tokens": 0, "steps": 0}
 
     def run(self) -> None:
@@ -138,7 +143,30 @@ class FakeEngine:
             if os.getppid() == 1:
                 return
 
-    def _take(self, message: Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint) -> None:
+    def _take(
+        self,
+        message: Grammar
+        | Forget
+        | Submit
+        | Cancel
+        | Embed
+        | Transcribe
+        | Paint
+        | LoadAdapter
+        | UnloadAdapter,
+    ) -> None:
+        if isinstance(message, LoadAdapter):
+            if message.folder.endswith("damaged"):
+                text = f"{message.folder}/adapter_model.safetensors cannot be read"
+                self._send(RequestRefused(id=message.id, reason="invalid", text=text))
+            else:
+                self._adapters.add(message.name)
+                self._send(AdapterLoaded(id=message.id, digest="d", bytes=1))
+            return
+        if isinstance(message, UnloadAdapter):
+            self._adapters.remove(message.name)
+            self._send(AdapterUnloaded(id=message.id))
+            return
         if isinstance(message, Transcribe):
             self._send(*hear(message))
             return
@@ -158,6 +186,9 @@ class FakeEngine:
             for id, index in list(self._running):
                 if id == message.id and message.index in (None, index):
                     self._finish([], id, index, "cancelled")
+        elif message.adapter is not None and message.adapter not in self._adapters:
+            text = f"there is no adapter '{message.adapter}'"
+            self._send(RequestRefused(id=message.id, reason="invalid", text=text))
         elif message.priority == Trouble.FULL:
             self._send(
                 RequestRefused(id=message.id, reason="queue_full", text="the queue is full", retry_after_s=7)
@@ -361,6 +392,7 @@ def serving(
     tools: str = AUTO,
     folder: Path | None = None,
     picture_hosts: Sequence[str] = (),
+    allow_adapters: Path | None = None,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
 
@@ -380,7 +412,9 @@ def serving(
             limits = limits.with_pictures()
         model = None if kind in READERS else load_model(target, limits, tools)
         hosts_known = Hosts(hosts, origins)
-        yield from _serving(kind, target, model, keys, hosts_known, aliases, limits, picture_hosts)
+        yield from _serving(
+            kind, target, model, keys, hosts_known, aliases, limits, picture_hosts, allow_adapters
+        )
 
 
 def _serving(
@@ -392,12 +426,14 @@ def _serving(
     aliases: Sequence[str],
     limits: Limits,
     picture_hosts: Sequence[str],
+    allow_adapters: Path | None,
 ) -> Iterator[Running]:
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
     service = Service(
         name=MODEL,
         aliases=aliases,
+        allow_adapters=allow_adapters,
         client=client,
         model=model,
         folder=target.folder,

@@ -128,6 +128,35 @@ adapter_option = click.option(
 )
 
 
+def served_adapters(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    """A click callback: the adapter that is merged, and those that requests choose, by name."""
+    merged, named = list[str](), dict[str, str]()
+    for value in values:
+        found = ADAPTER_NAME.match(value)
+        if found is None:
+            merged.append(value)
+        elif found[1] in named:
+            raise click.BadParameter(f"the name '{found[1]}' is given twice", context, parameter)
+        else:
+            named[found[1]] = value[found.end() :]
+    return once(context, parameter, tuple(merged)), tuple(named.items())
+
+
+ADAPTER_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=")
+"""The beginning of NAME=DIR; a folder with such a name is written ./NAME=…"""
+served_adapters_option = click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    callback=served_adapters,
+    metavar="[NAME=]DIR",
+    help="LoRA as peft and `torchwright train` write it. With a name, requests choose it as their model; repeatable. "
+    "Without one it is added to the weights for all, and may be DoRA.",
+)
+
+
 def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of the native decoder for a language model without a search. The decoder knows the values."""
     for name, metavar, default, help in reversed(

@@ -9,7 +9,13 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import adapter_option, byte_count, decoder_options, revision_option, trust_option
+from torchwright.cli.options import (
+    byte_count,
+    decoder_options,
+    revision_option,
+    served_adapters_option,
+    trust_option,
+)
 from torchwright.cli.printing import say
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.process.interrupts import end_command, importing
@@ -167,7 +173,21 @@ def _serve_command() -> ModuleType:
     "transformers' own code then gives one answer at a time.",
 )
 @decoder_options
-@adapter_option
+@served_adapters_option
+@click.option(
+    "--allow-adapters",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Let clients load adapters below this folder, by /v1/load_lora_adapter.",
+)
+@click.option(
+    "--adapter-memory",
+    callback=byte_count,
+    default=str(ENGINE.adapter_memory),
+    show_default="1GiB",
+    metavar="SIZE",
+    help="Memory for adapters with a name, all together.",
+)
 @revision_option
 @trust_option
 def command(model: str | None, revision: str | None, **options: Any) -> int:
@@ -180,6 +200,7 @@ def command(model: str | None, revision: str | None, **options: Any) -> int:
 
     room = _serve_command()
     model = at_revision(model, revision)
+    options["adapter"], options["adapters"] = options.pop("adapters")
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
     engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
     code = room.serve(ServerOptions(engine=engine, **options), say)

@@ -3,8 +3,8 @@
     W  becomes  W + s · B A                    LoRA (Hu et al., 2021); s = alpha / r, or alpha / √r (`use_rslora`)
     with DoRA   m · (W + s · B A) / ‖W + s · B A‖, a norm for each row (Liu et al., 2024)
 
-`AdaptedCheckpoint` merges: each matrix is added up in float32 when it is read, and rounded once to the type that the
-folder keeps it in, the same numbers as a merged folder's. `AdapterFile` gives the pairs of matrices themselves.
+`AdaptedCheckpoint` merges. Each matrix is added up in float32 when it is read, and rounded once to the type that the
+folder keeps it in: the same numbers as a merged folder's. `AdapterFile` gives the pairs of matrices themselves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from safetensors.torch import load
 
 from torchwright.core.errors import ModelError
 from torchwright.core.regular_file import read_regular
+from torchwright.hub.adapter_files import CONFIG, WEIGHTS
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.files import TensorFiles, damaged
@@ -27,7 +28,6 @@ from torchwright.hub.folder import read_object
 from torchwright.hub.tensor_names import file_names
 from torchwright.hub.weight import Plain, Weight
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 """peft's names for an adapter's tensors."""
@@ -72,8 +72,8 @@ class AdapterSettings:
 class AdapterFile:
     """An adapter's pairs of matrices in memory, as one read of its files found them.
 
-    Raises `ModelError`, naming the file, for files that are damaged, larger than `most_bytes` or not read here, and for
-    DoRA, which cannot be added to an output.
+    Raises `ModelError`, naming the file, for files that are damaged, larger than `most_bytes` or not read here. So it
+    does for DoRA, which cannot be added to an output.
     """
 
     def __init__(self, folder: Path, model_type: object, *, most_bytes: int) -> None:

@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,7 +51,9 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     _check_url_hosts(options.allowed_urls)
     _check_formats(options)
     found = find(options.engine.model)
+    adapters = {name: Path(folder) for name, folder in options.engine.adapters}
     _check_model_names(options.served_model_names)
+    _check_adapters(adapters, [*options.served_model_names] or [found.name], options.allow_adapters)
     if options.served_model_names:
         found = replace(found, name=options.served_model_names[0])
     if found.artifact is not None:
@@ -84,6 +86,8 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
             origins=options.allowed_origins,
             picture_hosts=options.allowed_urls,
             aliases=options.served_model_names[1:],
+            adapters=adapters,
+            allow_adapters=options.allow_adapters,
             log_requests=options.log_requests,
             tool_call_format=options.tool_call_format,
             reasoning_format=options.reasoning_format,
@@ -153,6 +157,14 @@ def _check_url_hosts(hosts: Sequence[str]) -> None:
         )
 
 
+def _check_adapters(adapters: Mapping[str, Path], models: Sequence[str], allowed: Path | None) -> None:
+    """Raise `WorkloadError` for an adapter with the model's name, and for a folder that is not there."""
+    if taken := [name for name in adapters if name in models]:
+        raise WorkloadError(f"--adapter {taken[0]}=…: '{taken[0]}' is the served model's name")
+    if allowed is not None and not allowed.is_dir():
+        raise WorkloadError(f"--allow-adapters {allowed} is not a folder")
+
+
 def _lines(file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
@@ -190,7 +202,8 @@ def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
                 f"{kind} is served with {package}, which is not installed",
                 next=f"`pip install 'torchwright[{extra}]'`",
             )
-    given: dict[str, object] = {"--adapter": options.adapter, "--max-context": options.max_context}
+    adapters = options.adapter or options.adapters or None
+    given: dict[str, object] = {"--adapter": adapters, "--max-context": options.max_context}
     if target.served_as != "translator":
         given |= {"--kv": options.kv, "--kv-memory": options.kv_memory}
     if target.served_as in ("painter", "reader"):

@@ -90,7 +90,7 @@ class Batch:
 
 
 def with_adapters(batch: Batch, pieces: Sequence[tuple[Adapter | None, int]]) -> Batch:
-    """Return the batch with what adapters change; a piece is a sequence's adapter and its number of rows, in order."""
+    """Return the batch with its adapted rows; a piece is a sequence's adapter and how many tokens it has, in order."""
     if not any(adapter for adapter, _ in pieces):
         return batch
     return replace(batch, adapted=AdaptedRows.of(pieces, batch.ids_T.device))

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the weights: an output row gets B A x added, by the adapter of its own sequence.
+"""Low-rank adapters next to the weights: an output row gets B A x added, by the adapter of its own sequence.
 
 A row depends bitwise on its own input and adapter alone: the compiled kernels sum each row in one order, whatever else
 is in the batch. Rows without an adapter are skipped.
@@ -54,7 +54,7 @@ class AdaptedRows:
 
     @classmethod
     def of(cls, pieces: Iterable[tuple[Adapter | None, int]], device: torch.device) -> AdaptedRows:
-        """Return those of a batch of pieces, each a sequence's adapter and its number of rows."""
+        """Return those of a batch of pieces, each a sequence's adapter and how many rows it has."""
         groups: dict[Adapter, list[int]] = {}
         row = 0
         for adapter, count in pieces:

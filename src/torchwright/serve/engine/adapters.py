@@ -16,6 +16,7 @@ from torchwright.serve.wire.messages import (
     AdapterUnloaded,
     LoadAdapter,
     RequestRefused,
+    Submit,
     UnloadAdapter,
 )
 
@@ -44,8 +45,11 @@ class ServedAdapters:
     def bytes(self) -> int:
         return sum(adapter.bytes for adapter in self._users)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._named
+    def refuse(self, submit: Submit) -> RequestRefused | None:
+        """Return why a request cannot be computed, None where it names no adapter or one that there is."""
+        if submit.adapter is None or submit.adapter in self._named:
+            return None
+        return RequestRefused(id=submit.id, reason="invalid", text=f"there is no adapter '{submit.adapter}'")
 
     def take(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Load or unload an adapter; `answers` has the outcome, for an unloading once its sequences have ended."""

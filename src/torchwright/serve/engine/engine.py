@@ -112,10 +112,7 @@ class ServingEngine(TokenEngine):
             refused = RequestRefused(
                 id=submit.id, reason="invalid", text="its grammar was not sent before it"
             )
-        if refused is None and submit.adapter is not None and submit.adapter not in self.adapters:
-            refused = RequestRefused(
-                id=submit.id, reason="invalid", text=f"there is no adapter '{submit.adapter}'"
-            )
+        refused = refused or self.adapters.refuse(submit)
         places, axes = None, None
         if refused is None and submit.pictures:
             try:

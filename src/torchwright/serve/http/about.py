@@ -193,8 +193,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "torchwright",
-        "root": str(service.folder),
-        "parent": None,
+        "root": str(service.adapters.get(name, service.folder)),
+        "parent": service.name if name in service.adapters else None,
         "max_model_len": service.engine().context,
         "permission": [permission],
         # Ours: without one, conversations are written by a plain template that the model was not trained on.

@@ -15,11 +15,13 @@ from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.http import about, generating, painting, reference, scoring, transcribing, webpage
+from torchwright.serve.http.adapters import load_lora_adapter, unload_lora_adapter
 from torchwright.serve.http.embedding import embed
 from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.http.openapi import Operation, document
 from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
+from torchwright.serve.openai.adapter_request import LoadAdapterRequest, UnloadAdapterRequest
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.protocol import (
@@ -174,6 +176,20 @@ OPERATIONS = (
         "Classify texts, or judge a conversation with a reward model",
         ClassifyRequest,
         also=("/classify",),
+    ),
+    Operation(
+        "POST",
+        "/v1/load_lora_adapter",
+        load_lora_adapter,
+        "Load an adapter below the folder of --allow-adapters",
+        LoadAdapterRequest,
+    ),
+    Operation(
+        "POST",
+        "/v1/unload_lora_adapter",
+        unload_lora_adapter,
+        "Let an adapter go when its running requests have ended",
+        UnloadAdapterRequest,
     ),
     Operation("GET", "/v1/models", about.models, "The served model, as a list"),
     Operation("GET", "/v1/models/{model:path}", about.model_facts, "The served model"),

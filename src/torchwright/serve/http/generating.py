@@ -190,7 +190,7 @@ def _facts(
     wanted = request.headers.get(TIMING_HEADER, "0").lower() in ("1", "true")
     return Facts(
         id=id,
-        model=service.name,
+        model=body.model if body.model in service.adapters else service.name,
         fingerprint=ready.fingerprint[:16],
         generation=Generation(prepared, service.client, model.tokenizer, service.metrics),
         tokenizer=model.tokenizer,

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -49,6 +50,8 @@ def run(
     origins: Sequence[str],
     picture_hosts: Sequence[str],
     aliases: Sequence[str],
+    adapters: Mapping[str, Path],
+    allow_adapters: Path | None,
     log_requests: bool,
     tool_call_format: str,
     reasoning_format: str,
@@ -68,6 +71,7 @@ def run(
         if takes_pictures(target.folder):
             limits = limits.with_pictures()
         model = load_model(target, limits, tool_call_format, reasoning_format)
+        model.adapters.update(adapters)
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,
@@ -75,6 +79,7 @@ def run(
         model=model,
         folder=target.folder,
         aliases=aliases,
+        allow_adapters=allow_adapters,
         sounds=Sounds(limits) if target.served_as == "recognizer" else None,
         limits=limits,
         keys=keys,

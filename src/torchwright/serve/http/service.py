@@ -61,6 +61,8 @@ class Service:
     """Uploads of a speech model."""
     aliases: Sequence[str] = ()
     """Further names by which requests may ask for the model."""
+    allow_adapters: Path | None = None
+    """The folder below which clients may load adapters."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)
@@ -75,7 +77,12 @@ class Service:
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that a request may use."""
-        return (self.name, *self.aliases)
+        return (self.name, *self.aliases, *self.adapters)
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Name → folder of the adapters that requests may choose."""
+        return {} if self.model is None else self.model.adapters
 
     @cached_property
     def metrics(self) -> ServerMetrics:

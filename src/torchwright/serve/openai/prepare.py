@@ -42,6 +42,8 @@ class ServedModel(Language):
     reasoning: ReasoningFormat | None
     grammars: GrammarCompiler
     limits: Limits
+    adapters: dict[str, Path] = field(default_factory=dict)
+    """Name → folder of the adapters that requests may choose in place of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,7 @@ async def prepare(
             priority=body.priority,
             timeout_s=_left(body.timeout, begun),
             pictures=list(prompts.pictures),
+            adapter=body.model if body.model in model.adapters else None,
         )
         for place, (ids, most) in enumerate(zip(rows, rooms, strict=True))
     ]

@@ -26,6 +26,8 @@ from torchwright.serve.wire.launch import Launched, Launcher
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.wire.messages import (
     OUT_OF_MEMORY,
+    AdapterLoaded,
+    AdapterUnloaded,
     Cancel,
     Embed,
     Embedded,
@@ -33,6 +35,7 @@ from torchwright.serve.wire.messages import (
     Forget,
     Grammar,
     Heard,
+    LoadAdapter,
     Loading,
     Paint,
     Painted,
@@ -43,6 +46,7 @@ from torchwright.serve.wire.messages import (
     Submit,
     ToEngine,
     Transcribe,
+    UnloadAdapter,
     decode_from_engine,
     encode,
 )
@@ -117,6 +121,8 @@ class EngineClient:
         """Id of a request → bytes of its pictures."""
         self._grammars: OrderedDict[str, _Known] = OrderedDict()
         """Key → a grammar that this engine keeps, the last used last."""
+        self.adapters: dict[str, LoadAdapter] = {}
+        """Adapters that were loaded since the start, by name: an engine that follows loads them again."""
         self._early_deaths = 0
         self._killed = False
         """True if this process ended the engine."""
@@ -177,7 +183,11 @@ class EngineClient:
         """A place for what the engine sends for one request of a client, which may be several of the engine's."""
         return Mailbox(self._capacity)
 
-    def submit(self, message: Submit | Embed | Transcribe | Paint, mailbox: Mailbox) -> None:
+    def submit(
+        self,
+        message: Submit | Embed | Transcribe | Paint | LoadAdapter | UnloadAdapter,
+        mailbox: Mailbox,
+    ) -> None:
         """Send a request; `finish` it when its last item has been taken."""
         if not self._mailboxes:  # an idle engine has nothing to say
             self._heard = asyncio.get_running_loop().time()
@@ -341,12 +351,16 @@ class EngineClient:
             self.stats = message.stats
             for output in message.outputs:
                 self._deliver(output.id, output)
-        elif isinstance(message, RequestRefused | Embedded | Heard | Painted):
+        elif isinstance(
+            message, RequestRefused | Embedded | Heard | Painted | AdapterLoaded | AdapterUnloaded
+        ):
             self._deliver(message.id, message)
         elif isinstance(message, Loading):
             self._become(self.state, message.text)
         elif isinstance(message, EngineReady):
             self.ready, self._ready_at = message, self._heard
+            for adapter in self.adapters.values():
+                self._send(msgspec.structs.replace(adapter, replace=True))
             if self.state != "closing":
                 self._become("ready", "ready")
         elif message.id is not None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from torchwright.serve.wire.messages import Embedded, Failed, Heard, Painted, RequestRefused, TokenOutput
+from torchwright.serve.wire.messages import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    Embedded,
+    Failed,
+    Heard,
+    Painted,
+    RequestRefused,
+    TokenOutput,
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,18 @@ class Dropped:
     reason: str
 
 
-Item = TokenOutput | RequestRefused | Embedded | Heard | Painted | Failed | Lost | Dropped
+Item = (
+    TokenOutput
+    | RequestRefused
+    | Embedded
+    | Heard
+    | Painted
+    | AdapterLoaded
+    | AdapterUnloaded
+    | Failed
+    | Lost
+    | Dropped
+)
 
 
 class Mailbox:
