@@ -10,6 +10,7 @@ import torch
 
 from torchwright.core.errors import ModelError
 from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.cpu.memory import lasting
 from torchwright.hardware.kernels.pack import BLOCK
 from torchwright.hardware.kernels.pack_low_rank import Segment, pack_low_rank
 from torchwright.hub.adapter import AdapterFile
@@ -44,7 +45,8 @@ def read_adapter(
     native: Any = None
     if dtype == torch.bfloat16 and ops.on(device, dtype) is ops.native:
         native = torch.classes.torchwright.Adapter()
-    digest, pairs, size = hashlib.sha256(str(dtype).encode()), dict[int, Pair](), 0
+    digest, pairs = hashlib.sha256(str(dtype).encode()), dict[int, Pair]()
+    packed: list[tuple[int, torch.Tensor, torch.Tensor, int, int, list[int]]] = []
     for layer, module in enumerate(decoder.layers):
         for part in _parts(module):
             fused = _fused(files, decoder, layer, part)
@@ -58,12 +60,20 @@ def read_adapter(
                 digest.update(matrix.view(torch.uint8).numpy().data)
             if native is None:
                 pairs[place] = Pair(*(matrix.to(device) for matrix in pair))
-                size += sum(matrix.nbytes for matrix in pair)
             else:
                 a, b, runs = pack_low_rank(*pair, segments)
-                native.add(place, a, b, pair.a_RK.shape[1], len(pair.b_NR), runs)
-                size += a.nbytes + b.nbytes
+                packed.append((place, a, b, pair.a_RK.shape[1], len(pair.b_NR), runs))
     files.finish(ADAPTED)
+    size = sum(matrix.nbytes for pair in pairs.values() for matrix in pair)
+    if packed:
+        # One block of memory, in huge pages, in the order of a step.
+        memory = lasting(torch.cat([matrix.flatten() for _, a, b, *_ in packed for matrix in (a, b)]))
+        size, rest = (
+            memory.nbytes,
+            iter(memory.split([one.numel() for _, a, b, *_ in packed for one in (a, b)])),
+        )
+        for place, _, _, *form in packed:
+            native.add(place, next(rest), next(rest), *form)
     return Adapter(digest.hexdigest(), size, pairs, native)
 
 

@@ -8,28 +8,30 @@
 
 namespace TW_ISA {
 
-// MR rows against sixteen ranks. Two sums a row, of alternate pairs of inputs, hide the latency of the products.
+// MR rows against sixteen ranks. Four sums a row, of every fourth pair of inputs, hide the latency of the products.
 template <int MR>
 inline void shrink_rows(const tw::LowRankTask& t, int64_t first, int64_t block) {
+  constexpr int SUMS = 4;
   const uint16_t* x[MR];
   for (int r = 0; r < MR; r++) x[r] = t.x + t.rows[first + r] * t.width;
   const char* w = (const char*)t.a + block * ((t.width + 1) / 2) * 64;
-  F even[MR], odd[MR];
-  for (int r = 0; r < MR; r++) even[r] = odd[r] = F{};
+  F sum[SUMS][MR];
+  for (int n = 0; n < SUMS; n++)
+    for (int r = 0; r < MR; r++) sum[n][r] = F{};
   int64_t k = 0;
-  for (; k + 4 <= t.width; k += 4, w += 128) {
-    const U one = load<U>(w), two = load<U>(w + 64);
-    for (int r = 0; r < MR; r++) {
-      even[r] = dot2(even[r], one, read<uint32_t>(x[r] + k));
-      odd[r] = dot2(odd[r], two, read<uint32_t>(x[r] + k + 2));
+  for (; k + 2 * SUMS <= t.width; k += 2 * SUMS)
+    for (int n = 0; n < SUMS; n++, w += 64) {
+      const U weight = load<U>(w);
+      if constexpr (MR == 1) __builtin_prefetch(w + AHEAD);
+      for (int r = 0; r < MR; r++) sum[n][r] = dot2(sum[n][r], weight, read<uint32_t>(x[r] + k + 2 * n));
     }
-  }
   for (; k < t.width; k += 2, w += 64) {
-    const U one = load<U>(w);
+    const U weight = load<U>(w);
     for (int r = 0; r < MR; r++)
-      even[r] = dot2(even[r], one, k + 1 < t.width ? read<uint32_t>(x[r] + k) : uint32_t(x[r][k]));
+      sum[0][r] = dot2(sum[0][r], weight, k + 1 < t.width ? read<uint32_t>(x[r] + k) : uint32_t(x[r][k]));
   }
-  for (int r = 0; r < MR; r++) store_f32(t.middle + (first + r) * t.ranks + block * LANES, even[r] + odd[r]);
+  for (int r = 0; r < MR; r++)
+    store_f32(t.middle + (first + r) * t.ranks + block * LANES, (sum[0][r] + sum[1][r]) + (sum[2][r] + sum[3][r]));
 }
 
 // A x of rows `begin` to `end`, sixteen ranks of it.
@@ -43,6 +45,7 @@ void low_rank_expand(const tw::LowRankTask& t, int64_t begin, int64_t end) {
   for (int64_t block = begin; block < end; block++) {
     const tw::LowRankBlock& b = t.blocks[block];
     const int64_t feature = block * LANES, rest = t.features - feature;
+    for (int64_t pair = 0; pair < b.pairs; pair++) __builtin_prefetch((const char*)b.weight + pair * 64 + AHEAD);
     for (int64_t row = 0; row < t.count; row++) {
       const uint16_t* h = t.middle + row * t.ranks + b.first;
       F sum = F{};
