@@ -14,6 +14,7 @@ import torch
 from torchwright.core.errors import ArtifactError
 from torchwright.exporter.base import exports
 from torchwright.hub.chat_template import ChatTemplate
+from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.families import read_decoder_config
 from torchwright.models.decoder.load import load_decoder
 from torchwright.models.diffusion.folder import open_pipeline
@@ -174,6 +175,7 @@ def of_adapters(model: Path) -> dict[str, Callable[[Path], None]]:
             model, adapter=str(folder), quantize="w8a8", dtype=None
         ),
         "serve --adapter": lambda folder: serve_adapter(model, folder),
+        "serve --adapter NAME=": lambda folder: serve_adapter_by_name(model, folder),
     }
 
 
@@ -181,6 +183,10 @@ def serve_adapter(model: Path, folder: Path) -> None:
     target = find(str(model))
     preflight(target, EngineOptions(model=str(model), adapter=str(folder)))
     load_decoder(model, torch.bfloat16, adapter=str(folder))
+
+
+def serve_adapter_by_name(model: Path, folder: Path) -> None:
+    read_adapter(folder, load_decoder(model, torch.bfloat16).decoder, model)
 
 
 def of_data(model: Path) -> dict[str, Callable[[Path], None]]:

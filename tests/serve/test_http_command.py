@@ -279,6 +279,7 @@ def test_the_engine_is_told_what_the_server_was() -> None:
         max_context=64,
         quantize="w4a8",
         kv="int8",
+        adapters=(("a", "one"), ("b", "two")),
         trust=True,
         speculate_rows=3,
         prefix_cache=False,
@@ -298,12 +299,16 @@ def test_every_option_of_the_command_arrives(monkeypatch: pytest.MonkeyPatch) ->
         "--port 0 --max-running 8 --max-queue 9 --step-tokens 10 --max-context 11 --kv-memory 1MiB --kv int8"
     )
     words += " --no-prefix-cache --no-deterministic --speculate none --quantize w8a8 --dtype fp32 --trust"
+    words += " --adapter merged --adapter a=one --adapter b.c-1=./x=y --adapter-memory 2MiB"
     assert cli.main(["serve", "folder", *words.split()]) == 0
     engine = EngineOptions(
         model="folder",
         quantize="w8a8",
         kv="int8",
         dtype="fp32",
+        adapter="merged",
+        adapters=(("a", "one"), ("b.c-1", "./x=y")),
+        adapter_memory=2 * MIB,
         trust=True,
         kv_memory=MIB,
         step_tokens=10,

@@ -19,6 +19,7 @@ from torchwright.hub.adapter import WEIGHTS
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import FILE, trained_scheme
 from torchwright.models.decoder import read_decoder_config
+from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import load_decoder
 from torchwright.optimization.open_model import open_model
@@ -161,6 +162,11 @@ def test_an_adapter_on_its_model_is_the_merged_model(
     for name, value in given.items():
         torch.testing.assert_close(value, merged[name], atol=1e-6, rtol=0)
     assert any((given[name] - plain[name]).abs().max() > 1e-4 for name in given)
+    if not dora:  # `serve --adapter NAME=DIR`: for single requests
+        loaded, ids = load_decoder(base), torch.arange(40)[None]
+        own = read_adapter(out / ADAPTER, loaded.decoder, base)
+        found, wanted = loaded.logits(ids, adapter=own), load_decoder(out).logits(ids)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
 def test_settings_of_peft_are_read(run: Path, base: Path) -> None:

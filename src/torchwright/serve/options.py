@@ -76,7 +76,8 @@ class EngineOptions:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read the output of `to_json`."""
-        return cls(**json.loads(text))
+        data = json.loads(text)
+        return cls(**data | {"adapters": tuple(map(tuple, data.get("adapters", ())))})
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
