@@ -13,9 +13,11 @@ import quantized as made
 import torch
 import transformers
 
+from lora_files import write_adapter
 from torchwright.cli import main
 from torchwright.hardware.kernels import ops
 from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.packed import read_packed, write_packed
 from torchwright.optimization import open_model
 from torchwright.serve.folder import find
@@ -82,6 +84,22 @@ def test_generate_says_which_way_it_went(gguf: Path, awq: Path, capsys: pytest.C
     assert text
     became = "dequantized to float32" if ops.fault("cpu") else "repacked as w4bf16"
     assert f"torchwright: AWQ int4, group 128: {became}" in told
+
+
+def test_requests_take_adapters_on_a_gguf_or_awq_base(gguf: Path, awq: Path, tmp_path: Path) -> None:
+    folder = write_adapter(BUNDLED, tmp_path, r=8, std=0.05)
+    ids = torch.arange(5, 65)[None]
+    wanted, plain = load_decoder(BUNDLED, adapter=folder).logits(ids), load_decoder(BUNDLED).logits(ids)
+    for base, off in ((gguf, 0.01), (awq, None)):
+        loaded = load_decoder(base, torch.bfloat16)
+        found = loaded.logits(ids, adapter=read_adapter(folder, loaded.decoder, loaded.folder))
+        if off is None:  # what the rounded weights are off by without an adapter
+            off = 1.2 * float((loaded.logits(ids) - plain).norm() / plain.norm())
+        assert (
+            float((found - wanted).norm() / wanted.norm())
+            < off
+            < float((plain - wanted).norm() / wanted.norm())
+        )
 
 
 def test_serve_finds_a_file_and_knows_its_size(gguf: Path, awq: Path) -> None:
