@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import resource
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +72,21 @@ def ask(made: ServingEngine, *submits: Submit) -> Results:
 
 
 def said(made: ServingEngine, message: LoadAdapter | UnloadAdapter) -> Any:
+    """What the engine answers, None where it waits for requests."""
     sent = decode_to_engine(encode(message))
     assert isinstance(sent, LoadAdapter | UnloadAdapter)
     made.adapters.take(sent)
+    while made.adapters.loading:
+        time.sleep(0.001)
+        if answers := made.adapters.answers():
+            return answers[0]
     answers = made.adapters.answers()
     return answers[0] if answers else None
+
+
+def swap(made: ServingEngine, folder: Path, name: str = "a") -> None:
+    message = LoadAdapter(id="l", name=name, folder=str(folder), replace=True)
+    assert isinstance(said(made, message), AdapterLoaded)
 
 
 def test_an_answer_is_its_adapters_own_beside_fifteen_others(loaded: LoadedDecoder, tmp_path: Path) -> None:
@@ -127,8 +139,7 @@ def test_other_weights_under_the_same_name_share_nothing(llama: LoadedDecoder, t
         other.close()
     assert fresh[1].logprobs != fresh[2].logprobs
     for seed in (1, 2, 1):
-        message = LoadAdapter(id="l", name="a", folder=str(adapter(llama, tmp_path, seed)), replace=True)
-        assert isinstance(said(made, message), AdapterLoaded)
+        swap(made, adapter(llama, tmp_path, seed))
         found = ask(made, request("x", ids, 8, adapter="a", logprobs=1))["x", 0]
         assert (found.tokens, found.logprobs) == (fresh[seed].tokens, fresh[seed].logprobs)
     assert made.stats().prefix_hits == 48  # the first weights' own pages, when they come back
@@ -161,7 +172,7 @@ def test_running_requests_keep_the_adapter_that_they_began_with(llama: LoadedDec
     for _ in range(5):
         take(found, made)
     assert not all(result.finish for result in found.values())
-    made.adapters.load("a", adapter(llama, tmp_path, 2), replace=True)
+    swap(made, adapter(llama, tmp_path, 2))
     for submit in asked[2:]:
         assert made.submit(submit) is None
     drain(made, found)
@@ -237,6 +248,31 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(llama: LoadedDecod
     made.close()
 
 
+def test_a_slow_disk_holds_no_step(llama: LoadedDecoder, tmp_path: Path) -> None:
+    made, go = with_adapters(llama, tmp_path, 1), threading.Event()
+    read = made.adapters._read
+
+    def slowly(folder: Path, most: int) -> Any:
+        assert go.wait(30)
+        if folder.name == "bug":
+            raise KeyError("a fault of ours")
+        return read(folder, most)
+
+    made.adapters._read = slowly
+    for name, folder in (("b", adapter(llama, tmp_path, 5)), ("c", tmp_path / "bug")):
+        made.adapters.take(LoadAdapter(id=name, name=name, folder=str(folder)))
+    assert len(ask(made, request("x", words(9, seed=1), 6, adapter="a0"))["x", 0].tokens) == 6
+    assert made.adapters.answers() == []
+    go.set()
+    found: list[Any] = []
+    while len(found) < 2:
+        found += made.adapters.answers()
+    assert isinstance(found[0], AdapterLoaded)
+    assert found[1] == RequestRefused(id="c", reason="invalid", text="KeyError: 'a fault of ours'")
+    ask(made, request("x", words(9, seed=1), 2, adapter="b"))
+    made.close()
+
+
 def test_adapters_have_a_bound(llama: LoadedDecoder, tmp_path: Path) -> None:
     size = read_adapter(adapter(llama, tmp_path, 0), llama.decoder, llama.folder).bytes
     made = engine(llama, adapter_memory=2 * size)
@@ -247,7 +283,7 @@ def test_adapters_have_a_bound(llama: LoadedDecoder, tmp_path: Path) -> None:
     assert "--adapter-memory" in refused.text
     assert isinstance(said(made, UnloadAdapter(id="u", name="a0")), AdapterUnloaded)
     made.adapters.load("a2", adapter(llama, tmp_path, 2))
-    made.adapters.load("a2", adapter(llama, tmp_path, 3), replace=True)
+    swap(made, adapter(llama, tmp_path, 3), "a2")
     assert made.adapters.bytes == 2 * size
     made.close()
 

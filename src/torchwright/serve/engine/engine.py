@@ -208,6 +208,7 @@ class ServingEngine(TokenEngine):
     def close(self) -> None:
         """End the engine's threads."""
         self.grammars.close()
+        self.adapters.close()
 
     def _places(self, submit: Submit) -> tuple[Places, PromptAxes | None]:
         """Return the places of a prompt's pictures, and its positions by axis; raise `TorchwrightError`."""

@@ -75,6 +75,8 @@ SWITCH_S = 5e-4
 """The interpreter's switch interval: a step releases and reacquires the GIL hundreds of times, and other threads import
 and fill masks meanwhile."""
 NO_ADAPTERS = "a model that does not run on Torchwright's own decoder, and so takes no adapters by name"
+LOADING_MS = 5
+"""Wait of an idle engine that reads an adapter."""
 IDLE_MS = 250
 """Wait of an idle engine for a message before it checks its parent and its own accounts."""
 
@@ -152,7 +154,8 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     if grammars is not None:
         grammars.warm()
     while not (draining and engine.idle):
-        for message in channel.receive(0 if not engine.idle else IDLE_MS):
+        wait_ms = LOADING_MS if adapters is not None and adapters.loading else IDLE_MS
+        for message in channel.receive(wait_ms if engine.idle else 0):
             match message:
                 case Submit() if draining:
                     text = "the server is stopping"
