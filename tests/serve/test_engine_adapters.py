@@ -263,12 +263,15 @@ def test_a_slow_disk_holds_no_step(llama: LoadedDecoder, tmp_path: Path) -> None
         made.adapters.take(LoadAdapter(id=name, name=name, folder=str(folder)))
     assert len(ask(made, request("x", words(9, seed=1), 6, adapter="a0"))["x", 0].tokens) == 6
     assert made.adapters.answers() == []
+    refused = made.submit(request("y", [5, 6], adapter="b"))
+    assert refused is not None
+    assert (refused.reason, refused.retry_after_s) == ("queue_full", 1.0)
     go.set()
-    found: list[Any] = []
+    found: dict[str, Any] = {}
     while len(found) < 2:
-        found += made.adapters.answers()
-    assert isinstance(found[0], AdapterLoaded)
-    assert found[1] == RequestRefused(id="c", reason="invalid", text="KeyError: 'a fault of ours'")
+        found |= {answer.id: answer for answer in made.adapters.answers()}
+    assert isinstance(found["b"], AdapterLoaded)
+    assert found["c"] == RequestRefused(id="c", reason="invalid", text="KeyError: 'a fault of ours'")
     ask(made, request("x", words(9, seed=1), 2, adapter="b"))
     made.close()
 

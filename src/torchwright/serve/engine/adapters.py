@@ -58,6 +58,9 @@ class ServedAdapters:
         """Return why a request cannot be computed, None where it names no adapter or one that there is."""
         if submit.adapter is None or submit.adapter in self._named:
             return None
+        if any(message.name == submit.adapter for message, _ in self._loading):  # again, after a restart
+            text = f"the adapter '{submit.adapter}' is being loaded"
+            return RequestRefused(id=submit.id, reason="queue_full", text=text, retry_after_s=1.0)
         return RequestRefused(id=submit.id, reason="invalid", text=f"there is no adapter '{submit.adapter}'")
 
     def take(self, message: LoadAdapter | UnloadAdapter) -> None:
@@ -91,7 +94,7 @@ class ServedAdapters:
     def answers(self) -> list[Answer]:
         """Return what is to be sent, each once: an unloading is answered when no sequence computes with the adapter.
 
-        Refused are files that cannot be used, a name in use without `replace`, and adapters for which there is no room.
+        Refused are files that cannot be used, a name in use without `replace`, and adapters that the memory cannot hold.
         """
         if not (self._loading or self._leaving or self._answers):  # asked after every step
             return []
