@@ -94,7 +94,7 @@ class ServedAdapters:
     def answers(self) -> list[Answer]:
         """Return what is to be sent, each once: an unloading is answered when no sequence computes with the adapter.
 
-        Refused are files that cannot be used, a name in use without `replace`, and adapters that the memory cannot hold.
+        Refused are files that cannot be used, a name in use without `replace`, and adapters beyond `most_bytes`.
         """
         if not (self._loading or self._leaving or self._answers):  # asked after every step
             return []
