@@ -248,6 +248,16 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(llama: LoadedDecod
     made.close()
 
 
+def test_files_are_read_once(llama: LoadedDecoder, tmp_path: Path) -> None:
+    made, ids = with_adapters(llama, tmp_path, 1, prefix_cache=False), words(20, seed=1)
+    wanted = ask(made, request("x", ids, adapter="a0"))["x", 0].tokens
+    for path in (tmp_path / "0").iterdir():
+        path.write_bytes(b"")
+        path.unlink()
+    assert ask(made, request("x", ids, adapter="a0"))["x", 0].tokens == wanted
+    made.close()
+
+
 def test_a_slow_disk_holds_no_step(llama: LoadedDecoder, tmp_path: Path) -> None:
     made, go = with_adapters(llama, tmp_path, 1), threading.Event()
     read = made.adapters._read

@@ -167,6 +167,28 @@ def test_the_digest_is_of_what_is_computed_with(loaded: LoadedDecoder, base: Pat
         assert read(loaded, write_adapter(base, tmp_path / f"other{n}", **changed)).digest != one.digest
 
 
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_names_within_a_multimodal_model_are_the_language_models(
+    prefix: str, loaded: LoadedDecoder, base: Path, tmp_path: Path
+) -> None:
+    """peft names layers as transformers' class does, which is another than that of the decoder's files."""
+    folder = write_adapter(base, tmp_path)
+    digest = read(loaded, folder).digest
+    tensors = {
+        name.replace(f"{PREFIX}model.", f"{PREFIX}{prefix}"): tensor
+        for name, tensor in load_file(folder / WEIGHTS).items()
+    }
+    save_file(tensors, folder / WEIGHTS)
+    assert read(loaded, folder).digest == digest
+    vision = f"{PREFIX}model.visual.blocks.0.attn.qkv"
+    save_file(
+        tensors | {f"{vision}.{A}": torch.zeros(4, 64), f"{vision}.{B}": torch.zeros(192, 4)},
+        folder / WEIGHTS,
+    )
+    with pytest.raises(ModelError, match=r"visual\.blocks\.0\.attn\.qkv"):
+        read(loaded, folder)
+
+
 def broken(folder: Path, **tensors: torch.Tensor | None) -> None:
     """Change tensors of an adapter's file, or take them out."""
     found = load_file(folder / WEIGHTS)

@@ -113,7 +113,8 @@ class AdaptedRows : public torch::CustomClassHolder {
   };
 
   static void compute(const std::vector<tw::LowRankTask>& tasks, int64_t features) {
-    constexpr int64_t ROWS = 16;  // of a piece: enough to read the block of A once for several
+    // Of a piece: few, so that threads share them, and enough to read a block of A once for several.
+    constexpr int64_t ROWS = 8;
     const auto& k = kernels();
     std::vector<Shrink> pieces;
     for (size_t i = 0; i < tasks.size(); i++)
