@@ -24,15 +24,16 @@ def write_adapter(
     seed: int = 0,
     std: float = 0.1,
     targets: tuple[str, ...] = LINEAR,
+    within: str = "",
     more: dict[str, torch.Tensor] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write an adapter of the layers whose names end in `targets`; `more` are further tensors of the file."""
+    """Write an adapter of the layers whose names end in `targets` and hold `within`; `more` are further tensors."""
     generator = torch.Generator().manual_seed(seed)
     files, tensors = TensorFiles(base), dict(more or {})
     for name in sorted(files.names()):
         module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in targets:
+        if module.rpartition(".")[2] not in targets or within not in module:
             continue
         N, K = files.get(name).shape
         tensors[f"{PREFIX}{module}.{A}"] = torch.randn(r, K, generator=generator) / K**0.5

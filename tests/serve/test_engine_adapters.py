@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 import torch
 from engine_support import Results, alone, drain, engine, request, take, tiny_decoder, words
+from test_engine_pictures import shows
 
+import vlms
 from lora_files import ATTENTION, write_adapter
 from torchwright.models.decoder import PAGE, LoadedDecoder, load_decoder
 from torchwright.models.decoder.adapters import read_adapter
+from torchwright.models.vision.encoder import PictureEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.request import Sequence
 from torchwright.serve.wire.messages import (
@@ -52,11 +55,13 @@ def adapter(loaded: LoadedDecoder, folder: Path, seed: int, **options: Any) -> P
     return write_adapter(loaded.folder, folder / f"{seed}", seed=seed, std=STD, **options)
 
 
-def with_adapters(loaded: LoadedDecoder, folder: Path, count: int, **options: Any) -> ServingEngine:
+def with_adapters(
+    loaded: LoadedDecoder, folder: Path, count: int, within: str = "", **options: Any
+) -> ServingEngine:
     """An engine with adapters a0, a1, …"""
     made = engine(loaded, **options)
     for n in range(count):
-        made.adapters.load(f"a{n}", adapter(loaded, folder, n, r=1 + n))
+        made.adapters.load(f"a{n}", adapter(loaded, folder, n, r=1 + n, within=within))
     return made
 
 
@@ -245,6 +250,26 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(llama: LoadedDecod
         refused = made.submit(request("y", ids, adapter=name))
         assert refused is not None
     assert made.idle
+    made.close()
+
+
+def test_an_adapter_and_a_picture_share_pages_only_together(tmp_path: Path) -> None:
+    vlms.save("Qwen2_5_VL", tmp_path)
+    loaded = load_decoder(tmp_path, torch.bfloat16)
+    loaded.vision = PictureEncoder(tmp_path, torch.bfloat16)
+    text = "A text that is longer than a page comes first. "
+    made = with_adapters(loaded, tmp_path / "adapters", 2, within="model.layers.")
+    for _ in range(2):
+        for name in (None, "a0", "a1"):
+            for place, picture in enumerate((vlms.picture(1), vlms.picture(2))):
+                asked = shows(loaded, f"{name}{place}", text, picture, "?", adapter=name)
+                cold = with_adapters(
+                    loaded, tmp_path / "adapters", 2, within="model.layers.", prefix_cache=False
+                )
+                found, wanted = ask(made, asked)[asked.id, 0], ask(cold, asked)[asked.id, 0]
+                assert (found.tokens, found.logprobs) == (wanted.tokens, wanted.logprobs)
+                cold.close()
+    assert made.stats().prefix_hits
     made.close()
 
 
