@@ -105,7 +105,8 @@ def test_an_answer_is_its_adapters_own_beside_fifteen_others(loaded: LoadedDecod
     assert len({tuple(result.tokens) for result in wanted.values()}) > 10
     for n in (0, 7, 14):
         assert wanted[str(n + 1)].tokens == generated(loaded, tmp_path, n, asked[n + 1])
-    for options in ({}, {"step_tokens": 64}, {"pages": 17}):
+    settings: tuple[dict[str, Any], ...] = ({}, {"step_tokens": 64}, {"pages": 17})
+    for options in settings:
         made = with_adapters(loaded, tmp_path, 15, max_running=32, **options)
         for _ in range(2):
             found = ask(made, *asked)

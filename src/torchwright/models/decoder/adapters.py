@@ -65,7 +65,7 @@ def read_adapter(
                 packed.append((place, a, b, pair.a_RK.shape[1], len(pair.b_NR), runs))
     files.finish(ADAPTED)
     size = sum(matrix.nbytes for pair in pairs.values() for matrix in pair)
-    if packed:
+    if native is not None:
         # One block of memory, in huge pages, in the order of a step.
         memory = lasting(torch.cat([matrix.flatten() for _, a, b, *_ in packed for matrix in (a, b)]))
         size, rest = (
