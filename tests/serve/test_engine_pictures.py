@@ -172,3 +172,13 @@ def test_embeddings_are_kept_within_a_bound(loaded: LoadedDecoder) -> None:
         drain(made)
         assert made._pictures.bytes <= 2 * size
     assert len(calls) == 4  # the second RED is known; BLUE went when the third picture came
+
+
+def test_other_weights_see_by_the_same_encoder(loaded: LoadedDecoder) -> None:
+    """As training sends them: a language model alone."""
+    asked = shows(loaded, "a", "Say of ", RED, ": ")
+    wanted = alone(loaded, asked)[0]
+    made = engine(loaded)
+    made.load_weights(load_decoder(loaded.folder, torch.bfloat16))
+    assert made.submit(asked) is None
+    same(drain(made)["a", 0], wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,24 @@ def test_tensors_are_found_by_their_published_and_their_present_names(
         want = whole.model.get_image_features(**arguments, return_dict=True).pooler_output
     found = PictureEncoder(tmp_path, torch.float32).embed(picture).rows_NE
     torch.testing.assert_close(found, torch.cat([part.flatten(0, -2) for part in want]))
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
+    """Neither for the processor, nor for its parts, nor for the encoder; pictures are read as if it were not there."""
+    vlms.save("Qwen2_5_VL", tmp_path)
+    wanted = PictureReader(tmp_path).read(PICTURES[0]).picture.digest
+    (tmp_path / "theirs.py").write_text("raise SystemExit('code of the folder has run')")
+    for name in ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+        path = tmp_path / name
+        data = json.loads(path.read_text()) if path.is_file() else {}
+        auto = (
+            "AutoConfig",
+            "AutoModel",
+            "AutoModelForImageTextToText",
+            "AutoImageProcessor",
+            "AutoProcessor",
+        )
+        data["auto_map"] = dict.fromkeys(auto, "theirs.Theirs") | {"AutoTokenizer": ["theirs.Theirs", None]}
+        path.write_text(json.dumps(data))
+    assert PictureReader(tmp_path).read(PICTURES[0]).picture.digest == wanted
+    PictureEncoder(tmp_path, torch.float32).load()

@@ -98,7 +98,7 @@ class PictureReader:
         try:
             with quiet_import():
                 return still(_processor_class(self.folder)).from_pretrained(
-                    self.folder, local_files_only=True
+                    self.folder, local_files_only=True, trust_remote_code=False
                 )
         except ModelError:
             raise

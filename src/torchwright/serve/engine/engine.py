@@ -92,6 +92,7 @@ class ServingEngine(TokenEngine):
         self._scheduler = Scheduler(self._pages, step_tokens=options.step_tokens, max_running=size.running)
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
+        self._vision = loaded.vision
         self._pictures = EncodedPictures(loaded.vision) if loaded.vision else None
         self.adapters = ServedAdapters(
             lambda folder, most: read_adapter(
@@ -147,8 +148,8 @@ class ServingEngine(TokenEngine):
 
         Called between steps, so that no step sees both. Running requests keep their tokens; what was computed of them
         and the prefix cache are let go, and are computed again: from here on they answer as if they had been submitted
-        with their tokens so far. Raises `ModelError` for another configuration, type or device, `WorkloadError` as the
-        class does; then nothing has changed.
+        with their tokens so far. The vision encoder stays. Raises `ModelError` for another configuration, type or
+        device, `WorkloadError` as the class does; then nothing has changed.
         """
         old = self.loaded
         kept = ("config", "kv_dtype", "device", "stop")
@@ -212,7 +213,7 @@ class ServingEngine(TokenEngine):
 
     def _places(self, submit: Submit) -> tuple[Places, PromptAxes | None]:
         """Return the places of a prompt's pictures, and its positions by axis; raise `TorchwrightError`."""
-        vision = self.loaded.vision
+        vision = self._vision
         if vision is None:
             raise WorkloadError("the model takes text alone", found=f"{len(submit.pictures)} pictures")
         return places_of(vision, submit.ids, submit.pictures), vision.axes(submit.ids, submit.pictures)
