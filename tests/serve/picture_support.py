@@ -33,7 +33,7 @@ TEMPLATE = """\
 {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-"""As Qwen2-VL's: parts of a content one after the other, in any role."""
+"""The form of Qwen2-VL: parts of a content one after the other, in any role."""
 
 
 def write_folder(folder: Path, template: str | None = TEMPLATE) -> Path:

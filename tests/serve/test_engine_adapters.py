@@ -38,7 +38,7 @@ from torchwright.serve.wire.messages import (
 )
 
 STD = 0.3
-"""Of an adapter's second matrix: wide enough to change most tokens."""
+"""Standard deviation of an adapter's second matrix: wide enough to change most tokens."""
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3.5"])
@@ -77,7 +77,7 @@ def ask(made: ServingEngine, *submits: Submit) -> Results:
 
 
 def said(made: ServingEngine, message: LoadAdapter | UnloadAdapter) -> Any:
-    """What the engine answers, None where it waits for requests."""
+    """Return the engine's answer, None where it waits for requests."""
     sent = decode_to_engine(encode(message))
     assert isinstance(sent, LoadAdapter | UnloadAdapter)
     made.adapters.take(sent)

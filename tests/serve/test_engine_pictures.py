@@ -175,7 +175,7 @@ def test_embeddings_are_kept_within_a_bound(loaded: LoadedDecoder) -> None:
 
 
 def test_other_weights_see_by_the_same_encoder(loaded: LoadedDecoder) -> None:
-    """As training sends them: a language model alone."""
+    """Training sends a language model alone."""
     asked = shows(loaded, "a", "Say of ", RED, ": ")
     wanted = alone(loaded, asked)[0]
     made = engine(loaded)

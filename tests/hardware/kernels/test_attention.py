@@ -417,6 +417,6 @@ def test_all_of_the_context_is_seen_where_nothing_is_causal(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_window_ends_what_is_seen_before_a_query_that_is_not_causal(isa: str, kind: torch.dtype) -> None:
-    """What is behind the query is seen in any case; a window longer than the context hides nothing."""
+    """Keys behind the query are seen in any case; a window longer than the context hides nothing."""
     for window in (1, 3, 64, 2000):
         check(make(kind, [5, 70, 1100], [5, 33, 40], (6, 2, 64), window=window, causal=False))

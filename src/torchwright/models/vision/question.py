@@ -9,7 +9,7 @@ from pathlib import Path
 from torchwright.core.errors import WorkloadError
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.tokenizer import open_tokenizer
-from torchwright.models.vision.reader import PictureReader, takes_pictures
+from torchwright.models.vision.reader import PictureReader, joined, takes_pictures
 from torchwright.models.vision.record import Picture
 
 
@@ -41,6 +41,5 @@ def question_about(folder: Path, text: str, images: Sequence[Path]) -> Question:
             next=f"write the prompt without '{reader.placeholder}', which stands for a picture",
         )
     prepared = [reader.read(image) for image in images]
-    whole = pieces[0] + "".join(found.text + piece for found, piece in zip(prepared, pieces[1:], strict=True))
-    ids = open_tokenizer(folder).encode(whole, add_special_tokens=template.plain).ids
+    ids = open_tokenizer(folder).encode(joined(pieces, prepared), add_special_tokens=template.plain).ids
     return Question(ids=ids, pictures=[found.picture for found in prepared])

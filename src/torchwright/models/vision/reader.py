@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,11 @@ class Prepared:
     text: str
     """It replaces the placeholder that the chat template writes."""
     picture: Picture
+
+
+def joined(pieces: Sequence[str], prepared: Sequence[Prepared]) -> str:
+    """Return a prompt from the pieces around its placeholders, with each picture's text between two of them."""
+    return pieces[0] + "".join(found.text + piece for found, piece in zip(prepared, pieces[1:], strict=True))
 
 
 class PictureReader:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchwright.models.vision.picture import PictureError
-from torchwright.models.vision.reader import PictureReader, Prepared
+from torchwright.models.vision.reader import PictureReader, Prepared, joined
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import INPUT_PICTURE_BYTES, INPUT_PICTURES, PREPARED_BYTES
 from torchwright.serve.openai.conversation import Tools, prompt_text
@@ -76,7 +76,7 @@ def prompt_of(
             "chat_template",
         )
     prepared = _prepared(reader, images, language.fetched, param)
-    whole = pieces[0] + "".join(found.text + piece for found, piece in zip(prepared, pieces[1:], strict=True))
+    whole = joined(pieces, prepared)
     return Prompts(
         [whole],
         param,

@@ -26,20 +26,15 @@ from torchwright.serve.wire.launch import Launched, Launcher
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.wire.messages import (
     OUT_OF_MEMORY,
-    AdapterLoaded,
-    AdapterUnloaded,
     Cancel,
     Embed,
-    Embedded,
     EngineReady,
     Forget,
     Grammar,
-    Heard,
     LoadAdapter,
     Loading,
     Paint,
-    Painted,
-    RequestRefused,
+    Reply,
     Shutdown,
     Stats,
     StepOutput,
@@ -100,11 +95,7 @@ class EngineClient:
     """One engine process and the requests that wait for it."""
 
     def __init__(
-        self,
-        launcher: Launcher,
-        *,
-        mailbox_capacity: int = 4096,
-        silent_seconds: float | None = None,
+        self, launcher: Launcher, *, mailbox_capacity: int = 4096, silent_seconds: float | None = None
     ) -> None:
         """`silent_seconds`: how long the engine may say nothing while requests wait; by default `SILENT_SECONDS`."""
         self._launcher = launcher
@@ -351,9 +342,7 @@ class EngineClient:
             self.stats = message.stats
             for output in message.outputs:
                 self._deliver(output.id, output)
-        elif isinstance(
-            message, RequestRefused | Embedded | Heard | Painted | AdapterLoaded | AdapterUnloaded
-        ):
+        elif isinstance(message, Reply):
             self._deliver(message.id, message)
         elif isinstance(message, Loading):
             self._become(self.state, message.text)

@@ -5,16 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from torchwright.serve.wire.messages import (
-    AdapterLoaded,
-    AdapterUnloaded,
-    Embedded,
-    Failed,
-    Heard,
-    Painted,
-    RequestRefused,
-    TokenOutput,
-)
+from torchwright.serve.wire.messages import Failed, Reply, TokenOutput
 
 
 @dataclass(frozen=True)
@@ -31,18 +22,7 @@ class Dropped:
     reason: str
 
 
-Item = (
-    TokenOutput
-    | RequestRefused
-    | Embedded
-    | Heard
-    | Painted
-    | AdapterLoaded
-    | AdapterUnloaded
-    | Failed
-    | Lost
-    | Dropped
-)
+Item = TokenOutput | Reply | Failed | Lost | Dropped
 
 
 class Mailbox:

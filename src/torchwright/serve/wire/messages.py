@@ -342,18 +342,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     id: str | None = None
 
 
-FromEngine = (
-    Loading
-    | EngineReady
-    | RequestRefused
-    | StepOutput
-    | Embedded
-    | Heard
-    | Painted
-    | AdapterLoaded
-    | AdapterUnloaded
-    | Failed
-)
+Reply = RequestRefused | Embedded | Heard | Painted | AdapterLoaded | AdapterUnloaded
+"""Messages for the one request whose `id` they have."""
+FromEngine = Loading | EngineReady | StepOutput | Reply | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -34,7 +34,7 @@ inline void shrink_rows(const tw::LowRankTask& t, int64_t first, int64_t block) 
     store_f32(t.middle + (first + r) * t.ranks + block * LANES, (sum[0][r] + sum[1][r]) + (sum[2][r] + sum[3][r]));
 }
 
-// A x of rows `begin` to `end`, sixteen ranks of it.
+// Sixteen ranks of A x, for rows `begin` to `end`.
 void low_rank_shrink(const tw::LowRankTask& t, int64_t begin, int64_t end, int64_t block) {
   for (; begin + 4 <= end; begin += 4) shrink_rows<4>(t, begin, block);
   for (; begin < end; begin++) shrink_rows<1>(t, begin, block);

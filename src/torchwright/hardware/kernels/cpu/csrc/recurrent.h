@@ -8,7 +8,7 @@
 
 namespace tw {
 
-// The state of each sequence of a batch, and the slots that get copies of it while it is computed.
+// The state of each sequence of a batch, and the slots that get copies while a state is computed.
 struct StateRows {
   const int32_t* starts;  // sequence b's tokens are rows starts[b] to starts[b + 1]
   const int64_t* slots;   // its state
