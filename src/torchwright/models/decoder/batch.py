@@ -57,6 +57,25 @@ class PictureRows:
 
 
 @dataclass(frozen=True)
+class FeatureRows:
+    """The inputs of some layers, which a forward call writes for a draft (`draft/`)."""
+
+    layers: tuple[int, ...]
+    """The number of layers stands for the final norm's output."""
+    values_TF: torch.Tensor
+    """(T, observed layers · E) in the type of the residual stream."""
+
+    def note(self, layer: int, delta_TE: torch.Tensor | None, stream_TE: torch.Tensor) -> None:
+        """Write a layer's input, the sum of its two parts, where it is observed."""
+        for place, observed in enumerate(self.layers):
+            if observed == layer:
+                E = stream_TE.shape[1]
+                self.values_TF[:, place * E : place * E + E] = (
+                    stream_TE if delta_TE is None else stream_TE + delta_TE
+                )
+
+
+@dataclass(frozen=True)
 class Batch:
     """T new tokens of B sequences, and where their keys and values lie."""
 
@@ -87,6 +106,8 @@ class Batch:
     pictures: PictureRows | None = None
     adapted: AdaptedRows | None = None
     """Rows that adapters change."""
+    features: FeatureRows | None = None
+    """The layers' inputs that are wanted."""
 
 
 def with_adapters(batch: Batch, pieces: Sequence[tuple[Adapter | None, int]]) -> Batch:

@@ -77,13 +77,18 @@ class Decoder(PagedModel):
             stream_TE = self.embedding_norm(stream_TE)
         delta_TE = None
         deep = iter(batch.pictures.deep if batch.pictures else ())
-        for layer, angles, kept in zip(
-            self.layers, self.rotary.by_layer(batch), self._kept(cache), strict=True
+        for index, (layer, angles, kept) in enumerate(
+            zip(self.layers, self.rotary.by_layer(batch), self._kept(cache), strict=True)
         ):
+            if batch.features is not None:
+                batch.features.note(index, delta_TE, stream_TE)
             delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, angles, kept)
             if batch.pictures and (more_NE := next(deep, None)) is not None:
                 stream_TE = stream_TE.index_add(0, batch.pictures.rows_N, more_NE.to(stream_TE.dtype))
-        return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
+        out_TE, _ = join(delta_TE, stream_TE, self.norm, self.config.eps)
+        if batch.features is not None:
+            batch.features.note(self.config.layers, None, out_TE)
+        return out_TE
 
     def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
         """`forward`, then `logits` of these rows (int64): a step is one operator where a plan describes it, and one

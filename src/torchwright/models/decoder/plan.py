@@ -73,6 +73,7 @@ class DecodePlan:
             layer.plan(self.native, rotary, pages, remembered)
         if isinstance(parts.head, PackedLinear):
             self.native.add_linear(*parts.head.planned())
+        self._observed: tuple[int, ...] = ()
 
     def holds(
         self,
@@ -103,6 +104,7 @@ class DecodePlan:
 
     def hidden(self, angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> torch.Tensor:
         """Hidden states (T, E) after the final norm."""
+        self._observe(batch)
         return self.native.hidden(*_step(angles_by_rotary, batch))
 
     def logits(
@@ -111,7 +113,14 @@ class DecodePlan:
         """Return the output layer's numbers (N, V) of these rows (int64), and the largest of each `PANEL`; float32.
 
         A panel with a NaN has NaN as its largest."""
+        self._observe(batch)
         return self.native.logits(*_step(angles_by_rotary, batch), rows_N)
+
+    def _observe(self, batch: Batch) -> None:
+        """Tell the kernels which layers' inputs a batch wants, when these have changed."""
+        if batch.features is not None and batch.features.layers != self._observed:
+            self._observed = batch.features.layers
+            self.native.observe(list(self._observed))
 
 
 plans: WeakKeyDictionary[PagedCache, DecodePlan] = WeakKeyDictionary()
@@ -138,6 +147,7 @@ def _step(angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> tuple[Any, 
         batch.context_lens_B,
         [] if batch.memory is None else [batch.memory.block_tables_BP, batch.memory.lengths_B],
         None if batch.adapted is None else batch.adapted.native,
+        None if batch.features is None else batch.features.values_TF,
     )
 
 

@@ -118,7 +118,7 @@ steps: WeakKeyDictionary[PagedCache, RecordedSteps] = WeakKeyDictionary()
 
 def recordable(batch: Batch) -> bool:
     """Check whether the batch is a decode step on a GPU: one token of text for each of a few sequences alone."""
-    others = (batch.memory, batch.axes_AT, batch.pictures, batch.adapted)
+    others = (batch.memory, batch.axes_AT, batch.pictures, batch.adapted, batch.features)
     if not _records(batch.ids_T.device) or any(other is not None for other in others):
         return False
     return len(batch.ids_T) == len(batch.context_lens_B) <= MOST_ROWS

@@ -8,6 +8,7 @@
 namespace {
 
 using Adapted = optional<c10::intrusive_ptr<AdaptedRows>>;
+using Features = optional<Tensor>;
 
 // What is the same in every step over one cache: weights, pages, sizes, and the memory that steps compute in.
 class DecodePlan : public torch::CustomClassHolder {
@@ -112,15 +113,24 @@ class DecodePlan : public torch::CustomClassHolder {
     positions = kept(*places);
   }
 
+  // The layers whose inputs a step writes into its features; the number of layers stands for the final norm's output.
+  void observe(const std::vector<int64_t>& wanted) {
+    for (int64_t layer : wanted)
+      TORCH_CHECK_VALUE(layer >= 0 && layer <= int64_t(layers.size()), "there is no layer ", layer, " to observe");
+    observed = wanted;
+  }
+
   // Hidden states (T, E) after the final norm. `turns` are cosines, sines and each row's place among them, turn after
   // turn; `memory` the pages of each sequence's memory and its lengths, where layers have one; `adapted` the rows that
-  // adapters change, if any.
+  // adapters change, if any. `features` (T, observed layers · E), if given, is written.
   Tensor hidden(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
                 const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory,
-                const Adapted& adapted) {
+                const Adapted& adapted, const Features& features) {
     Tensor out = at::empty({ids.numel(), model}, embedding.options());
-    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted,
-        [&](const Step& now) { join(now, norm, out.mutable_data_ptr()); });
+    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted, features, [&](const Step& now) {
+      join(now, norm, out.mutable_data_ptr());
+      note(now, int64_t(layers.size()), (const char*)out.const_data_ptr());
+    });
     return out;
   }
 
@@ -129,7 +139,7 @@ class DecodePlan : public torch::CustomClassHolder {
   std::tuple<Tensor, Tensor> logits(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
                                     const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
                                     const std::vector<Tensor>& memory, const Adapted& adapted,
-                                    const Tensor& rows) {
+                                    const Features& features, const Tensor& rows) {
     TORCH_CHECK_VALUE(!layers.empty() && int64_t(linears.size()) == layers.back().end + 1, "there is no output layer");
     check(linears.back(), model, linears.back().task.features);
     const int64_t count = rows.numel(), features = linears.back().task.features, panels = up(features, PANEL) / PANEL;
@@ -139,9 +149,11 @@ class DecodePlan : public torch::CustomClassHolder {
       TORCH_CHECK_INDEX(wanted[i] >= 0 && wanted[i] < ids.numel(), "row ", wanted[i], " is beyond the ", ids.numel());
     const auto floats = embedding.options().dtype(at::kFloat);
     const Tensor out = at::empty({count, features}, floats), peaks = at::empty({count, panels}, floats);
-    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted, [&](const Step& now) {
-      if (!count) return;
+    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted, features, [&](const Step& now) {
+      if (!count && !now.features) return;
       join(now, norm, now.x);
+      note(now, int64_t(layers.size()), now.x);
+      if (!count) return;
       const int64_t bytes = model * embedding.element_size();
       for (int64_t i = 0; i < count; i++) std::memcpy(now.delta + i * bytes, now.x + wanted[i] * bytes, bytes);
       answer(now, now.delta, count, out.mutable_data_ptr<float>(), peaks.mutable_data_ptr<float>());
@@ -171,13 +183,14 @@ class DecodePlan : public torch::CustomClassHolder {
     char* row_memory = nullptr;               // what a linear layer makes of its rows
     float* sums = nullptr;
     AdaptedRows* adapted = nullptr;
+    char* features = nullptr;  // what is observed of each row
   };
 
   // All layers over one batch, then what `end` makes of them.
   template <class End>
   void run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
            const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory,
-           const Adapted& adapted, const End& end) {
+           const Adapted& adapted, const Features& features, const End& end) {
     RECORD_FUNCTION("torchwright::decode_step", std::vector<c10::IValue>({ids}));
     TORCH_CHECK_VALUE(!layers.empty() && embedding.defined(), "a plan of ", layers.size(),
                       " layers cannot run, or one without an embedding");
@@ -198,6 +211,14 @@ class DecodePlan : public torch::CustomClassHolder {
                       " tensors of a memory; pages and lengths are wanted where layers have one");
     TORCH_CHECK_VALUE(!adapted || (type == Type::bf16 && !memory_heads),
                       "adapters are for a stream in bfloat16 and layers without a memory");
+    if (features) {
+      TORCH_CHECK_VALUE(float_type(*features, "features") == type && features->is_contiguous() &&
+                            features->dim() == 2 && features->size(0) == rows && !observed.empty() &&
+                            features->size(1) == int64_t(observed.size()) * model,
+                        "features of shape ", features->sizes(), " are not contiguous rows of ", observed.size(),
+                        " observed layers");
+      now.features = (char*)features->mutable_data_ptr();
+    }
     if (!rows) return;
     if (adapted) now.adapted = adapted->get();
     const int64_t sums_size = layers[0].attention.sums_size();
@@ -213,6 +234,7 @@ class DecodePlan : public torch::CustomClassHolder {
     embed(now, tokens, ropes[0].positions);
     for (const Layer& layer : layers) {
       attention(now, layer, ropes[layer.turn], pieces, &layer == layers.data());
+      note(now, &layer - layers.data(), now.stream);
       if (layer.pre_memory) remember(now, layer, &linears[layer.first + 4], *memory_pieces);
       feed_forward_block(now, layer);
     }
@@ -315,6 +337,16 @@ class DecodePlan : public torch::CustomClassHolder {
     normalize(now, now.delta, now.stream, weight, out, now.stream);
   }
 
+  // Copies rows of the model's size to where a layer's input is observed. The stream is a layer's input from the
+  // norm before its attention to the norm behind it.
+  void note(const Step& now, int64_t layer, const char* rows) const {
+    if (!now.features) return;
+    const int64_t bytes = model * embedding.element_size(), wide = int64_t(observed.size()) * bytes;
+    for (size_t place = 0; place < observed.size(); place++)
+      for (int64_t row = 0; observed[place] == layer && row < now.rows; row++)
+        std::memcpy(now.features + row * wide + int64_t(place) * bytes, rows + row * bytes, bytes);
+  }
+
   void leave(const Step& now, const float* weight) const {
     if (weight) normalize(now, now.delta, nullptr, weight, now.delta, nullptr);
   }
@@ -370,6 +402,7 @@ class DecodePlan : public torch::CustomClassHolder {
   int64_t memory_pages = 0, memory_heads = 0;
   std::vector<Packed> linears;  // four a layer, two more of one with a memory, and the output layer where a plan has it
   std::vector<Layer> layers;
+  std::vector<int64_t> observed;
   std::vector<Tensor> tensors;  // whose memory all of this points to
   Tensor room;
 };
@@ -383,6 +416,7 @@ TORCH_LIBRARY_FRAGMENT(torchwright, m) {
       .def("add_layer", &DecodePlan::add_layer)
       .def("add_memory", &DecodePlan::add_memory)
       .def("embed_by", &DecodePlan::embed_by)
+      .def("observe", &DecodePlan::observe)
       .def("hidden", &DecodePlan::hidden)
       .def("logits", &DecodePlan::logits)
       .def("scratch", &DecodePlan::scratch);
