@@ -139,6 +139,11 @@ def _serve_command() -> ModuleType:
     help="Propose tokens from what stands in the text already; the answer is the same.",
 )
 @click.option(
+    "--draft",
+    metavar="DIR",
+    help="Also propose tokens by this EAGLE-3 head or small model with the same tokens; the answer is the same.",
+)
+@click.option(
     "--prefix-cache/--no-prefix-cache",
     default=ENGINE.prefix_cache,
     show_default=True,

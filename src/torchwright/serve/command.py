@@ -203,7 +203,11 @@ def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
                 next=f"`pip install 'torchwright[{extra}]'`",
             )
     adapters = options.adapter or options.adapters or None
-    given: dict[str, object] = {"--adapter": adapters, "--max-context": options.max_context}
+    given: dict[str, object] = {
+        "--adapter": adapters,
+        "--draft": options.draft,
+        "--max-context": options.max_context,
+    }
     if target.served_as != "translator":
         given |= {"--kv": options.kv, "--kv-memory": options.kv_memory}
     if target.served_as in ("painter", "reader"):

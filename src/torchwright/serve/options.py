@@ -54,6 +54,8 @@ class EngineOptions:
     max_context: int | None = None
     """Tokens of one sequence at most, where it shall be less than the model's context."""
     speculate: Literal["ngram", "none"] = "ngram"
+    draft: str | None = None
+    """A folder or hub id of an EAGLE-3 head or a small model of equal tokens, which proposes tokens."""
     speculate_rows: int = 16
     """Rows that decode in one step, up to which tokens are proposed: while rows are few, more cost next to nothing."""
     prefix_cache: bool = True

@@ -29,7 +29,7 @@ from torchwright.models.decoder.config import PagedConfig
 from torchwright.models.decoder.pages import LayerPages, PageShape
 from torchwright.models.decoder.states import StatePool
 
-__all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
+__all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerCache", "LayerPages", "PagePool", "PagedCache"]
 
 
 class CacheFull(WorkloadError):
@@ -102,7 +102,16 @@ class PagePool:
         assert sorted(self._free) == free, f"{len(self._free)} pages are listed as free, {len(free)} are"
 
 
-class PagedCache:
+class LayerCache:
+    """Pages of keys and values of some layers, and the states of others, as layers take them."""
+
+    def __init__(self, shapes: Sequence[PageShape], pages: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.layers = [_layer(pages, shape, dtype, device) for shape in shapes]
+        self.states: StatePool | None = None
+
+
+class PagedCache(LayerCache):
     """Keys and values of all layers for `pages` · 16 tokens, shared out among sequences.
 
     `dtype` is float32, bfloat16 or int8 (symmetric, one scale for each token and head). A model with recurrent layers
@@ -117,10 +126,14 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         states: int = 0,
+        draft: Sequence[PageShape] = (),
     ) -> None:
-        self.pool, self.dtype, self.device = PagePool(pages), dtype, torch.device(device)
-        self.layers = [_layer(pages, shape, dtype, self.device) for shape in config.page_shapes]
-        self.states = StatePool(config.state_shapes, states, self.device) if config.state_shapes else None
+        """`draft`: layers of a draft, which lie in the same pages."""
+        super().__init__(config.page_shapes, pages, dtype, torch.device(device))
+        self.pool = PagePool(pages)
+        self.draft = LayerCache(draft, pages, dtype, self.device)
+        if config.state_shapes:
+            self.states = StatePool(config.state_shapes, states, self.device)
 
     def sequence(self, prompt_tokens: int, axes: PromptAxes | None = None) -> CacheSequence:
         """A new, empty sequence whose prompt will have `prompt_tokens` tokens."""
@@ -131,9 +144,10 @@ class PagedCache:
         state = None
         if self.states is not None and sequence.state is not None:
             state = self.states.take_copy(sequence.state)
-        self.pool.share(sequence.pages)
+        pages = sequence.pages[: -(-sequence.length // PAGE)]
+        self.pool.share(pages)
         return CacheSequence(
-            sequence.prompt_tokens, sequence.length, array("i", sequence.pages), state, axes=sequence.axes
+            sequence.prompt_tokens, sequence.length, array("i", pages), state, axes=sequence.axes
         )
 
     def attach(self, sequence: CacheSequence, pages: Sequence[int], state: int | None = None) -> None:
@@ -224,7 +238,8 @@ class PagedCache:
             slots += [pages[place // PAGE] * PAGE + place % PAGE for place in places]
             lengths += [max(place + 1, prompt) for place in places]
             starts.append(len(ids))
-            tables_BP[row, : len(pages)] = pages
+            used = -(-sequence.length // PAGE)
+            tables_BP[row, :used] = pages[:used]
         of_64_bits = {
             "ids_T": ids,
             "positions_T": positions,
@@ -237,13 +252,11 @@ class PagedCache:
             "query_starts": starts,
             "context_lens_B": [sequence.length for sequence, _ in pieces],
         }
-        arrays = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
         axes_AT = axes_of_batch(
             (sequence.axes, range(sequence.length - len(more), sequence.length)) for sequence, more in pieces
         )
-        arrays |= {} if axes_AT is None else {"axes_AT": axes_AT}
-        arrays |= {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()}
-        batch = Batch(**_on(self.device, arrays), longest=longest)
+        of_64_bits |= {} if axes_AT is None else {"axes_AT": axes_AT}
+        batch = Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=longest)
         return batch if self.states is None else replace(batch, states=self._state_rows(pieces, starts))
 
     def _state_rows(
@@ -267,26 +280,72 @@ class PagedCache:
 
     def need(self, sequence: CacheSequence, tokens: int) -> int:
         """Pages that `append` takes for so many more tokens."""
-        pages = -(-(sequence.length + tokens) // PAGE) - len(sequence.pages)
+        pages = max(0, -(-(sequence.length + tokens) // PAGE) - len(sequence.pages))
         return pages + self._splits(sequence)
+
+    def hold(self, sequence: CacheSequence, tokens: int) -> None:
+        """Reserve the pages of so many tokens behind a sequence's last, for a draft; its length stays."""
+        new = self.pool.allocate(self.need(sequence, tokens))
+        self._split(sequence, new)
+        sequence.pages.extend(new)
+
+    def ahead(self, pieces: Sequence[tuple[CacheSequence, int]], offset: int) -> Batch:
+        """One token for each sequence, in the slot `offset` behind its last; the slots are held."""
+        places = [sequence.length + offset for sequence, _ in pieces]
+        tables_BP = np.zeros((len(pieces), max(places) // PAGE + 1), np.int32)
+        for row, ((sequence, _), place) in enumerate(zip(pieces, places, strict=True)):
+            pages = sequence.pages[: place // PAGE + 1]
+            tables_BP[row, : len(pages)] = pages
+        slots = [
+            sequence.pages[place // PAGE] * PAGE + place % PAGE
+            for (sequence, _), place in zip(pieces, places, strict=True)
+        ]
+        lengths = [max(place + 1, sequence.prompt_tokens) for (sequence, _), place in zip(pieces, places, strict=True)]
+        of_64_bits = {
+            "ids_T": [id for _, id in pieces],
+            "positions_T": places,
+            "slots_T": slots,
+            "lengths_T": lengths,
+            "last_rows_B": list(range(len(pieces))),
+        }
+        of_32_bits = {
+            "block_tables_BP": tables_BP,
+            "query_starts": list(range(len(pieces) + 1)),
+            "context_lens_B": [place + 1 for place in places],
+        }
+        return Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=max(places) + 1)
 
     def _splits(self, sequence: CacheSequence) -> bool:
         """Check whether the next token falls into a page that another sequence also reads."""
-        return sequence.length % PAGE > 0 and self.pool.shared(sequence.pages[-1])
+        return sequence.length % PAGE > 0 and self.pool.shared(sequence.pages[sequence.length // PAGE])
+
+    def _split(self, sequence: CacheSequence, new: list[int]) -> None:
+        """Give a sequence a copy of the page that its next token falls into, where others also read it."""
+        if not self._splits(sequence):
+            return
+        place, own = sequence.length // PAGE, new.pop()
+        shared = sequence.pages[place]
+        for layer in (*self.layers, *self.draft.layers):
+            layer.copy(shared, own)
+        self.pool.release([shared])
+        sequence.pages[place] = own
 
     def _extend(self, sequence: CacheSequence, tokens: int, new: list[int]) -> None:
         assert tokens > 0, "a sequence without new tokens"
-        if self._splits(sequence):
-            shared, own = sequence.pages[-1], new.pop()
-            for layer in self.layers:
-                layer.copy(shared, own)
-            self.pool.release([shared])
-            sequence.pages[-1] = own
+        self._split(sequence, new)
         if self.states is not None and sequence.state is None:
             sequence.state = self.states.take_empty()
         sequence.length += tokens
         while len(sequence.pages) * PAGE < sequence.length:
             sequence.pages.append(new.pop())
+
+
+def _arrays(
+    device: torch.device, of_64_bits: dict[str, Any], of_32_bits: dict[str, Any]
+) -> dict[str, Any]:
+    """Lists as integer tensors of these sizes."""
+    wide = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
+    return _on(device, wide | {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()})
 
 
 def _on(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Any]:

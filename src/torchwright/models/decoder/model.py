@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from torchwright.hardware.kernels import ops
 from torchwright.models.decoder.batch import Batch
-from torchwright.models.decoder.cache import PagedCache
+from torchwright.models.decoder.cache import LayerCache, PagedCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.paged_model import PagedModel
@@ -60,7 +60,7 @@ class Decoder(PagedModel):
         linear = any(isinstance(module, nn.Linear) for module in self.modules())
         return not linear and ops.on(self.embedding.device, self.embedding.dtype) is ops.native
 
-    def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: LayerCache) -> torch.Tensor:
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
         if plan := self._plan(batch, cache):
             return plan.hidden(self.rotary(batch), batch)
@@ -106,14 +106,14 @@ class Decoder(PagedModel):
         """Logits (N, V) in float32 of hidden states (N, E)."""
         return shape_logits(self.config, self.head(hidden_NE).float())
 
-    def _kept(self, cache: PagedCache) -> Sequence[LayerPages | LayerStates]:
+    def _kept(self, cache: LayerCache) -> Sequence[LayerPages | LayerStates]:
         """Return each layer's part of the cache: keys and values, or states."""
         if cache.states is None:
             return cache.layers
         pages, states = iter(cache.layers), iter(cache.states.layers)
         return [next(states if recurrent else pages) for recurrent in self.config.recurrent]
 
-    def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
+    def _plan(self, batch: Batch, cache: LayerCache) -> DecodePlan | None:
         """The step as one operator, None where the layers have to be called."""
         if len(batch.ids_T) > MOST_ROWS or self.embedding_norm is not None or batch.pictures is not None:
             return None

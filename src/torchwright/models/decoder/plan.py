@@ -19,7 +19,7 @@ from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.limits import LANES
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder.batch import Batch
-from torchwright.models.decoder.cache import LayerPages, PagedCache
+from torchwright.models.decoder.cache import LayerCache, LayerPages
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.rotary_cache import RotaryAngles
@@ -49,7 +49,7 @@ class StepModules:
 class DecodePlan:
     """The plan of a decoder over one cache, as described to the kernels."""
 
-    def __init__(self, parts: StepModules, config: DecoderConfig, cache: PagedCache) -> None:
+    def __init__(self, parts: StepModules, config: DecoderConfig, cache: LayerCache) -> None:
         self._parts = parts
         layers = [cast(Layer, module) for module in parts.layers]
         self._linears = [place for layer in layers for place in layer.linears()]
@@ -123,7 +123,7 @@ class DecodePlan:
             self.native.observe(list(self._observed))
 
 
-plans: WeakKeyDictionary[PagedCache, DecodePlan] = WeakKeyDictionary()
+plans: WeakKeyDictionary[LayerCache, DecodePlan] = WeakKeyDictionary()
 """The plan of every cache that a step ran over; outside the caches, so that a copy has a plan of its own."""
 
 

@@ -33,6 +33,17 @@ GRAMMAR_WAIT_S = 0.02
 """A step that only waits for grammars to be read takes no longer."""
 
 
+PLACES = ("proposed_at", "accepted_at")
+"""Counts by place, which go on growing while a message waits to be written."""
+
+
+def count_places(counts: list[int], tokens: int) -> None:
+    """Count tokens by their place, from the first on."""
+    counts.extend([0] * (tokens - len(counts)))
+    for place in range(tokens):
+        counts[place] += 1
+
+
 @dataclass(eq=False, kw_only=True)
 class LiveRequest:
     """A request, and its answers that have not ended."""
@@ -75,6 +86,8 @@ class _Counts:
     preemptions: int = 0
     speculated_tokens: int = 0
     accepted_tokens: int = 0
+    proposed_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
 
     def step(self, seconds: float, tokens: int) -> None:
         self.steps += 1
@@ -128,7 +141,7 @@ class TokenEngine:
             pages_cached=cached,
             pages=pages,
             core_share=self._cores.value,
-            **vars(self._counts),
+            **vars(self._counts) | {name: list(getattr(self._counts, name)) for name in PLACES},
         )
 
     def _reported(self) -> StepOutput:

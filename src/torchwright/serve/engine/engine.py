@@ -22,11 +22,14 @@ from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError
 from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.axes import PromptAxes
 from torchwright.models.decoder.cache import PAGE, PagedCache
+from torchwright.models.decoder.draft import Draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.shown import Places, places_of
 from torchwright.serve.engine.adapters import ServedAdapters
+from torchwright.serve.engine.acceptance import Acceptance
 from torchwright.serve.engine.admission import Bounds, refuse
-from torchwright.serve.engine.answering import TokenEngine
+from torchwright.serve.engine.answering import TokenEngine, count_places
+from torchwright.serve.engine.draft import DraftCosts, Drafter, measure_costs
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.memory import CacheSize
@@ -44,12 +47,16 @@ from torchwright.serve.wire.messages import Finish, RequestRefused, Stats, StepO
 
 log = logging.getLogger("torchwright.serve")
 
+LONG_RUN = 20
+"""Equal last tokens behind which the looked-up continuation is expected to be right, until it has been measured."""
 FINISH_WEIGHT = 0.1
 """Weight of the latest request in the mean time between two ends."""
 
 
 class ServingEngine(TokenEngine):
     """One model's requests.
+
+    A `draft` proposes tokens; `draft_costs` are measured without them.
 
     Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so; see `invariance.py`.
     """
@@ -60,6 +67,8 @@ class ServingEngine(TokenEngine):
         *,
         size: CacheSize,
         options: EngineOptions | None = None,
+        draft: Draft | None = None,
+        draft_costs: DraftCosts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(options, clock)
@@ -83,15 +92,19 @@ class ServingEngine(TokenEngine):
             dtype=loaded.kv_dtype,
             device=loaded.device,
             states=size.running + size.copies,
+            draft=draft.page_shapes if draft else (),
         )
         # Where angles depend on the prompt's length, equal tokens have unequal keys, and a cache may start afresh.
         by_length = config.varies_by_length
         tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None
-        self._speculates = options.speculate == "ngram" and not by_length
+        self._looks_up = options.speculate == "ngram" and not by_length
         self._pages = Pages(self._cache, tree, copies=size.copies)
+        self._drafter = self._follow_with(draft, draft_costs) if draft else None
+        self._lookups = Acceptance()
+        """Acceptance of tokens that were looked up, by the share of `LONG_RUN` that the run had."""
         self._scheduler = Scheduler(self._pages, step_tokens=options.step_tokens, max_running=size.running)
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
-        self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
+        self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars, self._drafter)
         self._vision = loaded.vision
         self._pictures = EncodedPictures(loaded.vision) if loaded.vision else None
         self.adapters = ServedAdapters(
@@ -176,7 +189,7 @@ class ServingEngine(TokenEngine):
         begun = self._clock()
         self._expire(begun)
         self._take_loaded()
-        if self._speculates:
+        if self._looks_up or self._drafter:
             self._propose()
         plan = self._scheduler.plan()
         self._book(plan, begun)
@@ -245,7 +258,7 @@ class ServingEngine(TokenEngine):
             adapter=self.adapters.use(submit.adapter),
             chooser=Chooser(submit, index),
             constraint=self.grammars.constraint(submit),
-            lookup=Lookup(tokens) if self._speculates else None,
+            lookup=Lookup(tokens) if self._looks_up else None,
         )
 
     def _expire(self, now: float) -> None:
@@ -277,16 +290,44 @@ class ServingEngine(TokenEngine):
         if self._cache.states is not None:  # each may be the last, and so needs a copy of the state behind it
             room = min(room, self.size.copies)
         for sequence in decoding:
-            most = min(room, sequence.submit.max_tokens - sequence.new_tokens - 1, LARGEST_PROPOSAL)
+            most = min(room, _left(sequence), LARGEST_PROPOSAL)
             proposals = sequence.lookup.propose(most) if sequence.lookup and most > 0 else []
-            if proposals and sequence.constraint:
-                proposals = sequence.constraint.accepted(proposals)
-            sequence.proposals = proposals
+            sequence.proposals, sequence.confidence = proposals, []
             room -= len(proposals)
+        if self._drafter:
+            undecided = [sequence for sequence in decoding if self._prefers_draft(sequence)]
+            room += sum(len(sequence.proposals) for sequence in undecided)
+            self._drafter.propose(undecided, len(decoding), _left, room)
+        for sequence in decoding:
+            if sequence.proposals and sequence.constraint:
+                sequence.proposals = sequence.constraint.accepted(sequence.proposals)
+
+    def _prefers_draft(self, sequence: Sequence) -> bool:
+        """Check whether the draft's first token is more often accepted than the one that was looked up, if any."""
+        assert self._drafter
+        if not sequence.drafted:
+            return False
+        if not sequence.proposals or sequence.lookup is None:
+            return True
+        return self._drafter.expects(sequence) > self._lookups.of(sequence.lookup.run / LONG_RUN)
+
+    def _follow_with(self, draft: Draft, costs: DraftCosts | None) -> Drafter:
+        """Measure what rows cost, unless that is known, so that the draft proposes as many tokens as pay."""
+        loaded = self.loaded
+        if loaded.config.varies_by_length:
+            raise ModelError(
+                f"{loaded.folder} cannot be served with a draft",
+                found="angles that depend on the prompt's length, so that proposals cannot be verified",
+            )
+        if costs is None:
+            with loaded.on_threads():
+                costs = measure_costs(loaded.decoder, draft, self._cache, self._clock)
+        return Drafter(draft, self._cache, self._pages, costs, self._clock)
 
     def _book(self, plan: StepPlan, now: float) -> None:
         """Times and counts of what the plan changes and computes."""
         for sequence in plan.admitted:
+            sequence.drafted = self._drafts
             if sequence.stage == "preempted":
                 continue  # until it has caught up
             sequence.enter("prefill", now)
@@ -309,14 +350,18 @@ class ServingEngine(TokenEngine):
         sequence, tokens = answer.sequence, answer.tokens
         if answer.joins:
             self._scheduler.join(sequence)
+            sequence.drafted = self._drafts
         accepted = max(0, len(tokens) - 1)
         self._counts.generated_tokens += len(tokens)
-        if answer.proposed and sequence.lookup:
-            sequence.lookup.learn(answer.proposed, accepted)
+        if answer.proposed:
+            self._learn(sequence, answer.proposed, accepted)
             sequence.speculated_tokens += answer.proposed
             sequence.accepted_tokens += accepted
             self._counts.speculated_tokens += answer.proposed
             self._counts.accepted_tokens += accepted
+            for counted in (sequence, self._counts):
+                count_places(counted.proposed_at, answer.proposed)
+                count_places(counted.accepted_at, accepted)
         if sequence.stage == "prefill":
             sequence.enter("decode", self._clock())
         if answer.finish:
@@ -326,6 +371,19 @@ class ServingEngine(TokenEngine):
         if self.loaded.config.restarts_at(sequence.cache.prompt_tokens, len(sequence.tokens)):
             self._cache.free(sequence.cache)
             sequence.cache = self._cache.sequence(len(sequence.tokens), sequence.cache.axes)
+
+    def _learn(self, sequence: Sequence, proposed: int, accepted: int) -> None:
+        """Count what became of proposals, for whoever made them."""
+        if sequence.confidence and self._drafter:
+            self._drafter.learn(sequence, proposed, accepted)
+        elif sequence.lookup:
+            self._lookups.learn([sequence.lookup.run / LONG_RUN] * proposed, accepted)
+            sequence.lookup.learn(proposed, accepted)
+
+    @property
+    def _drafts(self) -> bool:
+        """Check whether a draft follows sequences that begin now."""
+        return self._drafter is not None and not self._drafter.rests
 
     def _catch_up(self, plan: StepPlan) -> None:
         """End the lost time of sequences that have made up for a preemption."""
@@ -393,6 +451,11 @@ class ServingEngine(TokenEngine):
 
     def _lives(self, sequence: Sequence) -> bool:
         return self._answers(sequence.submit.id).get(sequence.index) is sequence
+
+
+def _left(sequence: Sequence) -> int:
+    """The tokens that a sequence may get behind its next one."""
+    return sequence.submit.max_tokens - sequence.new_tokens - 1
 
 
 def _fingerprint(loaded: LoadedPagedModel) -> str:

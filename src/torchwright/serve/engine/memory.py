@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torchwright.core.errors import WorkloadError
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.config import PagedConfig
+from torchwright.models.decoder.pages import PageShape
 from torchwright.serve.engine.prefix import STATE_EVERY
 from torchwright.serve.options import KV_SHARE
 
@@ -26,9 +28,9 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS_SAY)
 
 
-def page_bytes(config: PagedConfig, dtype: torch.dtype) -> int:
-    """One page's keys and values in all layers."""
-    return sum(shape.bytes_of(dtype) for shape in config.page_shapes)
+def page_bytes(config: PagedConfig, dtype: torch.dtype, draft: Sequence[PageShape] = ()) -> int:
+    """One page's keys and values in all layers, those of a draft included."""
+    return sum(shape.bytes_of(dtype) for shape in (*config.page_shapes, *draft))
 
 
 def page_count(
@@ -39,13 +41,14 @@ def page_count(
     max_running: int,
     kv_memory: int | None = None,
     available: int | None = None,
+    draft: Sequence[PageShape] = (),
 ) -> int:
     """Pages in `kv_memory` bytes, and no more than `max_running` sequences of `context` tokens can fill.
 
     Without `kv_memory`: half of the `available` bytes (by default the machine's), or most of them where one whole
     context needs it. Raises `WorkloadError` where there is not even room for one page.
     """
-    size = max(1, page_bytes(config, dtype))  # pages of recurrent layers alone have no keys and values
+    size = max(1, page_bytes(config, dtype, draft))  # pages of recurrent layers alone have no keys and values
     whole = -(-context // PAGE)
     if kv_memory is None:
         available = available_memory_bytes() if available is None else available
@@ -71,9 +74,11 @@ class CacheSize:
     """Sequences that can run at once."""
     copies: int = 0
     """Slots for copies of states, for a model that has states."""
+    draft: tuple[PageShape, ...] = ()
+    """A draft's layers, whose keys and values lie in the same pages."""
 
     def bytes_of(self, config: PagedConfig, dtype: torch.dtype) -> int:
-        return self.pages * page_bytes(config, dtype) + (self.running + self.copies) * state_bytes(config)
+        return self.pages * page_bytes(config, dtype, self.draft) + (self.running + self.copies) * state_bytes(config)
 
 
 def state_bytes(config: PagedConfig) -> int:
@@ -89,6 +94,7 @@ def cache_size(
     max_running: int,
     kv_memory: int | None = None,
     available: int | None = None,
+    draft: Sequence[PageShape] = (),
 ) -> CacheSize:
     """Divide `kv_memory` bytes, by default half of those `available`, between pages and states.
 
@@ -99,9 +105,15 @@ def cache_size(
     state = state_bytes(config)
     if not state:
         pages = page_count(
-            config, dtype, context=context, max_running=max_running, kv_memory=kv_memory, available=available
+            config,
+            dtype,
+            context=context,
+            max_running=max_running,
+            kv_memory=kv_memory,
+            available=available,
+            draft=draft,
         )
-        return CacheSize(pages, max_running)
+        return CacheSize(pages, max_running, draft=tuple(draft))
     if kv_memory is None:
         kv_memory = int((available_memory_bytes() if available is None else available) * KV_SHARE)
     slots = kv_memory // 2 // state
@@ -112,9 +124,8 @@ def cache_size(
             allowed=f"at least {4 * state}, of which half holds a sequence's state and a copy",
             next=f"--kv-memory {4 * state}, or more",
         )
-    most = page_count(config, dtype, context=context, max_running=running, kv_memory=kv_memory)
+    most = page_count(config, dtype, context=context, max_running=running, kv_memory=kv_memory, draft=draft)
     copies = min(slots - running, max(running, most // STATE_EVERY))
     left = kv_memory - (running + copies) * state
-    return CacheSize(
-        page_count(config, dtype, context=context, max_running=running, kv_memory=left), running, copies
-    )
+    pages = page_count(config, dtype, context=context, max_running=running, kv_memory=left, draft=draft)
+    return CacheSize(pages, running, copies, tuple(draft))

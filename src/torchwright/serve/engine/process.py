@@ -21,6 +21,7 @@ from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError,
 from torchwright.core.process.orphans import die_with_parent
 from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.models.decoder.cache import PAGE
+from torchwright.models.decoder.draft import load_draft
 from torchwright.models.decoder.generation.generate import LoadedDecoder, LoadedPagedModel
 from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
@@ -296,6 +297,10 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             batched=options.deterministic is not True,
         )
         model, notices = opened.model, list(opened.notices)
+    if options.draft and not isinstance(model, LoadedPagedModel):
+        raise ModelError(
+            f"--draft {options.draft}", found="a model without pages of keys and values, which takes no draft"
+        )
     if options.adapters and not isinstance(model, LoadedDecoder):
         raise ModelError("--adapter NAME=DIR", found=NO_ADAPTERS)
     if isinstance(model, LoadedSeq2Seq):
@@ -339,14 +344,16 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
 def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
     check_context(options.max_context, model.config.context)
     context = min(model.config.context, options.max_context or model.config.context)
+    draft = load_draft(options.draft, model, options.quantize) if options.draft else None
     size = cache_size(
         model.config,
         model.kv_dtype,
         context=context,
         max_running=options.max_running,
         kv_memory=options.kv_memory,
+        draft=draft.page_shapes if draft else (),
     )
-    engine = ServingEngine(model, size=size, options=options)
+    engine = ServingEngine(model, size=size, options=options, draft=draft)
     for name, folder in options.adapters:
         engine.adapters.load(name, Path(folder))
     return engine

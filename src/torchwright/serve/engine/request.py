@@ -51,6 +51,10 @@ class Sequence:
     """Sequences that begin with this one's cache once it holds the prompt."""
     proposals: list[int] = field(default_factory=list)
     """Tokens that may come next; this step's rows verify them."""
+    confidence: list[float] = field(default_factory=list)
+    """The draft's probabilities of them; empty where no draft proposed them."""
+    drafted: bool = False
+    """True while a draft follows it."""
     caught_up: int = 0
     """The most tokens that have ever been computed: below it everything is recomputation."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -59,6 +63,8 @@ class Sequence:
     computed_tokens: int = 0
     speculated_tokens: int = 0
     accepted_tokens: int = 0
+    proposed_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
     preemptions: int = 0
     output_sent: bool = False
     """True if any part has been sent."""
@@ -140,6 +146,8 @@ class Sequence:
             computed_tokens=self.computed_tokens,
             speculated_tokens=self.speculated_tokens,
             accepted_tokens=self.accepted_tokens,
+            proposed_at=self.proposed_at,
+            accepted_at=self.accepted_at,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.shown import with_pictures
+from torchwright.serve.engine.draft import Drafter
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
 from torchwright.serve.engine.sampling import logprob
@@ -53,6 +54,8 @@ class StepPiece:
     proposals: list[int]
     """The last of the ids."""
     row: int
+    start: int
+    """The place of the first token in its sequence."""
     answers: bool
     """Check whether nothing is missing after this step."""
 
@@ -66,8 +69,16 @@ class StepPiece:
 class Runner:
     """A model with its cache: computes plans."""
 
-    def __init__(self, decoder: PagedModel, cache: PagedCache, pages: Pages, grammars: Grammars) -> None:
+    def __init__(
+        self,
+        decoder: PagedModel,
+        cache: PagedCache,
+        pages: Pages,
+        grammars: Grammars,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
+        self._drafter = drafter
 
     def run(self, plan: StepPlan) -> list[StepResult]:
         """Compute a plan's tokens and choose those that follow; sequences that share a prompt part here."""
@@ -78,6 +89,11 @@ class Runner:
         adapted = [(piece.sequence.adapter, len(piece.ids)) for piece in pieces]
         batch = self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces])
         batch = with_adapters(with_pictures(batch, shown), adapted)
+        followed = [piece for piece in pieces if piece.sequence.drafted] if self._drafter else []
+        if self._drafter and followed:
+            batch = replace(
+                batch, features=self._drafter.features(len(batch.ids_T), self.decoder.embedding)
+            )
         answering = [piece for piece in pieces if piece.answers]
         masks = self._masks(answering)
         blocks = list(_blocks(answering))
@@ -88,6 +104,8 @@ class Runner:
         answers: list[StepResult] = []
         for block, found in zip(blocks, logits, strict=True):
             answers += self._answers(block, found, masks)
+        if self._drafter:
+            self._drafter.follow(batch, [(piece.sequence, piece.row, piece.start) for piece in followed])
         return answers
 
     def _compute(
@@ -207,7 +225,12 @@ def _pieces(plan: StepPlan) -> Iterator[StepPiece]:
         proposals = sequence.proposals[: count - len(known)]
         answers = start + len(known) == len(sequence.tokens)
         yield StepPiece(
-            sequence=sequence, ids=known + proposals, proposals=proposals, row=row, answers=answers
+            sequence=sequence,
+            ids=known + proposals,
+            proposals=proposals,
+            row=row,
+            start=start,
+            answers=answers,
         )
         row += count
 

@@ -26,6 +26,8 @@ class Lookup:
         """A run of `SHORTEST` tokens → where its continuations begin, the latest last."""
         self._indexed = 0
         self._size, self._pause, self._wait = FIRST_PROPOSAL, 0, 0
+        self.run = 0
+        """Length of the run that the last proposal followed."""
 
     def propose(self, most: int) -> list[int]:
         """At most `most` tokens that may come next, none where the last ones are new or proposals have failed."""
@@ -61,6 +63,7 @@ class Lookup:
                 run += 1
             if run > most:
                 best, most = place, run
+                self.run = run
             if run == LONGEST:
                 break
         return best

@@ -151,6 +151,8 @@ def _timing(choice: int, timing: Timing) -> dict[str, Any]:
         "speculation": {
             "proposed_tokens": timing.speculated_tokens,
             "accepted_tokens": timing.accepted_tokens,
+            "proposed_by_position": timing.proposed_at,
+            "accepted_by_position": timing.accepted_at,
         },
     }
 

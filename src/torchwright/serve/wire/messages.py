@@ -236,6 +236,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     speculated_tokens: int
     accepted_tokens: int
+    proposed_at: list[int] = []
+    accepted_at: list[int] = []
+    """The two before by a token's place among the proposals of its step."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +280,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int
     core_share: float
     """Share of the engine's recent time in which it had a core: below 1 if other programs use the cores."""
+    proposed_at: list[int] = []
+    accepted_at: list[int] = []
+    """Proposed and accepted tokens by their place among the proposals of a step."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

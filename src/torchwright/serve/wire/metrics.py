@@ -110,6 +110,16 @@ class _Engine(Collector):
         for field, (name, help) in TOTALS.items():
             total = client.before[field] + (getattr(stats, field) if stats else 0)
             yield self._counter(name, help, total)
+        for name, help, counts in (
+            ("draft", "Proposed tokens by position.", stats.proposed_at if stats else []),
+            ("accepted", "Proposed tokens that were right, by position.", stats.accepted_at if stats else []),
+        ):
+            family = CounterMetricFamily(
+                f"{PREFIX}spec_decode_num_{name}_tokens_per_pos", help, labels=["model_name", "position"]
+            )
+            for position, count in enumerate(counts):
+                family.add_metric([self._model, str(position)], count)
+            yield family
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])

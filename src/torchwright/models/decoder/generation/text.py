@@ -31,6 +31,10 @@ class FolderTokenizer:
         ids = self._tokenizer.encode(text, add_special_tokens=True).ids
         return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
 
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens, added ones included, and their ids."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)

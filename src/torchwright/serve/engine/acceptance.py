@@ -1,0 +1,65 @@
+"""Measured figures that decide how many tokens are proposed: acceptance by confidence, and what rows cost."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CLASSES = 10
+"""Classes of a draft's own probability, equally wide."""
+PRIOR = 8.0
+"""Proposals that a class's own probability counts as, before any was verified."""
+MEMORY = 512.0
+"""Proposals of a class after which the older ones count half."""
+
+
+class Acceptance:
+    """The share of proposals that were accepted, by the probability that the draft gave them."""
+
+    def __init__(self) -> None:
+        middle = [(place + 0.5) / CLASSES for place in range(CLASSES)]
+        self._accepted = [PRIOR * share for share in middle]
+        self._offered = [PRIOR] * CLASSES
+
+    def of(self, probability: float) -> float:
+        """Return the expected acceptance of a proposal, given that those before it are accepted."""
+        place = _class_of(probability)
+        return self._accepted[place] / self._offered[place]
+
+    @property
+    def mean(self) -> float:
+        """Return the acceptance of all proposals so far."""
+        return sum(self._accepted) / sum(self._offered)
+
+    def learn(self, probabilities: Sequence[float], accepted: int) -> None:
+        """Count a verified chain: the first `accepted` proposals were right; the one behind them, if any, was not."""
+        for index, probability in enumerate(probabilities[: accepted + 1]):
+            place = _class_of(probability)
+            self._offered[place] += 1
+            self._accepted[place] += index < accepted
+            if self._offered[place] > MEMORY:
+                self._offered[place] /= 2
+                self._accepted[place] /= 2
+
+
+def _class_of(probability: float) -> int:
+    return min(CLASSES - 1, max(0, int(probability * CLASSES)))
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """Seconds of a forward call by its rows, as measured for a few numbers of rows."""
+
+    rows: Sequence[int]
+    """Ascending, from 1."""
+    seconds: Sequence[float]
+
+    def __call__(self, rows: float) -> float:
+        """Return the seconds of a call: between two measured ones on the line through them, beyond the last on its own."""
+        if len(self.rows) == 1:
+            return self.seconds[0] * rows / self.rows[0]
+        right = min(max(1, bisect_left(self.rows, rows)), len(self.rows) - 1)
+        left = right - 1
+        slope = (self.seconds[right] - self.seconds[left]) / (self.rows[right] - self.rows[left])
+        return max(1e-9, self.seconds[left] + slope * (rows - self.rows[left]))

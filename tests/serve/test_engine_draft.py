@@ -1,0 +1,205 @@
+"""Drafts in the engine: they change how many steps an answer takes, and never the answer.
+
+What rows cost is given, not measured, so that the proposals are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_support import Results, alone, drain, request, take, tiny_decoder, words
+
+import drafts
+from torchwright.core.errors import ModelError
+from torchwright.models.decoder import LoadedDecoder, load_decoder
+from torchwright.models.decoder.draft import Draft, load_draft
+from torchwright.serve.engine.acceptance import Acceptance, RowCosts
+from torchwright.serve.engine.draft import JUDGED_STEPS, DraftCosts
+from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize, cache_size
+from torchwright.serve.options import EngineOptions
+from torchwright.serve.wire.messages import Cancel, Submit
+
+FREE = DraftCosts(RowCosts([1, 16], [1.0, 1.0]), RowCosts([1, 16], [0.01, 0.01]))
+"""Rows that cost nothing, and a draft next to nothing: everything is proposed."""
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "lfm2"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
+    return tiny_decoder(request.param, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
+    return tiny_decoder("llama", tmp_path_factory.mktemp("target"))
+
+
+def twin(loaded: LoadedDecoder, folder: Path) -> Draft:
+    """The same model from another folder, whose proposals are right wherever answers are greedy."""
+    return load_draft(shutil.copytree(loaded.folder, folder / "twin"), loaded)
+
+
+def head(loaded: LoadedDecoder, folder: Path, **options: Any) -> Draft:
+    return load_draft(drafts.write_head(loaded.folder, folder / "head", **options), loaded)
+
+
+def engine(
+    loaded: LoadedDecoder, draft: Draft | None, *, costs: DraftCosts | None = FREE, pages: int = 256, **options: Any
+) -> ServingEngine:
+    asked = EngineOptions(speculate=options.pop("speculate", "none"), **options)
+    copies = asked.max_running * 8 if loaded.config.state_shapes else 0
+    size = CacheSize(
+        pages=pages, running=asked.max_running, copies=copies, draft=draft.page_shapes if draft else ()
+    )
+    return ServingEngine(loaded, size=size, options=asked, draft=draft, draft_costs=costs)
+
+
+def answers(loaded: LoadedDecoder, draft: Draft | None, submits: list[Submit], **options: Any) -> Results:
+    made = engine(loaded, draft, **options)
+    for submit in submits:
+        assert made.submit(submit) is None
+    return drain(made)
+
+
+def some(count: int, tokens: int = 24, **options: Any) -> list[Submit]:
+    return [
+        request(str(i), words(5 + 7 * i, seed=i), tokens, seed=i, temperature=[0.0, 0.9][i % 2], **options)
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["head", "twin"])
+def test_answers_are_those_without_a_draft(kind: str, loaded: LoadedDecoder, tmp_path: Path) -> None:
+    """Greedy and sampled ones, several at once, in chunks of a few tokens, with few pages."""
+    if kind == "twin" and loaded.config.state_shapes:
+        pytest.skip("a model with states is no draft")
+    draft = {"head": head, "twin": twin}[kind](loaded, tmp_path)
+    submits = some(5)
+    found = answers(loaded, draft, submits, pages=16, step_tokens=16, max_running=8)
+    for submit in submits:
+        without = alone(loaded, submit)[0]
+        assert found[submit.id, 0].tokens == without.tokens
+        assert found[submit.id, 0].finish == without.finish
+
+
+def test_a_draft_that_is_right_takes_fewer_steps(llama: LoadedDecoder, tmp_path: Path) -> None:
+    made = engine(llama, twin(llama, tmp_path))
+    made.submit(request("a", words(9, seed=3), 46))
+    found = drain(made)["a", 0]
+    assert found.timing is not None
+    assert found.timing.accepted_tokens == found.timing.speculated_tokens == 40
+    assert made.stats().steps <= 7
+
+
+def test_half_a_page_is_not_shared_with_a_sibling(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """A draft writes behind the prompt that several answers begin with."""
+    submit = request("a", words(21, seed=8), 20, n=3, temperature=0.9, seed=1)
+    found = answers(llama, twin(llama, tmp_path), [submit])
+    without = alone(llama, submit)
+    for index in range(3):
+        assert found["a", index].tokens == without[index].tokens
+
+
+def test_a_cached_prompt_is_proposed_for_as_well(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """Its pages hold the draft's keys and values too."""
+    made = engine(llama, twin(llama, tmp_path))
+    ids = words(40, seed=4)
+    for id in "ab":
+        made.submit(request(id, ids, 18))
+        found = drain(made)
+    timing = found["b", 0].timing
+    assert timing is not None
+    assert timing.cached_tokens == 32
+    assert timing.accepted_tokens == timing.speculated_tokens > 12
+
+
+def test_a_draft_that_is_never_right_rests(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """It is not even followed then; without anything to gain there is nothing to spend."""
+    costs = DraftCosts(RowCosts([1, 16], [1.0, 4.0]), RowCosts([1, 16], [0.5, 0.5]))
+    made = engine(llama, head(llama, tmp_path), costs=costs)
+    results: Results = {}
+    for number in range(4):
+        made.submit(request(str(number), words(5, seed=number), 100))
+    for _ in range(2 * JUDGED_STEPS):
+        if not made.idle:
+            take(results, made)
+    before = made.stats().speculated_tokens
+    made.submit(request("late", words(5, seed=9), 60))
+    drain(made, results)
+    assert made.stats().speculated_tokens == before
+
+
+def test_nothing_is_proposed_where_rows_cost_more_than_they_bring(llama: LoadedDecoder, tmp_path: Path) -> None:
+    costs = DraftCosts(RowCosts([1, 16], [1.0, 16.0]), RowCosts([1, 16], [1.0, 1.0]))
+    made = engine(llama, twin(llama, tmp_path), costs=costs)
+    made.submit(request("a", words(9, seed=3), 30))
+    drain(made)
+    assert made.stats().speculated_tokens == 0
+
+
+def test_a_cancelled_request_gives_everything_back(llama: LoadedDecoder, tmp_path: Path) -> None:
+    made = engine(llama, twin(llama, tmp_path), prefix_cache=False)
+    made.submit(request("a", words(9, seed=3), 60))
+    results: Results = {}
+    for _ in range(4):
+        take(results, made)
+    made.cancel(Cancel(id="a"))
+    drain(made, results)
+    made.check_integrity()
+
+
+def test_looked_up_tokens_and_a_draft_share_the_work(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """Whichever is more often right proposes; answers stay the same."""
+    submits = [request("a", words(12, seed=1) * 4, 60), request("b", words(7, seed=2), 60, temperature=0.8)]
+    found = answers(llama, twin(llama, tmp_path), submits, speculate="ngram")
+    for submit in submits:
+        assert found[submit.id, 0].tokens == alone(llama, submit)[0].tokens
+
+
+def test_a_draft_wants_an_own_decoder_and_the_same_angles(tmp_path: Path) -> None:
+    by_length = tiny_decoder("llama-dynamic", tmp_path / "target")
+    draft = load_draft(drafts.write_head(by_length.folder, tmp_path / "head"), by_length)
+    with pytest.raises(ModelError, match="depend on the prompt's length"):
+        engine(by_length, draft)
+
+
+def test_memory_counts_the_drafts_pages(llama: LoadedDecoder, tmp_path: Path) -> None:
+    shapes = twin(llama, tmp_path).page_shapes
+    plain, wide = (
+        cache_size(llama.config, torch.bfloat16, context=128, max_running=1000, kv_memory=2**22, draft=draft)
+        for draft in ((), shapes)
+    )
+    assert wide.pages == plain.pages // 2
+    assert wide.bytes_of(llama.config, torch.bfloat16) <= 2**22
+
+
+def test_costs_are_measured_where_none_are_given(llama: LoadedDecoder, tmp_path: Path) -> None:
+    submit = request("a", words(9, seed=3), 30)
+    found = answers(llama, twin(llama, tmp_path), [submit], costs=None)
+    assert found["a", 0].tokens == alone(llama, submit)[0].tokens
+
+
+def test_a_float32_model_takes_a_head(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """Layers of PyTorch, whose rows are not the same in any company: answers may differ, and end."""
+    wide = load_decoder(llama.folder)
+    made = engine(wide, head(wide, tmp_path), deterministic=False)
+    made.submit(request("a", words(9, seed=3), 12))
+    assert len(drain(made)["a", 0].tokens) == 12
+
+
+def test_acceptance_is_learned_by_confidence() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.learn([0.95, 0.15, 0.15], 1)
+    assert acceptance.of(0.93) > 0.95
+    assert acceptance.of(0.12) < 0.05
+    assert 0.4 < acceptance.of(0.5) < 0.6, "what was never proposed is believed"
+
+
+def test_costs_between_and_beyond_measured_rows_lie_on_lines() -> None:
+    costs = RowCosts([1, 2, 4], [1.0, 1.5, 2.0])
+    assert [costs(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 1.5, 1.75, 2.0, 2.5]
