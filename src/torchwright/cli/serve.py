@@ -140,8 +140,9 @@ def _serve_command() -> ModuleType:
 )
 @click.option(
     "--draft",
-    metavar="DIR",
-    help="Also propose tokens by this EAGLE-3 head or small model with the same tokens; the answer is the same.",
+    metavar="DIR|mtp",
+    help="Also propose tokens by this EAGLE-3 head or small model with the same tokens, or by the model's own MTP "
+    "layer; the answer is the same.",
 )
 @click.option(
     "--prefix-cache/--no-prefix-cache",

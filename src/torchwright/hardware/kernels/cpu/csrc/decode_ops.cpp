@@ -142,13 +142,13 @@ class DecodePlan : public torch::CustomClassHolder {
                                     const Features& features, const Tensor& rows) {
     TORCH_CHECK_VALUE(!layers.empty() && int64_t(linears.size()) == layers.back().end + 1, "there is no output layer");
     check(linears.back(), model, linears.back().task.features);
-    const int64_t count = rows.numel(), features = linears.back().task.features, panels = up(features, PANEL) / PANEL;
+    const int64_t count = rows.numel(), width = linears.back().task.features, panels = up(width, PANEL) / PANEL;
     const int64_t* wanted = integers<int64_t>(rows, count, "rows");
     TORCH_CHECK_VALUE(count <= ids.numel(), count, " rows of ", ids.numel(), " are asked for");
     for (int64_t i = 0; i < count; i++)
       TORCH_CHECK_INDEX(wanted[i] >= 0 && wanted[i] < ids.numel(), "row ", wanted[i], " is beyond the ", ids.numel());
     const auto floats = embedding.options().dtype(at::kFloat);
-    const Tensor out = at::empty({count, features}, floats), peaks = at::empty({count, panels}, floats);
+    const Tensor out = at::empty({count, width}, floats), peaks = at::empty({count, panels}, floats);
     run(ids, turns, slots, block_tables, query_starts, context_lens, memory, adapted, features, [&](const Step& now) {
       if (!count && !now.features) return;
       join(now, norm, now.x);

@@ -1,0 +1,175 @@
+"""The multi-token prediction (MTP) layer that some checkpoints carry behind their last layer, as a draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.core.errors import ModelError
+from torchwright.hub.checkpoint import Checkpoint
+from torchwright.models.decoder.batch import Batch
+from torchwright.models.decoder.cache import LayerCache
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.draft.draft import Draft
+from torchwright.models.decoder.draft.eagle import most_likely
+from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.layers import Layer
+from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.rotary_cache import RotaryCache
+from torchwright.models.decoder.shared import shape_logits
+from torchwright.models.decoder.weights import DecoderWeights, MakeLinear
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpNames:
+    """Names of the layer's tensors, without ".weight"; `{}` is the number of the model's layers."""
+
+    layer: str
+    join: str
+    embedding_norm: str
+    hidden_norm: str
+    final_norm: str
+    normed: bool
+    """True if the next step reads what is behind the final norm, and not what is before it."""
+
+
+QWEN = MtpNames(
+    layer="mtp.layers.0",
+    join="mtp.fc",
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    final_norm="mtp.norm",
+    normed=True,
+)
+DEEPSEEK = MtpNames(
+    layer="model.layers.{}",
+    join="model.layers.{}.eh_proj",
+    embedding_norm="model.layers.{}.enorm",
+    hidden_norm="model.layers.{}.hnorm",
+    final_norm="model.layers.{}.shared_head.norm",
+    normed=False,
+)
+FAMILIES = {
+    "Qwen3NextForCausalLM": QWEN,
+    "Qwen3_5ForCausalLM": QWEN,
+    "Qwen3_5MoeForCausalLM": QWEN,
+    "Glm4MoeForCausalLM": DEEPSEEK,
+}
+"""By architecture, as `families.py` has it."""
+
+
+class _Renamed:
+    """A checkpoint whose layer 0 is the MTP layer."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str) -> None:
+        self._checkpoint, self._prefix = checkpoint, f"{prefix}."
+
+    def __contains__(self, name: str) -> bool:
+        return self._name(name) in self._checkpoint
+
+    def holds(self, name: str) -> bool:
+        return self._checkpoint.holds(self._name(name))
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Any:
+        return self._checkpoint.weight(self._name(name), shape)
+
+    def close(self) -> None:
+        self._checkpoint.close()
+
+    def _name(self, name: str) -> str:
+        return name.replace("model.layers.0.", self._prefix, 1)
+
+
+class MtpDraft(Draft):
+    """One layer over the next token's embedding and the model's last hidden state (DeepSeek-AI, 2024)."""
+
+    kind: ClassVar[str] = "MTP"
+    lag: ClassVar[int] = 1
+
+    def __init__(
+        self, decoder: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, make_linear: MakeLinear
+    ) -> None:
+        super().__init__()
+        names, config = FAMILIES[decoder.config.architecture], decoder.config
+        self.normed, self.config, self.observed = names.normed, _one_layer(config), (config.layers,)
+        self.page_shapes = self.config.page_shapes
+        E, device = config.model, decoder.embedding.device
+        renamed: Any = _Renamed(checkpoint, names.layer.format(config.layers))
+        weights = DecoderWeights(self.config, renamed, dtype, make_linear, device)
+        self.layer = Layer(self.config, weights, 0).to(device)
+        join = checkpoint.weight(f"{names.join.format(config.layers)}.weight", (E, 2 * E))
+        self.join: nn.Module = make_linear(join.rows(0, E).to(dtype).clone(), None).to(device)
+        for name in ("embedding_norm", "hidden_norm", "final_norm"):
+            file_name = f"{getattr(names, name).format(config.layers)}.weight"
+            norm_E = checkpoint.weight(file_name, (E,)).rows(0, E).float() + config.norm_offset
+            self.register_buffer(name, norm_E.to(device))
+        checkpoint.close()
+        self.register_buffer("embedding", decoder.embedding)
+        self.head, self.scale = decoder.head, decoder.embedding_scale
+        self.rotary = RotaryCache(self.config)
+
+    def forward(self, batch: Batch, states_TX: torch.Tensor | None, pages: LayerCache) -> torch.Tensor:
+        """See `Draft`."""
+        assert states_TX is not None, "an MTP layer is called without the model's states"
+        eps, norms = self.config.eps, self._buffers
+        embedded_TE = F.embedding(batch.ids_T, self.get_buffer("embedding"))
+        if self.scale != 1:
+            embedded_TE = embedded_TE * self.scale
+        joined = [
+            ops.rms_norm(x_TE.contiguous(), norms[name], eps)
+            for x_TE, name in ((embedded_TE, "embedding_norm"), (states_TX, "hidden_norm"))
+        ]
+        stream_TE = self.join(torch.cat(joined, dim=-1))
+        (angles,) = self.rotary.by_layer(batch)
+        delta_TE, stream_TE = self.layer(None, stream_TE, batch, angles, pages.layers[0])
+        stream_TE = stream_TE + delta_TE
+        return self._normed(stream_TE) if self.normed else stream_TE
+
+    def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
+        """See `Draft`."""
+        x_NE = hidden_NE if self.normed else self._normed(hidden_NE)
+        return most_likely(shape_logits(self.config, self.head(x_NE).float()))
+
+    def _normed(self, x_TE: torch.Tensor) -> torch.Tensor:
+        norm: Any = self._buffers["final_norm"]
+        return ops.rms_norm(x_TE.contiguous(), norm, self.config.eps)
+
+
+def check_mtp(folder: Path, decoder: Decoder, checkpoint: Checkpoint) -> None:
+    """Raise `ModelError` unless the folder's checkpoint has an MTP layer that is known here."""
+    names = FAMILIES.get(decoder.config.architecture)
+    if names is None:
+        raise ModelError(
+            f"--draft mtp: MTP layers of {decoder.config.architecture} are not known here",
+            allowed=", ".join(FAMILIES),
+        )
+    name = f"{names.join.format(decoder.config.layers)}.weight"
+    if name not in checkpoint:
+        raise ModelError(
+            f"--draft mtp: {folder} has no MTP layer",
+            found=f"no tensor '{name}'",
+            next="files that transformers has saved lack it: take the published checkpoint",
+        )
+
+
+def _one_layer(config: DecoderConfig) -> DecoderConfig:
+    """The configuration of a decoder that is one full-attention layer of this one, the last."""
+    layer = max(
+        index
+        for index in range(config.layers)
+        if not (config.recurrent and config.recurrent[index]) and not config.windows[index]
+    )
+    return replace(
+        config,
+        layers=1,
+        windows=(0,),
+        ropes=(config.ropes[layer],),
+        sparse=(config.sparse[-1],),
+        recurrent=(),
+        mixer=None,
+    )
