@@ -384,7 +384,7 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     batch = cache.append([(cache.sequence(1), [3])])
     layer: Any = loaded.decoder.layers[0]
     x, turn = batch.ids_T, [torch.zeros(64, 16), torch.zeros(64, 16), batch.positions_T]
-    where = (batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B, [], None)
+    where = (batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B, [], None, None)
     rows = torch.tensor([0])
 
     with pytest.raises(ValueError, match="0 layers"):
@@ -409,7 +409,7 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
         good.hidden(x, turns, where[0] + 100_000, *where[1:])
     adapted = torch.classes.torchwright.AdaptedRows([torch.classes.torchwright.Adapter()], [rows + 1])
     with pytest.raises(IndexError, match="row 1 is beyond the 1 of the batch"):
-        good.hidden(x, turns, *where[:-1], adapted)
+        good.hidden(x, turns, *where[:-2], adapted, None)
     with pytest.raises(ValueError, match="no output layer"):
         good.logits(x, turns, *where, rows)
     head: Any = loaded.decoder.head
@@ -425,7 +425,16 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     with pytest.raises(ValueError, match="of a gate silu or gelu_tanh"):
         told(loaded, activation="gelu")
     with pytest.raises(ValueError, match="1 tensors of a memory"):
-        good.hidden(x, turns, *where[:-2], [batch.block_tables_BP], None)
+        good.hidden(x, turns, *where[:-3], [batch.block_tables_BP], None, None)
+    E = loaded.config.model
+    with pytest.raises(ValueError, match="no layer 2 to observe"):
+        good.observe([2])
+    with pytest.raises(ValueError, match="rows of 0 observed"):
+        good.hidden(x, turns, *where[:-1], torch.zeros(1, E, dtype=torch.bfloat16))
+    good.observe([0, 1])
+    for features in (torch.zeros(1, E, dtype=torch.bfloat16), torch.zeros(1, 2 * E)):
+        with pytest.raises(ValueError, match="features"):
+            good.hidden(x, turns, *where[:-1], features)
     pages = cache.layers[0]
     with pytest.raises(ValueError, match="memory does not fit"):
         good.add_memory(layer.pre_mlp, pages.k, pages.v, None, None)
