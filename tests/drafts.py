@@ -63,7 +63,14 @@ def head_config(
     """The config.json of such a head; `fields` go before its own."""
     kept = (
         *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads"),
-        *("head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "hidden_act"),
+        *(
+            "head_dim",
+            "rms_norm_eps",
+            "max_position_embeddings",
+            "rope_parameters",
+            "rope_theta",
+            "hidden_act",
+        ),
     )
     layer = {key: target[key] for key in kept if target.get(key) is not None}
     layer |= {"model_type": "llama", "num_hidden_layers": 1}

@@ -49,7 +49,12 @@ def head(loaded: LoadedDecoder, folder: Path, **options: Any) -> Draft:
 
 
 def engine(
-    loaded: LoadedDecoder, draft: Draft | None, *, costs: DraftCosts | None = FREE, pages: int = 256, **options: Any
+    loaded: LoadedDecoder,
+    draft: Draft | None,
+    *,
+    costs: DraftCosts | None = FREE,
+    pages: int = 256,
+    **options: Any,
 ) -> ServingEngine:
     asked = EngineOptions(speculate=options.pop("speculate", "none"), **options)
     copies = asked.max_running * 8 if loaded.config.state_shapes else 0
@@ -147,7 +152,9 @@ def test_a_draft_that_is_never_right_rests(llama: LoadedDecoder, tmp_path: Path)
     assert made.stats().speculated_tokens == before
 
 
-def test_nothing_is_proposed_where_rows_cost_more_than_they_bring(llama: LoadedDecoder, tmp_path: Path) -> None:
+def test_nothing_is_proposed_where_rows_cost_more_than_they_bring(
+    llama: LoadedDecoder, tmp_path: Path
+) -> None:
     costs = DraftCosts(RowCosts([1, 16], [1.0, 16.0]), RowCosts([1, 16], [1.0, 1.0]))
     made = engine(llama, twin(llama, tmp_path), costs=costs)
     made.submit(request("a", words(9, seed=3), 30))

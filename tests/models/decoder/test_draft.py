@@ -113,17 +113,13 @@ def reference(
     x = torch.cat([embedded, normed], dim=1)
     q, k, v = (x @ named[f"self_attn.{part}_proj.weight"].T for part in "qkv")
     q, k = turned(q.unflatten(1, (HEADS, SIZE))), turned(k.unflatten(1, (KV_HEADS, SIZE)))
-    k, v = (
-        part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v.unflatten(1, (KV_HEADS, SIZE)))
-    )
+    k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v.unflatten(1, (KV_HEADS, SIZE))))
     scores = torch.einsum("qhd,khd->hqk", q, k) / SIZE**0.5
     scores = scores.masked_fill(torch.ones_like(scores[0]).triu(1).bool(), -math.inf)
     mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
     stream = (normed if before else states_TE) + mixed @ named["self_attn.o_proj.weight"].T
     x = norm(stream, named["post_attention_layernorm.weight"])
-    wide = torch.nn.functional.silu(x @ named["mlp.gate_proj.weight"].T) * (
-        x @ named["mlp.up_proj.weight"].T
-    )
+    wide = torch.nn.functional.silu(x @ named["mlp.gate_proj.weight"].T) * (x @ named["mlp.up_proj.weight"].T)
     return stream + wide @ named["mlp.down_proj.weight"].T
 
 
@@ -184,9 +180,7 @@ def test_observed_layers_are_counted_as_each_layout_does(target: LoadedDecoder, 
     assert second.observed == (0, 1, 3)
 
 
-def test_a_head_that_carries_the_models_embedding_shares_it(
-    target: LoadedDecoder, tmp_path: Path
-) -> None:
+def test_a_head_that_carries_the_models_embedding_shares_it(target: LoadedDecoder, tmp_path: Path) -> None:
     drafts.write_head(target.folder, tmp_path)
     file = tmp_path / "model.safetensors"
     save_file(load_file(file) | {"embed_tokens.weight": target.decoder.embedding.clone()}, file)

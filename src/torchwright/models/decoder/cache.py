@@ -103,9 +103,11 @@ class PagePool:
 
 
 class LayerCache:
-    """Pages of keys and values of some layers, and the states of others, as layers take them."""
+    """Pages of keys and values of some layers, and the states of the recurrent ones, as layers take them."""
 
-    def __init__(self, shapes: Sequence[PageShape], pages: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shapes: Sequence[PageShape], pages: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.dtype, self.device = dtype, device
         self.layers = [_layer(pages, shape, dtype, device) for shape in shapes]
         self.states: StatePool | None = None
@@ -300,7 +302,10 @@ class PagedCache(LayerCache):
             sequence.pages[place // PAGE] * PAGE + place % PAGE
             for (sequence, _), place in zip(pieces, places, strict=True)
         ]
-        lengths = [max(place + 1, sequence.prompt_tokens) for (sequence, _), place in zip(pieces, places, strict=True)]
+        lengths = [
+            max(place + 1, sequence.prompt_tokens)
+            for (sequence, _), place in zip(pieces, places, strict=True)
+        ]
         of_64_bits = {
             "ids_T": [id for _, id in pieces],
             "positions_T": places,
@@ -340,9 +345,7 @@ class PagedCache(LayerCache):
             sequence.pages.append(new.pop())
 
 
-def _arrays(
-    device: torch.device, of_64_bits: dict[str, Any], of_32_bits: dict[str, Any]
-) -> dict[str, Any]:
+def _arrays(device: torch.device, of_64_bits: dict[str, Any], of_32_bits: dict[str, Any]) -> dict[str, Any]:
     """Lists as integer tensors of these sizes."""
     wide = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
     return _on(device, wide | {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()})

@@ -56,7 +56,7 @@ class RowCosts:
     seconds: Sequence[float]
 
     def __call__(self, rows: float) -> float:
-        """Return the seconds of a call: between two measured ones on the line through them, beyond the last on its own."""
+        """Return the seconds of a call, on the line through the two measured numbers of rows next to it."""
         if len(self.rows) == 1:
             return self.seconds[0] * rows / self.rows[0]
         right = min(max(1, bisect_left(self.rows, rows)), len(self.rows) - 1)

@@ -33,10 +33,6 @@ GRAMMAR_WAIT_S = 0.02
 """A step that only waits for grammars to be read takes no longer."""
 
 
-PLACES = ("proposed_at", "accepted_at")
-"""Counts by place, which go on growing while a message waits to be written."""
-
-
 def count_places(counts: list[int], tokens: int) -> None:
     """Count tokens by their place, from the first on."""
     counts.extend([0] * (tokens - len(counts)))
@@ -88,6 +84,10 @@ class _Counts:
     accepted_tokens: int = 0
     proposed_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields, lists as they are now."""
+        return vars(self) | {"proposed_at": [*self.proposed_at], "accepted_at": [*self.accepted_at]}
 
     def step(self, seconds: float, tokens: int) -> None:
         self.steps += 1
@@ -141,7 +141,7 @@ class TokenEngine:
             pages_cached=cached,
             pages=pages,
             core_share=self._cores.value,
-            **vars(self._counts) | {name: list(getattr(self._counts, name)) for name in PLACES},
+            **self._counts.values(),
         )
 
     def _reported(self) -> StepOutput:

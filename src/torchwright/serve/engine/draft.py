@@ -107,9 +107,7 @@ class Drafter:
         if not kept:
             return
         self._tried = True
-        hidden_TE = self.draft(
-            _rows_of(batch, kept, lag), *self._states(batch, kept), self._cache.draft
-        )
+        hidden_TE = self.draft(_rows_of(batch, kept, lag), *self._states(batch, kept), self._cache.draft)
         if lag:
             self._begin(kept, hidden_TE)
         self._spent_s += self._clock() - begun
@@ -215,9 +213,7 @@ class Drafter:
         ):
             chain.next, chain.state_E = (token, probability), state_E
 
-    def _states(
-        self, batch: Batch, kept: list[tuple[Running, int, int, int]]
-    ) -> tuple[torch.Tensor | None]:
+    def _states(self, batch: Batch, kept: list[tuple[Running, int, int, int]]) -> tuple[torch.Tensor | None]:
         if batch.features is None:
             return (None,)
         return (batch.features.values_TF[_row_numbers(kept, batch.ids_T.device)],)
@@ -271,7 +267,9 @@ def _rows_of(batch: Batch, kept: list[tuple[Running, int, int, int]], lag: int) 
 
 
 def _row_numbers(kept: list[tuple[Running, int, int, int]], device: torch.device) -> torch.Tensor:
-    return torch.tensor([number for _, row, _, count in kept for number in range(row, row + count)], device=device)
+    return torch.tensor(
+        [number for _, row, _, count in kept for number in range(row, row + count)], device=device
+    )
 
 
 @torch.inference_mode()

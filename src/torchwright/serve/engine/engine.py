@@ -25,8 +25,8 @@ from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.draft import Draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.shown import Places, places_of
-from torchwright.serve.engine.adapters import ServedAdapters
 from torchwright.serve.engine.acceptance import Acceptance
+from torchwright.serve.engine.adapters import ServedAdapters
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine, count_places
 from torchwright.serve.engine.draft import DraftCosts, Drafter, measure_costs

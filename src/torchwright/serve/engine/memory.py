@@ -78,7 +78,9 @@ class CacheSize:
     """A draft's layers, whose keys and values lie in the same pages."""
 
     def bytes_of(self, config: PagedConfig, dtype: torch.dtype) -> int:
-        return self.pages * page_bytes(config, dtype, self.draft) + (self.running + self.copies) * state_bytes(config)
+        return self.pages * page_bytes(config, dtype, self.draft) + (
+            self.running + self.copies
+        ) * state_bytes(config)
 
 
 def state_bytes(config: PagedConfig) -> int:

@@ -91,9 +91,7 @@ class Runner:
         batch = with_adapters(with_pictures(batch, shown), adapted)
         followed = [piece for piece in pieces if piece.sequence.drafted] if self._drafter else []
         if self._drafter and followed:
-            batch = replace(
-                batch, features=self._drafter.features(len(batch.ids_T), self.decoder.embedding)
-            )
+            batch = replace(batch, features=self._drafter.features(len(batch.ids_T), self.decoder.embedding))
         answering = [piece for piece in pieces if piece.answers]
         masks = self._masks(answering)
         blocks = list(_blocks(answering))

@@ -13,8 +13,8 @@ from torchwright.models.decoder.pages import PageShape
 class Draft(nn.Module):
     """A model that proposes the tokens which follow a text, over the pages of the decoder that verifies them.
 
-    Its keys and values lie in layers of their own in the same pages, so that they are shared, kept and given back along
-    with the decoder's. They decide how many proposals are accepted, and never which tokens a request gets.
+    Its keys and values lie in layers of their own in the same pages: they are shared, kept and given back along with
+    the decoder's. They decide how many proposals are accepted, and never which tokens a request gets.
     """
 
     kind: str

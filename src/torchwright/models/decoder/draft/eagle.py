@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from torchwright.models.decoder.weights import LayerParts, MakeLinear
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LAYER_PREFIXES = ("midlayer.", "layers.0.")
-"""Of the layer's tensors, as SpecForge and as speculators write them."""
+"""Prefixes of the layer's tensors, as SpecForge and as speculators write them."""
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that only the head's training reads."""
 
@@ -78,6 +78,9 @@ class HeadWeights(LayerParts):
             )
         self._files.close()
 
+    def release(self) -> None:
+        """Keep the files open; `finish` closes them."""
+
     def matrix(self, name: str, shape: tuple[int, int]) -> nn.Module:
         """A linear layer at the top of the head."""
         return self._make_linear(self.tensor(name, shape).contiguous(), None).to(self.device)
@@ -117,9 +120,7 @@ class HeadWeights(LayerParts):
         )
         bias_N = None
         if biased:
-            bias_N = torch.cat(
-                [self.tensor(f"{self._prefix}{name}.bias", (count,)) for name, count in parts]
-            )
+            bias_N = torch.cat([self.tensor(f"{self._prefix}{name}.bias", (count,)) for name, count in parts])
         return self._make_linear(weight_NK, bias_N)
 
 
@@ -128,6 +129,12 @@ class EagleDraft(Draft):
 
     kind: ClassVar[str] = "EAGLE-3"
     lag: ClassVar[int] = 1
+    embedding: torch.Tensor
+    fuse_norm: torch.Tensor | None
+    input_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    pre_mlp: torch.Tensor
+    final_norm: torch.Tensor
 
     def __init__(self, config: EagleConfig, weights: HeadWeights, decoder: Decoder) -> None:
         super().__init__()
@@ -182,28 +189,28 @@ class EagleDraft(Draft):
     def forward(self, batch: Batch, states_TX: torch.Tensor | None, pages: LayerCache) -> torch.Tensor:
         """See `Draft`."""
         assert states_TX is not None, "an EAGLE head is called without features"
-        eps, named = self.config.layer.eps, self._norms
-        # Features and the head's own states may be equally wide only where a head observes one layer.
-        if states_TX.shape[1] == len(self.observed) * self.config.target_model:
-            if (norm := named("fuse_norm")) is not None:
-                states_TX = ops.rms_norm(states_TX.contiguous(), norm, eps)
-            states_TX = self.fuse(states_TX)
-        embedded_TE = F.embedding(batch.ids_T, self.get_buffer("embedding"))
-        hidden_TE = ops.rms_norm(states_TX.contiguous(), named("hidden_norm"), eps)
-        x_TE = torch.cat([ops.rms_norm(embedded_TE, named("input_norm"), eps), hidden_TE], dim=-1)
-        stream_TE = hidden_TE if self.config.norm_before_residual else states_TX
+        eps = self.config.layer.eps
+        # Features and the head's own states are equally wide only where a head observes a single layer.
+        wide = states_TX.shape[1] == len(self.observed) * self.config.target_model
+        states_TE = self._fused(states_TX) if wide else states_TX
+        embedded_TE = F.embedding(batch.ids_T, self.embedding)
+        hidden_TE = ops.rms_norm(states_TE.contiguous(), self.hidden_norm, eps)
+        x_TE = torch.cat([ops.rms_norm(embedded_TE, self.input_norm, eps), hidden_TE], dim=-1)
+        stream_TE = hidden_TE if self.config.norm_before_residual else states_TE
         (angles,) = self.rotary.by_layer(batch)
         delta_TE = self.attention(x_TE, batch, angles, pages.layers[0])
-        x_TE, stream_TE = ops.add_rms_norm(delta_TE, stream_TE.contiguous(), named("pre_mlp"), eps)
+        x_TE, stream_TE = ops.add_rms_norm(delta_TE, stream_TE.contiguous(), self.pre_mlp, eps)
         return stream_TE + self.mlp(x_TE)
+
+    def _fused(self, features_TF: torch.Tensor) -> torch.Tensor:
+        if self.fuse_norm is not None:
+            features_TF = ops.rms_norm(features_TF.contiguous(), self.fuse_norm, self.config.layer.eps)
+        return self.fuse(features_TF)
 
     def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
         """See `Draft`."""
-        x_NE = ops.rms_norm(hidden_NE.contiguous(), self._norms("final_norm"), self.config.layer.eps)
+        x_NE = ops.rms_norm(hidden_NE.contiguous(), self.final_norm, self.config.layer.eps)
         return most_likely(self.head(x_NE).float(), self._ids)
-
-    def _norms(self, name: str) -> Any:
-        return self._buffers[name]
 
 
 def most_likely(logits_NV: torch.Tensor, ids: Sequence[int] | None = None) -> tuple[list[int], list[float]]:

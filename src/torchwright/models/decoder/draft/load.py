@@ -23,7 +23,6 @@ from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.load import linear_maker, load_decoder
 from torchwright.models.decoder.model import Decoder
 
-
 OWN = "mtp"
 """In place of a folder: the model's own MTP layer."""
 
@@ -82,9 +81,7 @@ def _own(loaded: LoadedPagedModel, quantize: str | None) -> Draft:
     checkpoint = Checkpoint(loaded.folder, language_part(read_config(loaded.folder)))
     check_mtp(loaded.folder, decoder, checkpoint)
     dtype = decoder.embedding.dtype
-    return MtpDraft(
-        decoder, checkpoint, dtype, linear_maker(read_scheme(quantize), dtype, loaded.device)
-    )
+    return MtpDraft(decoder, checkpoint, dtype, linear_maker(read_scheme(quantize), dtype, loaded.device))
 
 
 def _small(path: Path, loaded: LoadedPagedModel, quantize: str | None) -> Draft:

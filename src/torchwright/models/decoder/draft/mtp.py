@@ -90,6 +90,10 @@ class MtpDraft(Draft):
 
     kind: ClassVar[str] = "MTP"
     lag: ClassVar[int] = 1
+    embedding: torch.Tensor
+    embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    final_norm: torch.Tensor
 
     def __init__(
         self, decoder: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, make_linear: MakeLinear
@@ -116,13 +120,12 @@ class MtpDraft(Draft):
     def forward(self, batch: Batch, states_TX: torch.Tensor | None, pages: LayerCache) -> torch.Tensor:
         """See `Draft`."""
         assert states_TX is not None, "an MTP layer is called without the model's states"
-        eps, norms = self.config.eps, self._buffers
-        embedded_TE = F.embedding(batch.ids_T, self.get_buffer("embedding"))
+        embedded_TE = F.embedding(batch.ids_T, self.embedding)
         if self.scale != 1:
             embedded_TE = embedded_TE * self.scale
         joined = [
-            ops.rms_norm(x_TE.contiguous(), norms[name], eps)
-            for x_TE, name in ((embedded_TE, "embedding_norm"), (states_TX, "hidden_norm"))
+            ops.rms_norm(x_TE.contiguous(), norm_E, self.config.eps)
+            for x_TE, norm_E in ((embedded_TE, self.embedding_norm), (states_TX, self.hidden_norm))
         ]
         stream_TE = self.join(torch.cat(joined, dim=-1))
         (angles,) = self.rotary.by_layer(batch)
@@ -136,8 +139,7 @@ class MtpDraft(Draft):
         return most_likely(shape_logits(self.config, self.head(x_NE).float()))
 
     def _normed(self, x_TE: torch.Tensor) -> torch.Tensor:
-        norm: Any = self._buffers["final_norm"]
-        return ops.rms_norm(x_TE.contiguous(), norm, self.config.eps)
+        return ops.rms_norm(x_TE.contiguous(), self.final_norm, self.config.eps)
 
 
 def check_mtp(folder: Path, decoder: Decoder, checkpoint: Checkpoint) -> None:

@@ -105,8 +105,8 @@ def _with_bound_weights(module: torch.fx.GraphModule) -> Callable[..., Any]:
 def _with_bound_operators(module: torch.fx.GraphModule) -> Callable[..., Any]:
     """Return a graph's function, with PyTorch's operators as global names.
 
-    As `torch.ops.aten.linear.default(…)` each call would cost four look-ups and a Python function of its own, a tenth
-    of the time of a model of thirty small operators.
+    `torch.ops.aten.linear.default(…)` costs four look-ups and a Python function, a tenth of the time of a model of
+    thirty small operators.
     """
     forward: Any = module.forward
     names = dict(forward.__func__.__globals__)
