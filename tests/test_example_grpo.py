@@ -82,10 +82,11 @@ def test_the_teacher_leaves_a_digit_out_four_times_of_five() -> None:
 
 
 @pytest.mark.slow
-def test_a_few_steps_from_end_to_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [[], ["--server"]])
+def test_a_few_steps_from_end_to_end(tmp_path: Path, where: list[str]) -> None:
     out = tmp_path / "out"
     words = ["--form-steps", "2", "--steps", "2", "--questions", "4", "--group", "4", "--kl", "0.1"]
-    command = [sys.executable, str(EXAMPLE / "grpo.py"), str(out), *words]
+    command = [sys.executable, str(EXAMPLE / "grpo.py"), str(out), *words, *where]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (out / "rewards.jsonl").read_text().splitlines()]

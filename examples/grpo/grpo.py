@@ -1,10 +1,12 @@
 """An example: group relative policy optimization (GRPO, Shao et al., 2024) on sums, in one program.
 
-    python examples/grpo/grpo.py OUT [--steps 100] [--kl 0.0]
+    python examples/grpo/grpo.py OUT [--steps 100] [--kl 0.0] [--server]
 
 1. `torchwright train` teaches a small model the task by examples of which four in five are wrong (`sums.py`).
 2. The serving engine draws groups of answers with their log-probabilities; a reward is 1 for the right sum, else 0.
 3. The trainer's model learns from them, and its weights go into the engine while other answers are being drawn.
+
+With --server the engine is that of `torchwright serve`, and both ways go over HTTP (`served.py`).
 
 OUT/model is served like any other (`torchwright serve OUT/model`). OUT/rewards.jsonl and rewards.svg have the curve.
 """
@@ -12,6 +14,7 @@ OUT/model is served like any other (`torchwright serve OUT/model`). OUT/rewards.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import random
@@ -26,6 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch.nn.utils.rnn import pad_sequence
 
+import served
 from rollouts import Answer, Rollouts, exact_match
 from sums import CONFIG, CONTEXT, END, Sum, encode, question, sums, write_examples, write_tokenizer
 from torchwright.models.decoder import load_decoder, read_decoder_config
@@ -121,15 +125,25 @@ def teach_form(out: Path, steps: int) -> Path:
     return model
 
 
-class Policy:
+class Trained:
+    """The model that is trained."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config, self.source = read_decoder_config(folder), folder
+        self.model = Transformer(self.config)
+        load_weights(self.model, folder)
+
+    def save(self, folder: Path) -> None:
+        save_folder(self.model, self.config, folder, source=self.source)
+
+
+class Policy(Trained):
     """The trained model and the engine that draws from it."""
 
     def __init__(self, folder: Path, scratch: Path, *, answers: int) -> None:
         """`answers` may be under way: other weights put all of them back into the queue."""
-        self.config = read_decoder_config(folder)
-        self.source, self.scratch = folder, scratch
-        self.model = Transformer(self.config)
-        load_weights(self.model, folder)
+        super().__init__(folder)
+        self.scratch = scratch
         loaded = load_decoder(folder, torch.bfloat16)
         # Where the compiled kernels are missing, answers depend on their company, which matters nothing here.
         options = EngineOptions(
@@ -137,14 +151,44 @@ class Policy:
         )
         self.engine = ServingEngine(loaded, size=CacheSize(2048, options.max_running), options=options)
 
-    def save(self, folder: Path) -> None:
-        save_folder(self.model, self.config, folder, source=self.source)
-
     def publish(self) -> None:
         """The model's weights into the engine, whatever is under way there."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.save(self.scratch)
         self.engine.load_weights(load_decoder(self.scratch, torch.bfloat16))
+
+    def rollouts(self, questions: Iterator[Sum], *, group: int, load: int) -> Rollouts:
+        return Rollouts(self.engine, questions, group=group, load=load)
+
+    def exact_match(self, questions: list[Sum]) -> float:
+        return exact_match(self.engine, questions)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class ServedPolicy(Trained):
+    """The trained model and the server that draws from it."""
+
+    def __init__(self, folder: Path, server: served.Server) -> None:
+        super().__init__(folder)
+        self.server = server
+
+    def publish(self) -> None:
+        """The model's weights into the server, whatever is under way there."""
+        folder = self.server.next_folder()
+        self.save(folder)
+        self.server.update(folder)
+        shutil.rmtree(folder)
+
+    def rollouts(self, questions: Iterator[Sum], *, group: int, load: int) -> served.ServedRollouts:
+        return served.ServedRollouts(self.server, questions, group=group, load=load)
+
+    def exact_match(self, questions: list[Sum]) -> float:
+        return served.exact_match(self.server, questions)
+
+    def close(self) -> None:
+        pass
 
 
 def endless(questions: list[Sum], seed: int) -> Iterator[Sum]:
@@ -154,14 +198,22 @@ def endless(questions: list[Sum], seed: int) -> Iterator[Sum]:
 
 
 def learn(
-    policy: Policy, out: Path, *, steps: int, questions: int, group: int, updates: int, rate: float, kl: float
+    policy: Policy | ServedPolicy,
+    out: Path,
+    *,
+    steps: int,
+    questions: int,
+    group: int,
+    updates: int,
+    rate: float,
+    kl: float,
 ) -> list[dict[str, float]]:
     """GRPO: a line of figures for each step, written to OUT/rewards.jsonl as they come."""
-    model, engine = policy.model, policy.engine
+    model = policy.model
     reference = copy.deepcopy(model).requires_grad_(False) if kl else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / WARM_UP, total_iters=WARM_UP - 1)
-    rollouts = Rollouts(engine, endless(sums()[0], 1), group=group, load=questions)
+    rollouts = policy.rollouts(endless(sums()[0], 1), group=group, load=questions)
     begun, told = time.perf_counter(), []
     with (out / "rewards.jsonl").open("w") as file:
         for step in range(1, steps + 1):
@@ -188,9 +240,7 @@ def learn(
             file.flush()
             if step % 10 == 0:
                 print(f"step {step}  reward {figures['reward']:.3f}  {figures['seconds']:.0f} s", flush=True)
-    engine.cancel_all("training has ended")
-    while not engine.idle:
-        engine.step()
+    rollouts.close()
     return told
 
 
@@ -221,21 +271,32 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--kl", type=float, default=0.0, help="weight of the divergence from the first model")
     parser.add_argument("--threads", type=int, default=1, help="more gain little with a model this small")
+    parser.add_argument("--server", action="store_true", help="draw from `torchwright serve`, over HTTP")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     out = options.out
     out.mkdir(parents=True)
     answers = max(len(sums()[1]), options.questions * options.group)
-    policy = Policy(teach_form(out, options.form_steps), out / "published", answers=answers)
+    form = teach_form(out, options.form_steps)
+    with contextlib.ExitStack() as stack:
+        if options.server:
+            server = stack.enter_context(served.serving(form, answers=answers))
+            run(ServedPolicy(form, server), out, options)
+        else:
+            run(Policy(form, out / "published", answers=answers), out, options)
+
+
+def run(policy: Policy | ServedPolicy, out: Path, options: argparse.Namespace) -> None:
+    """Learn, and say how many held-out sums are right before and after."""
     held_out = sums()[1]
-    before = exact_match(policy.engine, held_out)
+    before = policy.exact_match(held_out)
     print(f"held-out sums right after supervised training: {before:.1%}", flush=True)
     settings = {
         name: getattr(options, name) for name in ("steps", "questions", "group", "updates", "rate", "kl")
     }
     rewards = learn(policy, out, **settings)
-    after = exact_match(policy.engine, held_out)
-    policy.engine.close()
+    after = policy.exact_match(held_out)
+    policy.close()
     policy.save(out / "model")
     draw(rewards, before, after, out / "rewards.svg")
     print(f"and after GRPO: {after:.1%}")

@@ -47,6 +47,12 @@ class Rollouts:
         self._step()
         return taken
 
+    def close(self) -> None:
+        """End what is under way."""
+        self.engine.cancel_all("training has ended")
+        while not self.engine.idle:
+            self.engine.step()
+
     def _step(self) -> None:
         """Ask until `load` questions are open, and let the engine draw a token of each answer."""
         while self.under_way < self.load:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import zmq
 
@@ -47,20 +48,26 @@ from torchwright.serve.wire.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Cancel,
+    Control,
+    Controlled,
     Embed,
     Embedded,
     EngineReady,
     Failed,
     Finish,
+    FlushCache,
     Forget,
     FromEngine,
     Grammar,
     Heard,
     LoadAdapter,
     Loading,
+    NameWeights,
     Paint,
     Painted,
+    Pause,
     RequestRefused,
+    Resume,
     Shutdown,
     Stats,
     StepOutput,
@@ -70,6 +77,8 @@ from torchwright.serve.wire.messages import (
     TokenOutput,
     Transcribe,
     UnloadAdapter,
+    UpdateWeights,
+    WeightsUpdated,
     decode_to_engine,
     encode,
 )
@@ -84,6 +93,10 @@ NEVER = "a text that is not embedded, a prompt for which only the first window i
 DIES = "a prompt that ends the engine"
 READERS = ("encoder", "classifier", "recognizer", "painter")
 """Kinds that need no tokenizer in the HTTP process."""
+
+
+SLOW_SEED = 94
+"""The seed of a request that is slow, at paths that take no priority."""
 
 
 class Trouble(enum.IntEnum):
@@ -107,6 +120,7 @@ class FakeEngine:
         self._kind = kind
         self._running: dict[tuple[str, int], tuple[Submit, int]] = {}
         self._adapters: set[str] = set()
+        self._paused, self._version = False, "fake"
         self._totals = {"prompt_tokens": 0, "generated_tokens": 0, "steps": 0}
 
     def run(self) -> None:
@@ -153,8 +167,12 @@ class FakeEngine:
         | Transcribe
         | Paint
         | LoadAdapter
-        | UnloadAdapter,
+        | UnloadAdapter
+        | Control,
     ) -> None:
+        if isinstance(message, Control):
+            self._control(message)
+            return
         if isinstance(message, LoadAdapter):
             if message.folder.endswith("damaged"):
                 text = f"{message.folder}/adapter_model.safetensors cannot be read"
@@ -185,7 +203,7 @@ class FakeEngine:
         elif isinstance(message, Cancel):
             for id, index in list(self._running):
                 if id == message.id and message.index in (None, index):
-                    self._finish([], id, index, "cancelled")
+                    self._finish([], id, index, "abort" if message.finish == "abort" else "cancelled")
         elif message.adapter is not None and message.adapter not in self._adapters:
             text = f"there is no adapter '{message.adapter}'"
             self._send(RequestRefused(id=message.id, reason="invalid", text=text))
@@ -202,9 +220,37 @@ class FakeEngine:
             for index in range(message.n):
                 self._running[message.id, index] = (message, 0)
 
+    def _control(self, message: Control) -> None:
+        """Weights are named by their folder; one that ends with `damaged` cannot be read."""
+        requests = len({id for id, _ in self._running})
+        match message:
+            case FlushCache() if self._running:
+                self._send(RequestRefused(id=message.id, reason="invalid", text="requests are running"))
+            case UpdateWeights() if message.folder.endswith("damaged"):
+                self._send(RequestRefused(id=message.id, reason="invalid", text=f"{message.folder}: damaged"))
+            case UpdateWeights() | NameWeights():
+                folder = message.folder if isinstance(message, UpdateWeights) else ""
+                self._version = message.version or Path(folder).name
+                updated = WeightsUpdated(
+                    id=message.id, version=self._version, fingerprint=f"of {self._version}", requests=requests
+                )
+                self._send(updated)
+            case FlushCache() | Pause() | Resume():
+                self._paused = isinstance(message, Pause)
+                if isinstance(message, Pause) and message.mode == "abort":
+                    for id, index in list(self._running):
+                        self._finish([], id, index, "abort")
+                self._send(Controlled(id=message.id, requests=requests))
+
     def _step(self) -> None:
+        if self._paused:
+            time.sleep(0.01)
+            return
         outputs: list[TokenOutput] = []
-        if any(submit.priority == Trouble.SLOW for submit, _ in self._running.values()):
+        if any(
+            submit.priority == Trouble.SLOW or submit.sampling.seed == SLOW_SEED
+            for submit, _ in self._running.values()
+        ):
             time.sleep(0.02)
         for (id, index), (submit, count) in list(self._running.items()):
             if submit.priority in (Trouble.FAIL, Trouble.SLOW_GRAMMAR):
@@ -214,15 +260,15 @@ class FakeEngine:
                 self._finish(outputs, id, index, "length")
                 continue
             token = (submit.ids[1:] or submit.ids)[count % max(1, len(submit.ids) - 1)]
-            scored = [TokenLogprob(token, -0.5, [(token, -0.5), (7, -2.0)][: submit.logprobs or 0])]
+            asked = [-3.0] * len(submit.logprob_ids)
+            top = [(token, -0.5), (7, -2.0)][: submit.logprobs or 0]
+            scored = [TokenLogprob(token, -0.5, top, asked)]
             self._running[id, index] = (submit, count + 1)
             finish = (
                 "stop" if token in submit.stop_ids else "length" if count + 1 == submit.max_tokens else None
             )
             self._totals["generated_tokens"] += 1
-            prompt = None
-            if submit.prompt_logprobs is not None and count == 0 and index == 0:
-                prompt = [None, *(TokenLogprob(token, -1.0, []) for token in submit.ids[1:])]
+            prompt = _scored_prompt(submit) if count == 0 and index == 0 else None
             outputs.append(
                 TokenOutput(
                     id=id,
@@ -231,7 +277,7 @@ class FakeEngine:
                     logprobs=scored if submit.logprobs is not None else None,
                     prompt_logprobs=prompt,
                     finish=finish,
-                    timing=TIMING if finish else None,
+                    timing=self._timing(count + 1) if finish else None,
                 )
             )
             if finish:
@@ -240,23 +286,24 @@ class FakeEngine:
         self._send(StepOutput(outputs=outputs, stats=self._stats()))
 
     def _finish(self, outputs: list[TokenOutput], id: str, index: int, finish: Finish) -> None:
-        submit, _ = self._running.pop((id, index))
-        prompt = None
-        if submit.prompt_logprobs is not None and index == 0:
-            prompt = [None, *(TokenLogprob(token, -1.0, []) for token in submit.ids[1:])]
+        submit, count = self._running.pop((id, index))
+        prompt = _scored_prompt(submit) if count == 0 and index == 0 else None
         output = TokenOutput(
             id=id,
             index=index,
             tokens=[],
             finish=finish,
             message="a fault",
-            timing=TIMING,
+            timing=self._timing(count),
             prompt_logprobs=prompt,
         )
-        if finish == "cancelled":
+        if finish in ("cancelled", "abort"):
             self._send(StepOutput(outputs=[output], stats=self._stats()))
         else:
             outputs.append(output)
+
+    def _timing(self, tokens: int) -> Timing:
+        return msgspec.structs.replace(TIMING, versions=[(self._version, tokens)])
 
     def _stats(self) -> Stats:
         return Stats(
@@ -279,6 +326,13 @@ class FakeEngine:
     def _send(self, *messages: FromEngine) -> None:
         for message in messages:
             self._socket.send(encode(message))
+
+
+def _scored_prompt(submit: Submit) -> list[TokenLogprob | None] | None:
+    if submit.prompt_logprobs is None:
+        return None
+    asked, rest = [-3.0] * len(submit.logprob_ids), submit.ids[submit.prompt_logprobs_from + 1 :]
+    return [None, *(TokenLogprob(token, -1.0, [], asked) for token in rest)]
 
 
 def hear(message: Transcribe) -> list[FromEngine]:
@@ -393,6 +447,7 @@ def serving(
     folder: Path | None = None,
     picture_hosts: Sequence[str] = (),
     allow_adapters: Path | None = None,
+    allow_weights: Path | None = None,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
 
@@ -413,7 +468,16 @@ def serving(
         model = None if kind in READERS else load_model(target, limits, tools)
         hosts_known = Hosts(hosts, origins)
         yield from _serving(
-            kind, target, model, keys, hosts_known, aliases, limits, picture_hosts, allow_adapters
+            kind,
+            target,
+            model,
+            keys,
+            hosts_known,
+            aliases,
+            limits,
+            picture_hosts,
+            allow_adapters,
+            allow_weights,
         )
 
 
@@ -427,6 +491,7 @@ def _serving(
     limits: Limits,
     picture_hosts: Sequence[str],
     allow_adapters: Path | None,
+    allow_weights: Path | None,
 ) -> Iterator[Running]:
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
@@ -434,6 +499,7 @@ def _serving(
         name=MODEL,
         aliases=aliases,
         allow_adapters=allow_adapters,
+        allow_weights=allow_weights,
         client=client,
         model=model,
         folder=target.folder,

@@ -162,6 +162,37 @@ def test_structured_outputs_are_enforced(client: openai.OpenAI, form: dict[str, 
     assert all(allowed(choice.text) for choice in answer.choices)
 
 
+LARK = 'start: "a" MIDDLE "d"\nMIDDLE: /[bc]/'
+"""A grammar in Lark's syntax; guidance sends one under both of vLLM's names."""
+
+
+@pytest.mark.parametrize(
+    ("body", "allowed"),
+    [
+        ({"guided_regex": "[a-f]{3}"}, lambda text: len(text) == 3),
+        ({"regex": "[a-f]{3}"}, lambda text: len(text) == 3),
+        ({"guided_choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+        ({"guided_json": {"enum": [1, 2]}}, lambda text: text in ("1", "2")),
+        ({"guided_json": '{"enum": [1, 2]}'}, lambda text: text in ("1", "2")),
+        ({"ebnf": 'root ::= "a" ("b" | "c")'}, lambda text: text in ("ab", "ac")),
+        (
+            {
+                "guided_grammar": LARK,
+                "structured_outputs": {"grammar": LARK},
+                "guided_decoding_backend": "guidance",
+            },
+            lambda text: text in ("abd", "acd"),
+        ),
+    ],
+)
+def test_forms_have_the_names_of_other_servers(
+    client: openai.OpenAI, body: dict[str, Any], allowed: Any
+) -> None:
+    answer = client.completions.create(model=MODEL, prompt="x", max_tokens=40, extra_body=body)
+    assert answer.choices[0].finish_reason == "stop"
+    assert allowed(answer.choices[0].text)
+
+
 def test_tools_are_called_and_their_arguments_streamed(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "add"}]
     asked: Any = {"model": MODEL, "messages": messages, "tools": TOOLS, "seed": 3, "max_tokens": 300}

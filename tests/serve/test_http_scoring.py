@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,48 @@ def test_classes_come_in_vllms_form(http: httpx.Client, path: str) -> None:
     assert found["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
     plain = http.post(path, json={"input": "abc", "pairs": "de", "use_activation": False}).json()
     assert plain["data"][0]["probs"] == [logit("abc", "de")]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_rewards_come_in_sglangs_form(http: httpx.Client, many: bool) -> None:
+    found = http.post("/classify", json={"text": ["abc", "a"] if many else "abc"}).json()
+    rows = found if many else [found]
+    assert [row["embedding"] for row in rows] == [[logit("abc")], [logit("a")]][: len(rows)]
+    assert all(row["meta_info"]["id"] for row in rows)
+
+
+def test_pooling_gives_every_label(http: httpx.Client) -> None:
+    found = http.post("/pooling", json={"input": ["a", "abc"]}).json()
+    assert [(row["object"], row["data"]) for row in found["data"]] == [
+        ("pooling", [pytest.approx(sigmoid(1))]),
+        ("pooling", [pytest.approx(sigmoid(3))]),
+    ]
+    plain = http.post("/pooling", json={"input": "abc", "use_activation": False, "encoding_format": "base64"})
+    assert struct.unpack("<f", base64.b64decode(plain.json()["data"][0]["data"])) == (3.0,)
+
+
+def test_pooling_gives_a_sentence_encoders_vectors() -> None:
+    with serving(kind="encoder") as running:
+        found = httpx.post(f"{running.url}/pooling", json={"input": ["abc"]}).json()
+        assert found["data"][0]["data"] == [3.0, 0.5]
+    with serving() as running:
+        refused = httpx.post(f"{running.url}/pooling", json={"input": ["abc"]})
+        assert refused.status_code == 400
+        assert "no encoder and no classifier" in refused.text
+
+
+def test_a_language_model_judges_by_the_probabilities_of_labels() -> None:
+    """The fake engine gives every asked token the log-probability -3."""
+    with serving() as running, httpx.Client(base_url=running.url, timeout=30) as http:
+        body = {"query": "Is it good? ", "items": ["a b", "c d e"], "label_token_ids": [5, 6]}
+        found = http.post("/v1/score", json=body).json()
+        assert found["scores"] == [[pytest.approx(math.exp(-3))] * 2] * 2
+        soft = http.post("/score", json=body | {"apply_softmax": True, "item_first": True}).json()
+        assert soft["scores"] == [[0.5, 0.5]] * 2
+        ids = http.post("/v1/score", json=body | {"query": [5, 6], "items": [[7], [8, 9]]}).json()
+        assert (len(ids["scores"]), ids["usage"]["prompt_tokens"]) == (2, 7)
+        for wrong in ({"items": None}, {"label_token_ids": [5000]}, {"text_1": "a"}):
+            assert http.post("/v1/score", json=body | wrong).status_code == 400
 
 
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])

@@ -201,7 +201,17 @@ def test_every_list_has_a_longest_length_and_ends_with_its_first_fault(kind: typ
 
 def test_bodies_without_a_list_are_these() -> None:
     bodies = {kind.__name__ for kind in BODIES if not any(_lists(kind.__pydantic_core_schema__))}
-    assert bodies == {"ImageRequest", "LoadAdapterRequest", "UnloadAdapterRequest"}
+    assert bodies == {
+        "AbortRequest",
+        "ContinueRequest",
+        "FlushCacheRequest",
+        "ImageRequest",
+        "LoadAdapterRequest",
+        "NameWeightsRequest",
+        "PauseRequest",
+        "UnloadAdapterRequest",
+        "UpdateWeightsRequest",
+    }
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,13 @@ def _serve_command() -> ModuleType:
     help="Let clients load adapters below this folder, by /v1/load_lora_adapter.",
 )
 @click.option(
+    "--allow-weights",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Let clients change the model's weights to others below this folder, by /update_weights_from_disk, and pause "
+    "generation.",
+)
+@click.option(
     "--adapter-memory",
     callback=byte_count,
     default=str(ENGINE.adapter_memory),

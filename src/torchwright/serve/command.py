@@ -54,6 +54,8 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     adapters = {name: Path(folder) for name, folder in options.engine.adapters}
     _check_model_names(options.served_model_names)
     _check_adapters(adapters, [*options.served_model_names] or [found.name], options.allow_adapters)
+    if options.allow_weights is not None and not options.allow_weights.is_dir():
+        raise WorkloadError(f"--allow-weights {options.allow_weights} is not a folder")
     if options.served_model_names:
         found = replace(found, name=options.served_model_names[0])
     if found.artifact is not None:
@@ -88,6 +90,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
             aliases=options.served_model_names[1:],
             adapters=adapters,
             allow_adapters=options.allow_adapters,
+            allow_weights=options.allow_weights,
             log_requests=options.log_requests,
             tool_call_format=options.tool_call_format,
             reasoning_format=options.reasoning_format,

@@ -43,6 +43,8 @@ class Limits:
     """Text of one prompt."""
     scored_values: int = 128 * 1024
     """Log-probabilities of a request's prompts: its tokens, times one more than `logprobs`."""
+    scored_answers: int = 1024 * 1024
+    """Log-probabilities of a POST /generate's answers: the new tokens that there may be, times those at a place."""
     read_here_bytes: int = 16 * 1024
     """A request's body that the HTTP process reads itself; a longer one gets a process of its own."""
     bodies_bytes: int = 64 * MIB
@@ -122,6 +124,8 @@ SEQUENCES = 512
 STOPS, STOP_CHARACTERS = 16, 256
 LOGIT_BIASES = 1024
 TOP_LOGPROBS = 20
+SCORED_TOKENS = 128
+"""Most likely tokens, and tokens of the client's choice, whose log-probabilities POST /generate gives at each place."""
 MESSAGES = 2048
 TOOLS = 128
 PARTS = 1024

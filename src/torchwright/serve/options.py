@@ -108,5 +108,7 @@ class ServerOptions:
     """Format of the model's reasoning."""
     allow_adapters: Path | None = None
     """The folder below which clients may load adapters; none may without it."""
+    allow_weights: Path | None = None
+    """The folder below which clients may have other weights read; then they may also pause generation."""
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""

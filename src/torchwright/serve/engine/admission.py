@@ -54,7 +54,12 @@ def _invalid(submit: Submit, bounds: Bounds) -> str | None:
     except WorkloadError as error:
         return str(error)
     bias = submit.sampling.logit_bias
-    tokens = {"ids": submit.ids, "stop_ids": submit.stop_ids, "logit_bias": list(bias)}
+    tokens = {
+        "ids": submit.ids,
+        "stop_ids": submit.stop_ids,
+        "logit_bias": list(bias),
+        "logprob_ids": submit.logprob_ids,
+    }
     for name, ids in tokens.items():
         ends = (min(ids, default=0), max(ids, default=0))
         wrong = next((token for token in ends if not 0 <= token < bounds.vocabulary), None)
@@ -66,6 +71,8 @@ def _invalid(submit: Submit, bounds: Bounds) -> str | None:
         "min_tokens": (submit.min_tokens, 0, submit.max_tokens),
         "logprobs": (submit.logprobs or 0, 0, min(TOP_LOGPROBS, bounds.vocabulary)),
         "prompt_logprobs": (submit.prompt_logprobs or 0, 0, min(TOP_LOGPROBS, bounds.vocabulary)),
+        "prompt_logprobs_from": (submit.prompt_logprobs_from, 0, max(0, len(submit.ids) - 1)),
+        "the length of logprob_ids": (len(submit.logprob_ids), 0, TOP_LOGPROBS),
         "priority": (submit.priority, -PRIORITIES, PRIORITIES),
         "seed": (submit.sampling.seed, -(2**63), 2**63 - 1),
         "timeout_s": (0 if submit.timeout_s is None else submit.timeout_s, 0, TIMEOUT_S),

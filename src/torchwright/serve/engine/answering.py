@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torchwright.serve.engine.cores import CoreShare
 from torchwright.serve.engine.sampling import Chooser
@@ -110,16 +110,21 @@ class TokenEngine:
         """Return True if there is nothing to compute and nothing to report."""
         return not self._live and not self._outputs
 
+    @property
+    def requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
     def cancel(self, cancel: Cancel) -> None:
         """End a request, or one of its answers; their memory is free when this returns. Unknown ids have ended."""
         for index, answer in list(self._answers(cancel.id).items()):
             if cancel.index in (None, index):
                 self._end(answer, cancel.finish, message=cancel.reason)
 
-    def cancel_all(self, reason: str) -> None:
+    def cancel_all(self, reason: str, finish: Literal["cancelled", "abort"] = "cancelled") -> None:
         """End every request."""
         for id in list(self._live):
-            self.cancel(Cancel(id=id, reason=reason))
+            self.cancel(Cancel(id=id, reason=reason, finish=finish))
 
     def stats(self) -> Stats:
         """Return the engine's state now."""

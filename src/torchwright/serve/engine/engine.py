@@ -43,7 +43,7 @@ from torchwright.serve.engine.scheduler import Scheduler, StepPlan
 from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, Lookup
 from torchwright.serve.grammar.masks import Grammars
 from torchwright.serve.options import EngineOptions
-from torchwright.serve.wire.messages import Finish, RequestRefused, Stats, StepOutput, Submit
+from torchwright.serve.wire.messages import Finish, PauseMode, RequestRefused, Stats, StepOutput, Submit
 
 log = logging.getLogger("torchwright.serve")
 
@@ -78,7 +78,9 @@ class ServingEngine(TokenEngine):
         context = min(config.context, options.max_context or config.context)
         self.context = min(context, pages * PAGE)
         """Tokens of one sequence at most, prompt and answer together."""
-        self.fingerprint = _fingerprint(loaded)
+        self.fingerprint = self.weight_version = _fingerprint(loaded)
+        self.paused = False
+        """True if steps compute nothing."""
         self._bounds = Bounds(
             vocabulary=config.vocabulary,
             context=context,
@@ -108,9 +110,7 @@ class ServingEngine(TokenEngine):
         self._vision = loaded.vision
         self._pictures = EncodedPictures(loaded.vision) if loaded.vision else None
         self.adapters = ServedAdapters(
-            lambda folder, most: read_adapter(
-                folder, self.loaded.decoder, self.loaded.folder, most_bytes=most
-            ),
+            lambda folder, most: read_adapter(folder, self.loaded.decoder, loaded.folder, most_bytes=most),
             options.adapter_memory,
         )
         self._loading: list[Sequence] = []
@@ -156,13 +156,14 @@ class ServingEngine(TokenEngine):
             self._loading.append(first)
         return None
 
-    def load_weights(self, loaded: LoadedPagedModel) -> None:
+    def load_weights(self, loaded: LoadedPagedModel, version: str | None = None) -> None:
         """Go on with other weights of the same model from the next step on, as training changes them.
 
         Called between steps, so that no step sees both. Running requests keep their tokens; what was computed of them
         and the prefix cache are let go, and are computed again: from here on they answer as if they had been submitted
-        with their tokens so far. The vision encoder stays. Raises `ModelError` for another configuration, type or
-        device, `WorkloadError` as the class does; then nothing has changed.
+        with their tokens so far. The vision encoder stays. `version` is the weights' name in answers, by default their
+        fingerprint. Raises `ModelError` for another configuration, type or device, `WorkloadError` as the class does;
+        then nothing has changed.
         """
         old = self.loaded
         kept = ("config", "kv_dtype", "device", "stop")
@@ -174,14 +175,46 @@ class ServingEngine(TokenEngine):
                 allowed=f"other values for {old.folder}",
             )
         require_invariance(loaded.decoder, asked=self.options.deterministic)
-        now = self._clock()
-        for sequence in self._scheduler.preempt_all():
-            self._preempted(sequence, now)
-            if not sequence.output_sent:
-                sequence.prompt_logprobs.clear()
+        self._retract()
+        for row in self._live.values():
+            for sequence in row.values():
+                if not sequence.output_sent:
+                    sequence.prompt_logprobs.clear()
         self.loaded, self.fingerprint = loaded, _fingerprint(loaded)
+        self.name_weights(version or self.fingerprint)
         self._pages.forget(self.fingerprint)
         self._runner.decoder = loaded.decoder
+
+    def name_weights(self, version: str) -> None:
+        """Give the weights another version; answers say which of their tokens are of which."""
+        for row in self._live.values():
+            for sequence in row.values():
+                if sequence.new_tokens:
+                    sequence.versions.append((self.weight_version, sequence.new_tokens))
+        self.weight_version = version
+
+    def pause(self, mode: PauseMode) -> None:
+        """Compute nothing until `resume`; requests are taken, and time out, but none runs.
+
+        Their pages stay with them in the mode `in_place`. With `retract` they give them up, so that the prefix cache
+        can be emptied. `abort` ends all requests that there are.
+        """
+        self.paused = True
+        if mode == "abort":
+            self.cancel_all("generation is paused", "abort")
+        elif mode == "retract":
+            self._retract()
+
+    def resume(self) -> None:
+        """Go on computing."""
+        self.paused = False
+
+    def flush(self) -> bool:
+        """Empty the prefix cache; False while sequences hold pages, when nothing changes."""
+        if self._scheduler.running:
+            return False
+        self._pages.forget(self.fingerprint)
+        return True
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
@@ -189,6 +222,8 @@ class ServingEngine(TokenEngine):
         begun = self._clock()
         self._expire(begun)
         self._take_loaded()
+        if self.paused:
+            return self._reported()
         if self._looks_up or self._drafter:
             self._propose()
         plan = self._scheduler.plan()
@@ -340,6 +375,12 @@ class ServingEngine(TokenEngine):
         for sequence, tokens in plan.tokens.items():
             sequence.computed_tokens += tokens
 
+    def _retract(self) -> None:
+        """Let every running sequence wait for its turn to be computed again."""
+        now = self._clock()
+        for sequence in self._scheduler.preempt_all():
+            self._preempted(sequence, now)
+
     def _preempted(self, sequence: Sequence, now: float) -> None:
         sequence.enter("preempted", now)
         sequence.preemptions += 1
@@ -440,9 +481,10 @@ class ServingEngine(TokenEngine):
         tokens = answer.tokens if answer else []
         if sequence.index == 0 and submit.prompt_logprobs is not None and not sequence.output_sent:
             prompt = sequence.prompt_logprobs
-            prompt = prompt if len(prompt) == len(submit.ids) else None
+            whole = len(submit.ids) - submit.prompt_logprobs_from
+            prompt = prompt if len(prompt) == whole else None
         sequence.output_sent = True
-        timing = sequence.timing(self._clock()) if finish else None
+        timing = sequence.timing(self._clock(), self.weight_version) if finish else None
         logprobs = answer.logprobs if answer else None
         self._report(sequence, tokens, logprobs, prompt, finish, message, timing)
 

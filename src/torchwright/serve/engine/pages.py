@@ -37,7 +37,9 @@ class Pages:
         probabilities.
         """
         if self.tree:
-            most = 0 if sequence.wants_prompt_logprobs else len(sequence.tokens) - 1
+            most = len(sequence.tokens) - 1
+            if sequence.wants_prompt_logprobs:
+                most = min(most, sequence.submit.prompt_logprobs_from)
             self.tree.attach(sequence.cache, sequence.edges, most)
 
     def keep(self, sequence: Sequence) -> None:

@@ -10,8 +10,11 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +37,7 @@ from torchwright.optimization.open_model import (
     open_speech,
     refuse_for_artifact,
 )
+from torchwright.serve.engine.control import EngineControl
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer
@@ -50,19 +54,24 @@ from torchwright.serve.wire.messages import (
     Embed,
     EngineReady,
     Failed,
+    FlushCache,
     Forget,
     FromEngine,
     Grammar,
     LoadAdapter,
     Loading,
+    NameWeights,
     Paint,
+    Pause,
     RequestRefused,
+    Resume,
     Shutdown,
     StepOutput,
     Submit,
     ToEngine,
     Transcribe,
     UnloadAdapter,
+    UpdateWeights,
     decode_to_engine,
     encode,
 )
@@ -75,9 +84,14 @@ log = logging.getLogger("torchwright.serve")
 SWITCH_S = 5e-4
 """The interpreter's switch interval: a step releases and reacquires the GIL hundreds of times, and other threads import
 and fill masks meanwhile."""
+NO_CONTROL = (
+    "a model that does not run on Torchwright's own decoder: its weights do not change, and it does not pause"
+)
 NO_ADAPTERS = "a model that does not run on Torchwright's own decoder, and so takes no adapters by name"
 LOADING_MS = 5
 """Wait of an idle engine that reads an adapter."""
+QUIET_S = 5.0
+"""An engine that reads weights and computes nothing says after so long that it is there."""
 IDLE_MS = 250
 """Wait of an idle engine for a message before it checks its parent and its own accounts."""
 
@@ -125,9 +139,16 @@ class Channel:
 
     def __init__(self, socket: zmq.Socket[bytes], parent: int) -> None:
         self._socket, self._parent = socket, parent
+        self._sent = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last message was sent."""
+        return time.monotonic() - self._sent
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(encode(message))
+        self._sent = time.monotonic()
 
     def receive(self, wait_ms: int) -> Iterator[ToEngine]:
         """Yield received messages, waiting `wait_ms` for the first. End the process if the parent is gone."""
@@ -145,18 +166,20 @@ class ServedDecoder:
 
     engine: ServingEngine | TranslatingEngine | WritingEngine
     ready: EngineReady
+    control: EngineControl | None = None
 
 
 def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     """Take messages and compute steps until a Shutdown."""
     engine, draining, checked = served.engine, False, True
-    grammars = engine.grammars
+    grammars, control = engine.grammars, served.control
     adapters = engine.adapters if isinstance(engine, ServingEngine) else None
     if grammars is not None:
         grammars.warm()
     while not (draining and engine.idle):
-        wait_ms = LOADING_MS if adapters is not None and adapters.loading else IDLE_MS
-        for message in channel.receive(wait_ms if engine.idle else 0):
+        loading = (adapters is not None and adapters.loading) or (control is not None and control.reading)
+        rests = engine.idle or (control is not None and control.pauses)
+        for message in channel.receive((LOADING_MS if loading else IDLE_MS) if rests else 0):
             match message:
                 case Submit() if draining:
                     text = "the server is stopping"
@@ -180,8 +203,15 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                     adapters.take(message)
                 case LoadAdapter() | UnloadAdapter():
                     channel.send(Failed(id=message.id, text=NO_ADAPTERS))
+                case FlushCache() | UpdateWeights() | NameWeights() | Pause() | Resume():
+                    if control is None:
+                        channel.send(Failed(id=message.id, text=NO_CONTROL))
+                    else:
+                        control.take(message)
                 case Shutdown():
                     draining = True
+                    if control is not None:
+                        control.take(Resume(id=""))  # what waits would never end
                     if not message.drain:
                         engine.cancel_all("the server is stopping")
         if not engine.idle:
@@ -194,7 +224,14 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
             checked = True
         for answer in () if adapters is None else adapters.answers():
             channel.send(answer)
+        for answer in () if control is None else control.answers():
+            channel.send(answer)
+            checked = False
+        if engine.idle and channel.silent_s > QUIET_S and control is not None and control.reading:
+            channel.send(StepOutput(outputs=[], stats=engine.stats()))  # it lives
     engine.check_integrity()
+    if control is not None:
+        control.close()
     engine.close()
 
 
@@ -232,6 +269,8 @@ def _listen(served: Reader | ServedDiffuser, channel: Channel, wait_ms: int) -> 
             case Embed() | Transcribe() | Paint() | Submit() | LoadAdapter() | UnloadAdapter():
                 if refused := _taken(served, message):
                     channel.send(refused)
+            case FlushCache() | UpdateWeights() | NameWeights() | Pause() | Resume():
+                channel.send(Failed(id=message.id, text=NO_CONTROL))
             case Cancel():
                 served.cancel(message.id)
             case Grammar() | Forget():
@@ -338,7 +377,46 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             model.vision = None
             notices.append(f"it takes text alone: {error}")
     engine = _engine(model, options)
-    return ServedDecoder(engine, _ready(engine, notices))
+    control = EngineControl(engine, partial(read_weights, options, target.folder))
+    return ServedDecoder(engine, _ready(engine, notices), control)
+
+
+def read_weights(options: EngineOptions, served_folder: Path, path: str) -> LoadedPagedModel:
+    """Return the weights in a folder, opened as those of the options were; no code of the folder's is run.
+
+    A safetensors file has all tensors of the model in `served_folder`, whose other files are taken. Raises
+    `TorchwrightError` for another kind of model.
+    """
+    if Path(path).suffix != ".safetensors":
+        return _read_folder(options, path)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (config.name for config in served_folder.glob("*.json") if "index" not in config.name):
+            (Path(folder) / name).symlink_to((served_folder / name).resolve())
+        (Path(folder) / "model.safetensors").symlink_to(path)
+        return _read_folder(options, folder)
+
+
+def _read_folder(options: EngineOptions, folder: str) -> LoadedPagedModel:
+    served = options.model is not None and is_artifact(options.model)
+    if served != is_artifact(folder):
+        kinds = "an artifact", "a folder of a model's weights"
+        raise ModelError(
+            f"{folder} cannot take the place of the served model",
+            found=kinds[served],
+            allowed=kinds[not served],
+        )
+    opened = open_model(
+        folder,
+        quantize=options.quantize,
+        kv=options.kv,
+        dtype=options.dtype,
+        device=None if served else "cpu",
+        adapter=options.adapter,
+        batched=options.deterministic is not True,
+    )
+    if not isinstance(opened.model, LoadedPagedModel):
+        raise ModelError(f"{folder} cannot take the place of the served model", found=NO_CONTROL)
+    return opened.model
 
 
 def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:

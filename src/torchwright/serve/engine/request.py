@@ -68,6 +68,8 @@ class Sequence:
     preemptions: int = 0
     output_sent: bool = False
     """True if any part has been sent."""
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    """Earlier versions of the weights, and how many tokens it had when each was replaced."""
     stage: Stage = "queue"
     _edges: list[Hashable] = field(default_factory=list)
     _since: float = 0.0
@@ -114,7 +116,7 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         asked = self.index == 0 and self.submit.prompt_logprobs is not None
-        return asked and len(self.prompt_logprobs) < len(self.submit.ids)
+        return asked and len(self.prompt_logprobs) < len(self.submit.ids) - self.submit.prompt_logprobs_from
 
     def enter(self, stage: Stage, now: float) -> None:
         """Book the time since the last change on the stage that ends; its siblings wait along with it."""
@@ -131,8 +133,11 @@ class Sequence:
         heir.cached_tokens, heir.caught_up = self.cached_tokens, self.caught_up
         return heir
 
-    def timing(self, now: float) -> Timing:
-        """Return the timings so far; the four stages' seconds add up to those since its arrival."""
+    def timing(self, now: float, version: str) -> Timing:
+        """Return the timings so far; the four stages' seconds add up to those since its arrival.
+
+        `version` is that of the weights which chose its last tokens.
+        """
         self.enter(self.stage, now)
         seconds = self._seconds
         return Timing(
@@ -148,7 +153,18 @@ class Sequence:
             accepted_tokens=self.accepted_tokens,
             proposed_at=self.proposed_at,
             accepted_at=self.accepted_at,
+            versions=self._versions(version),
         )
+
+    def _versions(self, version: str) -> list[tuple[str, int]]:
+        """Return the versions that chose its tokens, with where each one's end; `version` alone where it has none."""
+        spans = list[tuple[str, int]]()
+        for name, end in (*self.versions, (version, self.new_tokens)):
+            if spans and spans[-1][0] == name:
+                spans.pop()
+            if end > (spans[-1][1] if spans else 0):
+                spans.append((name, end))
+        return spans or [(version, 0)]
 
 
 def _edges_of(pictures: list[Picture]) -> Iterator[int]:

@@ -130,19 +130,19 @@ class Runner:
 
     def _report_prompt(self, piece: StepPiece, hidden_TE: torch.Tensor) -> None:
         """The probabilities of the prompt's tokens that follow this step's."""
-        sequence, ids = piece.sequence, piece.sequence.submit.ids
-        found, top = sequence.prompt_logprobs, sequence.submit.prompt_logprobs
+        sequence, submit = piece.sequence, piece.sequence.submit
+        ids, found, top = submit.ids, sequence.prompt_logprobs, submit.prompt_logprobs
         assert top is not None
         if not found:
-            found.append(None)  # nothing comes before the first
+            found.append(None)  # nothing comes before the first, or nothing that was asked for
         start = sequence.cache.length - len(piece.ids)  # the position of the piece's first token
         last = min(sequence.cache.length, len(ids) - 1)
-        for first in range(len(found) - 1, last, LOGIT_ROWS):
+        for first in range(submit.prompt_logprobs_from + len(found) - 1, last, LOGIT_ROWS):
             stop = min(last, first + LOGIT_ROWS)
             at = piece.row - start
             logits_NV = self.decoder.logits(hidden_TE[at + first : at + stop]).cpu()
             for position, logits_V in zip(range(first, stop), logits_NV, strict=True):
-                found.append(logprob(logits_V, ids[position + 1], top))
+                found.append(logprob(logits_V, ids[position + 1], top, submit.logprob_ids))
 
     def _answers(self, block: list[StepPiece], logits: Logits, masks: Masks | None) -> Iterator[StepResult]:
         best = logits.best()
@@ -205,7 +205,8 @@ def _answer(
         sequence.tokens.append(token)
         answer.tokens.append(token)
         if logprobs is not None:
-            logprobs.append(logprob(logits.values_NV[row + place], token, submit.logprobs or 0))
+            values_V = logits.values_NV[row + place]
+            logprobs.append(logprob(values_V, token, submit.logprobs or 0, submit.logprob_ids))
         if token in submit.stop_ids or (constraint and constraint.complete):
             answer.finish = "stop"
         elif sequence.new_tokens >= submit.max_tokens:

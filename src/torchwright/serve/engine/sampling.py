@@ -66,12 +66,13 @@ def sampling_of(options: SamplingOptions) -> Sampling:
     return Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
 
 
-def logprob(logits_V: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    """Return the model's own log-probability of a token, before any option, and its `top` most likely ones."""
+def logprob(logits_V: torch.Tensor, token: int, top: int, asked: Sequence[int] = ()) -> TokenLogprob:
+    """Return the model's own log-probability of a token, before any option, its `top` most likely ones, and `asked`."""
     logprob_V = logits_V.log_softmax(-1)
     best = logprob_V.topk(top)
     return TokenLogprob(
         token=token,
         logprob=float(logprob_V[token]),
         top=list(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+        asked=logprob_V[list(asked)].tolist() if asked else [],
     )

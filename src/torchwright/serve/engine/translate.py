@@ -248,9 +248,9 @@ class TranslatingEngine(AnsweringEngine):
             except ModelError as error:
                 self._end(answer, "error", message=str(error))
                 continue
-            scored = (
-                None if submit.logprobs is None else [logprob(logits.row(row)[0], token, submit.logprobs)]
-            )
+            scored = None
+            if submit.logprobs is not None:
+                scored = [logprob(logits.row(row)[0], token, submit.logprobs, submit.logprob_ids)]
             if forced is None:  # a forced token is not sampled, and no penalty counts it: as in `generate`
                 answer.chooser.accept(token)
             answer.last = token

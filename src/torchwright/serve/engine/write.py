@@ -203,10 +203,14 @@ class WritingEngine(AnsweringEngine):
         submit, generator = answer.submit, self._generator
         answer.begun = self._clock()
         if submit.prompt_logprobs is not None and answer.index == 0:
-            ids, top = submit.ids, submit.prompt_logprobs
+            ids, top, first = submit.ids, submit.prompt_logprobs, submit.prompt_logprobs_from
             logits_TV = generator(torch.tensor([ids]))[0]
-            scored = zip(logits_TV[:-1], ids[1:], strict=True)
-            answer.prompt_logprobs = [None, *(logprob(logits_V, token, top) for logits_V, token in scored)]
+            scored = zip(logits_TV[first:-1], ids[first + 1 :], strict=True)
+            asked = submit.logprob_ids
+            answer.prompt_logprobs = [
+                None,
+                *(logprob(logits_V, token, top, asked) for logits_V, token in scored),
+            ]
         answer.session = generator.session(submit.ids)
         answer.logits_V = answer.session.prefill()
         answer.read = self._clock()
@@ -229,7 +233,9 @@ class WritingEngine(AnsweringEngine):
         if constraint is not None and not constraint.accept(token):
             raise ModelError(f"the grammar does not take the token {token}")
         answer.chooser.accept(token)
-        scored = None if submit.logprobs is None else [logprob(logits_V, token, submit.logprobs)]
+        scored = None
+        if submit.logprobs is not None:
+            scored = [logprob(logits_V, token, submit.logprobs, submit.logprob_ids)]
         finish = self._count(answer, token, complete=constraint is not None and constraint.complete)
         if finish is None:
             answer.logits_V = session.advance(token)

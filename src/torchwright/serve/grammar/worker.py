@@ -19,6 +19,8 @@ import numpy as np
 import xgrammar
 
 from torchwright.serve.grammar.compile import Compiled, GrammarJob
+from torchwright.serve.grammar.lark.read import LarkRefused
+from torchwright.serve.grammar.lark.write import is_lark, lark_grammar
 from torchwright.serve.grammar.masks import tokenizer_info
 from torchwright.serve.grammar.schema.elements import elements_grammar
 from torchwright.serve.grammar.schema.emit import schema_grammar
@@ -75,7 +77,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, job: GrammarJob, warnings: Warn
         with warnings:
             whole = _grammar(job)
             compiled = compiler.compile_grammar(whole)
-    except SchemaRefused as refused:
+    except (SchemaRefused, LarkRefused) as refused:
         return Compiled(fault=str(refused))
     except (RuntimeError, ValueError, MemoryError) as error:
         return Compiled(fault=_reason(str(error)) or type(error).__name__)
@@ -109,7 +111,7 @@ def _form(job: GrammarJob) -> xgrammar.Grammar:
         return xgrammar.Grammar.from_ebnf(f"root ::= {rules}")
     if job.kind == "tools":
         return _structural(job.text)
-    return xgrammar.Grammar.from_ebnf(job.text)
+    return xgrammar.Grammar.from_ebnf(lark_grammar(job.text) if is_lark(job.text) else job.text)
 
 
 def _structural(tag: str) -> xgrammar.Grammar:

@@ -65,7 +65,7 @@ async def server_info(service: Service, request: Request) -> Response:
             "context_length": ready.context,
             "max_total_tokens": ready.pages * ready.page_tokens,
             "max_running_requests": ready.max_running,
-            "weight_version": ready.fingerprint,
+            "weight_version": service.client.weight_version,
             "tp_size": 1,
             "dp_size": 1,
             "pp_size": 1,
@@ -75,14 +75,14 @@ async def server_info(service: Service, request: Request) -> Response:
 
 
 async def model_info(service: Service, request: Request) -> Response:
-    ready = service.engine()
+    service.engine()
     return Json(
         {
             "model_path": str(service.folder),
             "tokenizer_path": str(service.folder),
             "is_generation": service.model is not None,
             "preferred_sampling_params": None,
-            "weight_version": ready.fingerprint,
+            "weight_version": service.client.weight_version,
             "model_type": service.config.get("model_type"),
             "architectures": service.config.get("architectures"),
             "has_image_understanding": "image" in service.input_modalities,

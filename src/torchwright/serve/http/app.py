@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,15 +12,26 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve.api_error import invalid, unavailable
-from torchwright.serve.http import about, generating, painting, reference, scoring, transcribing, webpage
+from torchwright.serve.http import (
+    about,
+    generating,
+    native,
+    painting,
+    reference,
+    scoring,
+    transcribing,
+    webpage,
+    weights,
+)
 from torchwright.serve.http.adapters import load_lora_adapter, unload_lora_adapter
-from torchwright.serve.http.embedding import embed
+from torchwright.serve.http.embedding import embed, vector_of
 from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.http.openapi import Operation, document
 from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
 from torchwright.serve.openai.adapter_request import LoadAdapterRequest, UnloadAdapterRequest
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.openai.generate_request import GenerateRequest
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.protocol import (
     ChatRequest,
@@ -33,9 +42,22 @@ from torchwright.serve.openai.protocol import (
 )
 from torchwright.serve.openai.request_limits import request_limits_of
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
+from torchwright.serve.openai.scoring_request import (
+    ClassifyRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from torchwright.serve.openai.tokens import Asked
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
+from torchwright.serve.openai.weights_request import (
+    AbortRequest,
+    ContinueRequest,
+    FlushCacheRequest,
+    NameWeightsRequest,
+    PauseRequest,
+    UpdateWeightsRequest,
+)
 from torchwright.serve.wire.metrics import CONTENT_TYPE
 
 DOCS_POLICY = (
@@ -78,7 +100,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     vectors, tokens = await embed(service, request, texts)
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(vector, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": vector_of(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -179,6 +201,13 @@ OPERATIONS = (
     ),
     Operation(
         "POST",
+        "/pooling",
+        scoring.pooling,
+        "Vectors of texts, or what a classifier or reward model says of them, in vLLM's form",
+        PoolingRequest,
+    ),
+    Operation(
+        "POST",
         "/v1/load_lora_adapter",
         load_lora_adapter,
         "Load an adapter below the folder of --allow-adapters",
@@ -190,6 +219,63 @@ OPERATIONS = (
         unload_lora_adapter,
         "Let an adapter go when its running requests have ended",
         UnloadAdapterRequest,
+    ),
+    Operation(
+        "POST", "/generate", native.generate, "Continue texts or token ids, in SGLang's form", GenerateRequest
+    ),
+    Operation(
+        "POST",
+        "/flush_cache",
+        native.flush_cache,
+        "Empty the prefix cache, while nothing runs",
+        FlushCacheRequest,
+    ),
+    Operation("GET", "/flush_cache", native.flush_cache_plainly, "The same without a body"),
+    Operation(
+        "POST",
+        "/update_weights_from_disk",
+        weights.update_weights_from_disk,
+        "Go on with other weights, below the folder of --allow-weights",
+        UpdateWeightsRequest,
+        also=("/update_weights",),
+    ),
+    Operation(
+        "POST",
+        "/update_weight_version",
+        weights.update_weight_version,
+        "Name the weights in answers",
+        NameWeightsRequest,
+    ),
+    Operation(
+        "POST",
+        "/pause_generation",
+        weights.pause_generation,
+        "Generate nothing until /continue_generation, with --allow-weights",
+        PauseRequest,
+        also=("/pause",),
+    ),
+    Operation(
+        "POST",
+        "/continue_generation",
+        weights.continue_generation,
+        "Go on generating",
+        ContinueRequest,
+        also=("/resume",),
+    ),
+    Operation(
+        "POST",
+        "/abort_request",
+        weights.abort_request,
+        "End a request with what it has, or all of them with --allow-weights",
+        AbortRequest,
+        also=("/abort",),
+    ),
+    Operation(
+        "GET",
+        "/weight_version",
+        weights.weight_version,
+        "The version of the weights",
+        also=("/get_weight_version",),
     ),
     Operation("GET", "/v1/models", about.models, "The served model, as a list"),
     Operation("GET", "/v1/models/{model:path}", about.model_facts, "The served model"),
@@ -236,12 +322,6 @@ async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> R
         here = service.reader.reads_here(kind, body, model)
         found = await (answering if here else while_there(request, answering))
     return Response(found, media_type="application/json")
-
-
-def _vector(vector: list[float], form: str) -> list[float] | str:
-    if form == "float":
-        return vector
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def _state(service: Service, facts: dict[str, Any]) -> Response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import struct
 
 from starlette.requests import Request
 
@@ -11,6 +13,13 @@ from torchwright.serve.http.stream import watch
 from torchwright.serve.openai.generation import expect
 from torchwright.serve.wire.mailbox import Dropped
 from torchwright.serve.wire.messages import Embed, Embedded
+
+
+def vector_of(vector: list[float], form: str) -> list[float] | str:
+    """Return numbers as they are, or in `base64`."""
+    if form == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 async def embed(

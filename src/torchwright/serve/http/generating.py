@@ -21,6 +21,7 @@ from torchwright.serve.openai.anthropic_request import MessagesRequest
 from torchwright.serve.openai.chat_answer import ChatAnswer
 from torchwright.serve.openai.completion_answer import CompletionAnswer
 from torchwright.serve.openai.conversation import Tools
+from torchwright.serve.openai.generate_request import GenerateRequest
 from torchwright.serve.openai.generation import Generation
 from torchwright.serve.openai.language import Prompts
 from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, Wanted, form_of, prepare
@@ -35,10 +36,12 @@ log = logging.getLogger("torchwright.serve")
 NAME_CHARACTERS = 64
 """The most characters of a field's name, in a header and in the log."""
 TIMING_HEADER = "x-torchwright-timing"
+TEXTS = (CompletionRequest, GenerateRequest)
+"""Requests whose prompts are texts rather than conversations."""
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    body, prompts = await _read(service, request, ChatRequest)
+    body, prompts = await read_request(service, request, ChatRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -60,7 +63,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def completions(service: Service, request: Request) -> Response:
-    body, prompts = await _read(service, request, CompletionRequest)
+    body, prompts = await read_request(service, request, CompletionRequest)
     model, ready = service.decoder(body.model)
     if body.stream and body.echo and body.logprobs is not None:
         raise invalid("echo with logprobs is not streamed", "stream", "unsupported_parameter")
@@ -73,7 +76,7 @@ async def completions(service: Service, request: Request) -> Response:
         max_tokens=None if whole else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        form=form_of(body.structured_outputs, body.response_format),
+        form=form_of(body.form, body.response_format),
         continues=ready.answer is None,
     )
     id = new_id("cmpl")
@@ -85,7 +88,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def responses(service: Service, request: Request) -> Response:
-    body, prompts = await _read(service, request, ResponsesRequest)
+    body, prompts = await read_request(service, request, ResponsesRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
     wanted = Wanted(
@@ -105,7 +108,7 @@ async def responses(service: Service, request: Request) -> Response:
 
 
 async def messages(service: Service, request: Request) -> Response:
-    body, prompts = await _read(service, request, MessagesRequest)
+    body, prompts = await read_request(service, request, MessagesRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
     wanted = Wanted(
@@ -127,7 +130,7 @@ def _form(
     body: ChatRequest | ResponsesRequest | MessagesRequest, asked: Tools, model: ServedModel
 ) -> tuple[GrammarJob, str] | None:
     """Return the grammar of an answer and the field that asks for it."""
-    form = form_of(body.structured_outputs, body.response_format)
+    form = form_of(body.form, body.response_format)
     if form is not None and not asked.required:
         return form
     calls = asked.grammar(model.tool_format)
@@ -148,13 +151,15 @@ def _check_source(body: CompletionRequest) -> None:
     """Raise `ApiError` (400) for what a model with an encoder does not do."""
     if body.echo:
         raise invalid("the answer does not go on from the prompt", "echo", "unsupported_parameter")
-    if form := form_of(body.structured_outputs, body.response_format):
+    if form := form_of(body.form, body.response_format):
         raise invalid("this model keeps to no grammar", form[1], "unsupported_parameter")
 
 
-async def _read(service: Service, request: Request, kind: type[Generating]) -> tuple[Generating, Prompts]:
+async def read_request(
+    service: Service, request: Request, kind: type[Generating]
+) -> tuple[Generating, Prompts]:
     """A request and its prompts; the time that this takes counts from its arrival."""
-    model, ready = service.decoder(None) if kind is CompletionRequest else service.chat(None)
+    model, ready = service.decoder(None) if kind in TEXTS else service.chat(None)
     async with held_body(request, service.limits) as body:
         reading = service.reader.generating(kind, body, model, request_limits_of(ready, *service.names))
         here = service.reader.reads_here(kind, body, model)
@@ -197,11 +202,15 @@ def _facts(
         usage=stream.include_usage,
         running_usage=stream.include_usage and stream.continuous_usage_stats,
         timing=body.timing or wanted,
+        weights=service.allow_weights is not None,
     )
 
 
 async def _respond(
     service: Service, request: Request, stream: bool, user: str | None, facts: Facts, answer: ResponseWriter
 ) -> Response:
-    record_of(request).user = user
+    record = record_of(request)
+    record.user = user
+    if service.allow_weights is not None:
+        record.weight_version = lambda: service.client.weight_version
     return await respond(request, facts.generation, answer, stream=stream, limits=service.limits)

@@ -43,6 +43,8 @@ PATH_CHARACTERS = 256
 """Longest part of a request's path in the log and in errors."""
 IGNORED = b"x-torchwright-ignored"
 """The header that names the fields of a request that were taken without effect."""
+WEIGHTS = b"x-torchwright-weight-version"
+"""The header with the version of the weights when an answer begins, where clients may change them."""
 DISCARDED = 32
 """A body that is too large is read to its end, so that the client reads the refusal, up to so many times the limit."""
 
@@ -62,6 +64,8 @@ class AccessRecord:
     new_tokens: int | None = None
     ignored: tuple[str, ...] = ()
     """Fields that were taken without effect."""
+    weight_version: Callable[[], str] | None = None
+    """Gives the version of the weights when the answer begins, where they may change."""
 
     def __str__(self) -> str:
         facts = [f"{self.method} {self.path} {self.status}", self.reason or "done"]
@@ -111,6 +115,8 @@ class Guard:
                 ]
                 if record.ignored:
                     message["headers"].append((IGNORED, ", ".join(record.ignored).encode()))
+                if record.weight_version is not None:
+                    message["headers"].append((WEIGHTS, record.weight_version().encode()))
             await send(message)
 
         headers = Headers(scope=scope)

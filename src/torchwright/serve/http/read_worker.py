@@ -16,6 +16,7 @@ from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import MIB
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.generate_request import GenerateRequest
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.language import Language, load_language
 from torchwright.serve.openai.parse import parse
@@ -25,23 +26,29 @@ from torchwright.serve.openai.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
-    Shared,
     TokenizeRequest,
 )
 from torchwright.serve.openai.reading import IDS, RENDER, Fault, Read, ReadingJob, Wanted
 from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_model, check_text
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
+from torchwright.serve.openai.sampling_fields import Prompted
+from torchwright.serve.openai.scoring_request import (
+    ClassifyRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.workers import forks
 from torchwright.serve.workers.forks import within_limits
 
-Plain = EmbeddingRequest | ClassifyRequest | ScoreRequest | RerankRequest | ImageRequest
-KINDS: dict[str, type[Shared | Asked | Plain]] = {
+Plain = EmbeddingRequest | ClassifyRequest | PoolingRequest | ScoreRequest | RerankRequest | ImageRequest
+KINDS: dict[str, type[Prompted | Asked | Plain]] = {
     kind.__name__: kind
     for kind in (
         ChatRequest,
         CompletionRequest,
+        GenerateRequest,
         ResponsesRequest,
         EmbeddingRequest,
         TokenizeRequest,
@@ -49,6 +56,7 @@ KINDS: dict[str, type[Shared | Asked | Plain]] = {
         MessagesRequest,
         CountTokensRequest,
         ClassifyRequest,
+        PoolingRequest,
         ScoreRequest,
         RerankRequest,
         ImageRequest,
@@ -91,9 +99,9 @@ def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int
             check_model(body.model, job.limits.models)
             pictures = language.pictures if job.limits.pictures else None
             own = replace(language, pictures=pictures, fetched=job.fetched)
-            if isinstance(body, Asked) and not isinstance(body, Shared):
+            if isinstance(body, Asked) and not isinstance(body, Prompted):
                 return _encode(Read(answer(body, own, job.limits, tokenized_bytes)))
-            assert isinstance(body, Shared), job.kind
+            assert isinstance(body, Prompted), job.kind
             return _encode(_read(body, own, job.limits, settings_bytes, tokenized_bytes))
         except PicturesWanted as wanted:
             return _encode(Wanted(list(wanted.urls)))
@@ -112,7 +120,7 @@ def _conversation(body: ClassifyRequest, template: ChatTemplate) -> str:
 
 
 def _read(
-    body: Shared, language: Language, limits: RequestLimits, settings_bytes: int, tokenized_bytes: int
+    body: Prompted, language: Language, limits: RequestLimits, settings_bytes: int, tokenized_bytes: int
 ) -> Read:
     prompts = body.read(language)
     rows: list[bytes] = []

@@ -11,11 +11,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchwright.serve.api_error import invalid
-from torchwright.serve.http.embedding import embed
+from torchwright.serve.http.embedding import embed, vector_of
 from torchwright.serve.http.guard import held_body, record_of
+from torchwright.serve.http.judging import judge
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json
-from torchwright.serve.openai.scoring_request import Asked, ClassifyRequest, RerankRequest, ScoreRequest
+from torchwright.serve.openai.scoring_request import (
+    Asked,
+    ClassifyRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from torchwright.serve.wire.messages import Activation
 
 
@@ -35,6 +42,10 @@ async def classify(service: Service, request: Request) -> Response:
             texts, special = [await service.reader.conversation(raw)], False
     param = "input" if body.messages is None else "messages"
     rows, tokens = await embed(service, request, texts, body.seconds, special=special, param=param)
+    if body.text is not None:
+        id = new_id("classify")
+        found = [{"embedding": logits, "meta_info": {"id": f"{id}_{i}"}} for i, logits in enumerate(rows)]
+        return Json(found[0] if isinstance(body.text, str) else found)
     data = []
     for index, logits in enumerate(rows):
         best = max(range(len(logits)), key=logits.__getitem__)
@@ -61,6 +72,8 @@ async def classify(service: Service, request: Request) -> Response:
 async def score(service: Service, request: Request) -> Response:
     async with held_body(request, service.limits) as raw:
         body = await service.reader.request(ScoreRequest, raw)
+    if body.label_token_ids is not None:
+        return await judge(service, request, body)
     first, second = body.pairs
     scores, tokens = await _scores(service, request, body, first, second, param="text_2")
     return Json(
@@ -72,6 +85,33 @@ async def score(service: Service, request: Request) -> Response:
             "data": [
                 {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
             ],
+            "usage": _usage(tokens),
+        }
+    )
+
+
+async def pooling(service: Service, request: Request) -> Response:
+    """Vectors of a sentence encoder, or what a classifier or reward model says of each of its labels."""
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(PoolingRequest, raw)
+    ready = service.ready(body.model)
+    if ready.kind not in ("encoder", "classifier"):
+        raise invalid("the served model is no encoder and no classifier", code="wrong_model_kind")
+    record_of(request).user = body.user
+    rows, tokens = await embed(service, request, body.texts)
+    if ready.kind == "classifier" and body.use_activation:
+        rows = [activated(logits, ready.activation) for logits in rows]
+    data = [
+        {"index": index, "object": "pooling", "data": vector_of(row, body.encoding_format)}
+        for index, row in enumerate(rows)
+    ]
+    return Json(
+        {
+            "id": new_id("pool"),
+            "object": "list",
+            "created": int(time.time()),
+            "model": service.name,
+            "data": data,
             "usage": _usage(tokens),
         }
     )

@@ -36,10 +36,10 @@ USES = {
 }
 ENDPOINTS = {
     "decoder": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    "encoder": ("/v1/embeddings", "/v1/score", "/v1/rerank"),
+    "encoder": ("/v1/embeddings", "/v1/score", "/v1/rerank", "/pooling"),
     "recognizer": ("/v1/audio/transcriptions", "/v1/audio/translations"),
     "painter": ("/v1/images/generations",),
-    "classifier": ("/v1/classify", "/v1/score", "/v1/rerank"),
+    "classifier": ("/v1/classify", "/v1/score", "/v1/rerank", "/pooling"),
 }
 """The paths that a model of each kind answers, for /v1/models."""
 TRANSLATOR = ("/v1/completions",)
@@ -63,6 +63,8 @@ class Service:
     """Further names by which requests may ask for the model."""
     allow_adapters: Path | None = None
     """The folder below which clients may load adapters."""
+    allow_weights: Path | None = None
+    """The folder below which clients may have weights read; then they may also pause generation."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)

@@ -57,6 +57,18 @@ async def respond(
             _note(record, generation)
 
 
+async def collect(request: Request, generation: Generation) -> list[ChoiceUpdate]:
+    """Return all of a generation's updates. Raises `ApiError` and `Gone`."""
+    watcher = asyncio.create_task(watch(request, generation.abandon))
+    steps = generation.steps()
+    try:
+        return [step async for batch in steps for step in batch]
+    finally:
+        watcher.cancel()
+        await steps.aclose()
+        _note(request.scope["record"], generation)
+
+
 class Json(Response):
     """Plain data as a JSON response."""
 

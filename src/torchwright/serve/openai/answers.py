@@ -7,6 +7,7 @@ not.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,8 +30,8 @@ class ResponseWriter(Protocol):
         """One more step of an answer that is given whole."""
         ...
 
-    def whole(self) -> dict[str, Any]:
-        """The answer, after all steps."""
+    def whole(self) -> Any:
+        """The answer as plain data, after all steps."""
         ...
 
     def begin(self) -> bytes:
@@ -60,6 +61,8 @@ class Facts:
     running_usage: bool = False
     """True if each of its events has the usage up to there as well."""
     timing: bool
+    weights: bool = False
+    """True if answers name the versions of the weights, which may change."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -81,10 +84,12 @@ class Facts:
         last = {**head, "choices": []}
         last |= {"usage": usage(self.generation)} if self.usage else {}
         last |= {"timing": timing(self.generation)} if self.timing else {}
-        return (event(last) if self.usage or self.timing else b"") + DONE
+        last |= {"sglext": weight_versions(self.generation)} if self.weights else {}
+        return (event(last) if self.usage or self.timing or self.weights else b"") + DONE
 
     def whole(self, head: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
         answer = {**head, "choices": choices, "usage": usage(self.generation)}
+        answer |= {"sglext": weight_versions(self.generation)} if self.weights else {}
         return answer | ({"timing": timing(self.generation)} if self.timing else {})
 
 
@@ -116,6 +121,26 @@ def usage(generation: Generation) -> dict[str, Any]:
         "total_tokens": totals.prompt_tokens + totals.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
         **details,
+    }
+
+
+def weight_versions(generation: Generation) -> dict[str, Any]:
+    """Return the versions of the weights that chose the first answer's tokens, in SGLang's form."""
+    found = generation.totals.timings.get(0)
+    return version_spans([] if found is None else found.versions)
+
+
+def version_spans(versions: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Return the last of an answer's versions, and which of its tokens each of them chose."""
+    if not versions:
+        return {}
+    starts = [0, *(end for _, end in versions)]
+    return {
+        "weight_version": versions[-1][0],
+        "weight_versions": [
+            {"version": version, "start": start, "end": end}
+            for start, (version, end) in zip(starts, versions, strict=False)
+        ],
     }
 
 

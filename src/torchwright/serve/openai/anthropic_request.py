@@ -30,7 +30,8 @@ from torchwright.serve.openai.parts import (
     ToolCall,
 )
 from torchwright.serve.openai.picture_prompt import prompt_of
-from torchwright.serve.openai.protocol import HARMLESS, SPELLED_OUT, Shared, Stop
+from torchwright.serve.openai.protocol import HARMLESS, SPELLED_OUT, Shared
+from torchwright.serve.openai.sampling_fields import Stop
 
 TAKEN = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
 RUN_BY_ANTHROPIC = ("web_search", "web_fetch", "code_execution")

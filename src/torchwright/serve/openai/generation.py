@@ -10,7 +10,7 @@ from typing import TypeVar
 from torchwright.hub.text_stream import TextStream
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.formats.reader import Event, Parser, Text, merged
-from torchwright.serve.openai.prepare import PreparedRequest
+from torchwright.serve.openai.prepare import PreparedRequest, TextRules
 from torchwright.serve.text.codec import MarkedStream, StopStrings, Tokenizer
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
@@ -34,9 +34,13 @@ class ChoiceUpdate:
     events: list[Event] = field(default_factory=list)
     """Reasoning, text and calls, in their order."""
     logprobs: list[TokenLogprob] | None = None
+    tokens: Sequence[int] = ()
+    """The new tokens as the engine chose them, a stop token included."""
+    token_logprobs: Sequence[TokenLogprob] = ()
+    """Those of `tokens`."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish: str | None = None
-    """stop, length or timeout, with the last step of a choice."""
+    """stop, length, timeout or abort, with the last step of a choice."""
     stop_reason: str | int | None = None
     """The stop string or the client's stop token that ended it."""
 
@@ -49,6 +53,7 @@ class ChoiceUpdate:
 @dataclass
 class _Sequence:
     choice: int
+    rules: TextRules
     text: MarkedStream
     parser: Parser
     stops: StopStrings
@@ -80,19 +85,31 @@ class Generation:
     """
 
     def __init__(
-        self, prepared: PreparedRequest, client: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics
+        self,
+        prepared: PreparedRequest,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
+        *,
+        every_token: bool = False,
     ) -> None:
+        """`every_token`: tokens that have no text yet make an update too."""
+        self._every_token = every_token
         self.prepared, self._client, self._metrics = prepared, client, metrics
         self.totals = Totals(prompt_tokens=prepared.prompt_tokens)
         self.begun = time.perf_counter()
         self._mailbox = client.mailbox()
+        self._submitted: set[str] = set()
         self._cancelled: set[str] = set()
         self._sequences = {
             (submit.id, index): _Sequence(
                 choice=place * prepared.n + index,
-                text=MarkedStream(TextStream(tokenizer, *prepared.contexts[place]), prepared.marks),
+                rules=prepared.rules[place],
+                text=MarkedStream(
+                    TextStream(tokenizer, *prepared.contexts[place]), prepared.rules[place].marks
+                ),
                 parser=prepared.parser(),
-                stops=StopStrings(prepared.stops),
+                stops=StopStrings(prepared.rules[place].stops),
                 last=self.begun,
             )
             for place, submit in enumerate(prepared.submits)
@@ -110,15 +127,20 @@ class Generation:
             raise ApiError(
                 429, "the pictures of all requests take too much memory", headers={"Retry-After": "1"}
             )
-        grammar = self.prepared.grammar
-        if grammar is not None and not self._client.hold(grammar):
-            raise ApiError(
-                429, "the grammars of all requests take too much memory", headers={"Retry-After": "1"}
-            )
-        for submit in self.prepared.submits:
-            self._client.submit(submit, self._mailbox)
+        held = []
         reason = "abandoned"
         try:
+            for grammar in self.prepared.grammars:
+                if not self._client.hold(grammar):
+                    raise ApiError(
+                        429, "the grammars of all requests take too much memory", headers={"Retry-After": "1"}
+                    )
+                held.append(grammar)
+            for submit in self.prepared.submits:
+                if self._client.knows(submit.id):
+                    raise invalid(f"the id '{submit.id.rpartition('-')[0]}' is in use", "rid", "id_in_use")
+                self._client.submit(submit, self._mailbox)
+                self._submitted.add(submit.id)
             while any(not sequence.ended for sequence in self._sequences.values()):
                 steps = [step for item in await self._mailbox.take() if (step := self._read(item))]
                 if steps:
@@ -128,9 +150,9 @@ class Generation:
             raise
         finally:
             self._cancel(reason)
-            for submit in self.prepared.submits:
-                self._client.finish(submit.id)
-            if grammar is not None:
+            for id in self._submitted:
+                self._client.finish(id)
+            for grammar in held:
                 self._client.release(grammar)
 
     def abandon(self, reason: str) -> None:
@@ -141,7 +163,7 @@ class Generation:
     def _cancel(self, reason: str) -> None:
         """Once for each of the engine's requests that has not ended."""
         for id in {id for (id, _), sequence in self._sequences.items() if not sequence.ended}:
-            if id not in self._cancelled:
+            if id in self._submitted and id not in self._cancelled:
                 self._client.cancel(id, reason)
                 self._cancelled.add(id)
 
@@ -163,7 +185,8 @@ class Generation:
             self._read_tokens(output, sequence, step)
         if output.finish is not None:
             self._end(output, sequence, step)
-        return step if step.events or step.finish or step.logprobs or step.prompt_logprobs else None
+        told = step.events or step.finish or step.logprobs or step.prompt_logprobs
+        return step if told or (self._every_token and step.tokens) else None
 
     def _read_tokens(self, output: TokenOutput, sequence: _Sequence, step: ChoiceUpdate) -> None:
         tokens, logprobs = output.tokens, output.logprobs
@@ -171,11 +194,13 @@ class Generation:
             self._clock(sequence)
         sequence.tokens += len(tokens)
         self.totals.completion_tokens += len(tokens)
-        if output.finish == "stop" and tokens and tokens[-1] in self.prepared.stop_ids:
-            step.stop_reason = tokens[-1] if tokens[-1] in self.prepared.client_stop_ids else None
+        step.tokens, step.token_logprobs = tokens, logprobs or ()
+        rules = sequence.rules
+        if output.finish == "stop" and tokens and tokens[-1] in rules.stop_ids:
+            step.stop_reason = tokens[-1] if tokens[-1] in rules.client_stop_ids else None
             tokens, logprobs = tokens[:-1], logprobs and logprobs[:-1]
         events = self._parse(tokens, sequence, last=output.finish is not None)
-        if sequence.tokens >= self.prepared.min_tokens:
+        if sequence.tokens >= rules.min_tokens:
             events = self._look_for_stops(events, sequence, last=output.finish is not None)
         if sequence.stopped_by is None and sequence.parser.done:
             sequence.stopped_by = ONE_CALL

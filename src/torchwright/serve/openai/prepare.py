@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,12 @@ from torchwright.serve.formats.reasoning import ReasoningFormat
 from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, GrammarJob
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import Language, Prompts
-from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat
 from torchwright.serve.openai.picture_prompt import check_places
 from torchwright.serve.openai.protocol import AS_MANY_AS_FIT, Shared
 from torchwright.serve.openai.reading import encode
 from torchwright.serve.openai.request_limits import RequestLimits, check_ids, check_text, request_limits_of
+from torchwright.serve.openai.structured import AskedForm
 from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit, ThinkingBudget
 
 THINKING_SHARE = 0.5
@@ -56,15 +57,32 @@ class Wanted:
     max_tokens_param: str = "max_tokens"
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    form: tuple[GrammarJob, str] | None = None
-    """A grammar, and the name of the field that asks for it."""
+    prompt_logprobs_from: int = 0
+    logprob_ids: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are reported as well."""
+    form: AskedForm | None = None
     thinking_tokens: tuple[int, str] | None = None
     """The most tokens of reasoning, and the name of the field that bounds them."""
     stops: tuple[str, ...] = ()
     answer: AnswerForm | None = None
     """Format of the answer; None for plain text."""
+    specials: bool = False
+    """True if special tokens are part of the text of an answer without a format."""
     continues: bool = False
     """True if answers go on from the prompt's own text, rather than being texts of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRules:
+    """Rules by which the answers to one prompt become text and end."""
+
+    stops: tuple[str, ...]
+    min_tokens: int
+    stop_ids: frozenset[int]
+    client_stop_ids: frozenset[int]
+    """Those that the client named itself."""
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are part of an answer's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +90,34 @@ class PreparedRequest:
     """The engine's messages for a request, one `Submit` for each prompt, and the time to prepare them."""
 
     submits: list[Submit]
-    grammar: Grammar | None
-    """The one that all of them name."""
+    grammars: list[Grammar]
+    """Those that the submits name, each once."""
     contexts: list[tuple[list[int], str]]
     """For each prompt the tokens and the text that its answers go on from, as `TextStream` takes them."""
+    rules: list[TextRules]
+    """One for each prompt."""
     n: int
-    stops: tuple[str, ...]
-    min_tokens: int
-    stop_ids: frozenset[int]
-    client_stop_ids: frozenset[int]
-    """Those that the client named itself."""
     prompt_tokens: int
     parser: Callable[[], Parser] = Plain
     """Makes the parser of one answer."""
-    marks: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that are part of an answer's text."""
     unbounded: str | None = None
     """The field that bounds reasoning, where this model's reasoning cannot be bounded."""
     tokenize_s: float
     """From the request's arrival."""
     grammar_s: float
+
+
+def together(parts: Sequence[PreparedRequest]) -> PreparedRequest:
+    """Join requests of the same `n` into one, whose choices are in their order."""
+    grammars = {grammar.key: grammar for part in parts for grammar in part.grammars}
+    return replace(
+        parts[0],
+        submits=[submit for part in parts for submit in part.submits],
+        grammars=list(grammars.values()),
+        contexts=[context for part in parts for context in part.contexts],
+        rules=[rule for part in parts for rule in part.rules],
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+    )
 
 
 async def prepare(
@@ -111,12 +137,14 @@ async def prepare(
     limits = request_limits_of(ready, model.name)
     rows = [await _ids(prompt, prompts, model, limits) for prompt in prompts.items]
     rooms = [_answer_tokens(len(ids), wanted, body.min_tokens, limits, prompts.param) for ids in rows]
-    _check_scored(sum(map(len, rows)), wanted, model.limits)
+    if wanted.prompt_logprobs is not None:
+        scored = sum(len(ids) - min(wanted.prompt_logprobs_from, len(ids)) for ids in rows)
+        check_scored(scored * (1 + wanted.prompt_logprobs + len(wanted.logprob_ids)), model.limits)
     stop_ids = [*([] if body.ignore_eos else ready.stop_ids), *body.stop_token_ids]
     check_ids(body.stop_token_ids, limits, "stop_token_ids")
     check_ids(list(body.logit_bias), limits, "logit_bias")
     tokenized = time.perf_counter()
-    parser, marks, thinking = Plain, {}, None
+    parser, marks, thinking = Plain, model.tokenizer.specials if wanted.specials else {}, None
     if form := wanted.answer:
         end = form.prompt_end(model.tokenizer.decode(rows[0][-TAIL_TOKENS:], special=True))
         parser, marks = partial(form.parser, end), model.tokenizer.marks(form.marks)
@@ -139,6 +167,8 @@ async def prepare(
             thinking=_budget(thinking, most, wanted, model),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
+            prompt_logprobs_from=min(wanted.prompt_logprobs_from, len(ids) - 1),
+            logprob_ids=list(wanted.logprob_ids),
             priority=body.priority,
             timeout_s=_left(body.timeout, begun),
             pictures=list(prompts.pictures),
@@ -146,18 +176,21 @@ async def prepare(
         )
         for place, (ids, most) in enumerate(zip(rows, rooms, strict=True))
     ]
-    return PreparedRequest(
-        submits=submits,
-        grammar=grammar,
-        contexts=[model.tokenizer.context(ids) if wanted.continues else ([], "") for ids in rows],
-        n=wanted.n,
+    rules = TextRules(
         stops=(*body.stops, *wanted.stops),
         min_tokens=body.min_tokens,
         stop_ids=frozenset(stop_ids),
         client_stop_ids=frozenset(body.stop_token_ids),
+        marks=marks,
+    )
+    return PreparedRequest(
+        submits=submits,
+        grammars=[] if grammar is None else [grammar],
+        contexts=[model.tokenizer.context(ids) if wanted.continues else ([], "") for ids in rows],
+        rules=[rules] * len(rows),
+        n=wanted.n,
         prompt_tokens=sum(map(len, rows)),
         parser=parser,
-        marks=marks,
         unbounded=wanted.thinking_tokens[1] if wanted.thinking_tokens and thinking is None else None,
         tokenize_s=tokenized - begun,
         grammar_s=compiled - tokenized,
@@ -179,20 +212,10 @@ def _budget(
     )
 
 
-def form_of(
-    structured: StructuredOutputs | None, response_format: ResponseFormat | None
-) -> tuple[GrammarJob, str] | None:
-    """The grammar that a request asks for, and the field that does."""
-    if structured is not None:
-        if structured.regex is not None:
-            return GrammarJob(kind="regex", text=structured.regex), "structured_outputs.regex"
-        if structured.choice is not None:
-            return GrammarJob(kind="choice", text=json.dumps(structured.choice)), "structured_outputs.choice"
-        if structured.grammar is not None:
-            return GrammarJob(kind="grammar", text=structured.grammar), "structured_outputs.grammar"
-        return GrammarJob(kind="json", text=json.dumps(structured.json_schema)), "structured_outputs.json"
-    if response_format is None or response_format.type == "text":
-        return None
+def form_of(asked: AskedForm | None, response_format: ResponseFormat | None) -> AskedForm | None:
+    """Return the grammar of `asked`, or the one that `response_format` asks for, and the field that does."""
+    if asked is not None or response_format is None or response_format.type == "text":
+        return asked
     if isinstance(response_format, JsonSchemaFormat):
         schema = json.dumps(response_format.json_schema.schema_)
         return GrammarJob(kind="json", text=schema), "response_format.json_schema.schema"
@@ -213,15 +236,12 @@ async def _ids(
     return prompt
 
 
-def _check_scored(tokens: int, wanted: Wanted, limits: Limits) -> None:
+def check_scored(values: int, limits: Limits) -> None:
     """Raise `ApiError` (400) for more log-probabilities of prompts than are sent at once."""
-    if wanted.prompt_logprobs is None:
-        return
-    values = tokens * (1 + wanted.prompt_logprobs)
     if values > limits.scored_values:
         raise invalid(
-            f"{tokens} prompt tokens have {values} log-probabilities with logprobs {wanted.prompt_logprobs}; at most "
-            f"{limits.scored_values} are sent: send fewer prompts at once",
+            f"the prompts have {values} log-probabilities; at most {limits.scored_values} are sent: send fewer "
+            "prompts at once",
             "logprobs",
         )
 

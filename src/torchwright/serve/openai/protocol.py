@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import msgspec
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from torchwright.serve.limits import (
     CHOICES,
-    LOGIT_BIASES,
     MESSAGES,
     PROMPTS,
     SEQUENCES,
-    STOP_CHARACTERS,
-    STOPS,
     TOKENS,
     TOOLS,
     TOP_LOGPROBS,
@@ -29,23 +25,10 @@ from torchwright.serve.limits import (
 from torchwright.serve.openai.conversation import Tools, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
-from torchwright.serve.openai.parts import Message, NamedTool, ResponseFormat, StructuredOutputs, Text, Tool
+from torchwright.serve.openai.parts import Message, NamedTool, ResponseFormat, Text, Tool
 from torchwright.serve.openai.picture_prompt import prompt_of
-
-Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARACTERS)]
-TokenId = Annotated[int, Field(ge=0)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=TOKENS, fail_fast=True)]
-Key = Annotated[int, Field(strict=False)]
-"""A token id as JSON writes names: in a text."""
-Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-def _few(value: Any) -> Any:
-    """Too many are refused before each is looked at."""
-    if isinstance(value, dict) and len(value) > LOGIT_BIASES:
-        raise PydanticCustomError("too_long", "more than {most} tokens have a bias", {"most": LOGIT_BIASES})
-    return value
-
+from torchwright.serve.openai.sampling_fields import Prompted, Sampled, TokenId, TokenIds
+from torchwright.serve.openai.structured import Structured
 
 NO_STORE = "nothing is stored here"
 _CACHED = "every prompt is looked up in the prefix cache"
@@ -59,6 +42,7 @@ HARMLESS = {
     "service_tier": "there is one tier; use priority",
     "safety_identifier": "user is named in the log",
     "max_tool_calls": "there are no built-in tools",
+    "guided_decoding_backend": "there is one",
 }
 """Fields of generating requests that cannot change the answer → why."""
 SPELLED_OUT: dict[str, Sequence[Any]] = {
@@ -91,44 +75,18 @@ class StreamOptions(Body):
     """With include_usage, every event says how many there are so far (vLLM's name)."""
 
 
-class Shared(Body):
-    """The fields of all generating requests."""
+class Shared(Prompted, Sampled, Structured):
+    """The fields of all generating requests in the formats of OpenAI and Anthropic."""
 
     without_effect: ClassVar[dict[str, str]] = HARMLESS
     defaults: ClassVar[dict[str, Sequence[Any]]] = SPELLED_OUT
 
-    model: Text | None = None
-    """The served model's name; the served one where it is left out. Another name is a 404."""
     stream: bool = False
     """Send the answer as server-sent events while it is made."""
-    temperature: float = Field(1.0, ge=0, le=100)
-    """Logits are divided by it; 0 takes the most likely token."""
-    top_p: float = Field(1.0, ge=0, le=1)
-    """Draw among the fewest tokens that together reach this probability; 0 takes the most likely one."""
-    top_k: int = Field(0, ge=-1, le=2**31)
-    """Draw among the k most likely tokens; 0 or -1 is all."""
-    min_p: float = Field(0.0, ge=0, le=1)
-    """Draw no token less likely than this share of the most likely one."""
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
-    """Logits of tokens in the prompt or the answer are divided by it, or multiplied where they are negative."""
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    """Taken from the logit of every token in the answer."""
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    """Taken from a token's logit for each time it is in the answer."""
-    logit_bias: Annotated[dict[Key, Bias], BeforeValidator(_few)] = Field({}, max_length=LOGIT_BIASES)
-    """Token id → what is added to its logit."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     """The same seed gives the same answer to the same request; without one it is drawn."""
-    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS, fail_fast=True)] | None = None
-    """Texts that end an answer, not included in it."""
-    stop_token_ids: list[TokenId] = Field([], max_length=STOPS, fail_fast=True)
-    """Tokens that end an answer, besides the model's own."""
-    ignore_eos: bool = False
-    """Go on after the model's own end-of-text tokens."""
     min_tokens: int = Field(0, ge=0)
     """No stop token or stop text before this many tokens."""
-    structured_outputs: StructuredOutputs | None = None
-    """A form that the answer must have: json, regex, choice or grammar."""
     priority: int = Field(0, ge=-100, le=100)
     """Lower is sooner."""
     timeout: float | None = Field(None, gt=0, le=86_400)
@@ -137,22 +95,6 @@ class Shared(Body):
     """Named in the request's line of the log."""
     timing: bool = False
     """Say in the answer where its time went; so does the header X-Torchwright-Timing."""
-
-    EMPTY: ClassVar[dict[str, Any]]
-    """The prompt's fields of a request whose prompts have been read."""
-
-    def read(self, language: Language) -> Prompts:
-        """Return the prompt to continue; raises `ApiError` (400) if the chat template refuses it."""
-        raise NotImplementedError
-
-    def bare(self) -> bytes:
-        """The request as JSON, without its prompts."""
-        plain = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=set(self.EMPTY))
-        return msgspec.json.encode({**plain, **self.EMPTY})
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class Choices(Shared):
@@ -169,8 +111,10 @@ class Choices(Shared):
     def _consistent(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is for stream: true")
-        if self.structured_outputs and self.response_format and self.response_format.type != "text":
-            raise PydanticCustomError("two_forms", "give response_format or structured_outputs, not both")
+        if self.form and self.response_format and self.response_format.type != "text":
+            raise PydanticCustomError(
+                "two_forms", "give response_format or {name}, not both", {"name": self.form[1].split(".")[0]}
+            )
         return self
 
 
@@ -259,7 +203,7 @@ class ChatRequest(Choices):
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise PydanticCustomError("tool_choice", "tool_choice names a tool that is not in tools")
         calls = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-        formed = self.structured_outputs or (self.response_format and self.response_format.type != "text")
+        formed = self.form or (self.response_format and self.response_format.type != "text")
         if calls and formed:
             raise PydanticCustomError(
                 "two_forms", "an answer that must be a tool call cannot have another form"

@@ -23,15 +23,16 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.openai.anthropic_request import CountTokensRequest
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body, parse
-from torchwright.serve.openai.protocol import ChatRequest, Shared, TokenizeRequest
+from torchwright.serve.openai.protocol import ChatRequest, TokenizeRequest
 from torchwright.serve.openai.request_limits import RequestLimits, check_model
 from torchwright.serve.openai.responses import ResponsesRequest
+from torchwright.serve.openai.sampling_fields import Prompted
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.workers.forks import NICE
 from torchwright.serve.workers.pool import Unfinished, Workers, WorkLimits
 
-Generating = TypeVar("Generating", bound=Shared)
+Generating = TypeVar("Generating", bound=Prompted)
 Known = TypeVar("Known", bound=Body)
 LONG_TEXT = 2048
 """Characters from which on a text is tokenized in a thread: it takes a millisecond."""

@@ -74,6 +74,12 @@ class Tokenizer:
         }
 
     @property
+    def specials(self) -> dict[int, str]:
+        """The special tokens, which decoding leaves out, by their ids."""
+        tokens = self._fast.get_added_tokens_decoder()
+        return {id: token.content for id, token in tokens.items() if token.special}
+
+    @property
     def added(self) -> frozenset[str]:
         """The texts of tokens that were added to the vocabulary, special ones and others."""
         return frozenset(token.content for token in self._fast.get_added_tokens_decoder().values())

@@ -27,6 +27,7 @@ from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.wire.messages import (
     OUT_OF_MEMORY,
     Cancel,
+    Control,
     Embed,
     EngineReady,
     Forget,
@@ -34,7 +35,9 @@ from torchwright.serve.wire.messages import (
     LoadAdapter,
     Loading,
     Paint,
+    Pause,
     Reply,
+    RequestRefused,
     Shutdown,
     Stats,
     StepOutput,
@@ -42,6 +45,8 @@ from torchwright.serve.wire.messages import (
     ToEngine,
     Transcribe,
     UnloadAdapter,
+    UpdateWeights,
+    WeightsUpdated,
     decode_from_engine,
     encode,
 )
@@ -77,6 +82,8 @@ SILENT_SECONDS = 120.0
 """An engine that says nothing for so long while requests wait hangs, and is killed; it speaks after every step."""
 LONG_SILENT_SECONDS = 900.0
 """The same for a speech model, whose step is a window, decoded up to six times, and for one of a picture's."""
+RESTORED = "restored"
+"""Id of the messages that give an engine the state of the one before; no request has it."""
 LAST_WORDS_SECONDS = 0.05
 """Longest delay of a dead engine's last messages."""
 KILL_SECONDS = 5.0
@@ -108,12 +115,20 @@ class EngineClient:
         """Its exit code, once it has ended."""
         self._life: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, Mailbox] = {}
+        self._generating: set[str] = set()
+        """Ids of requests that generate text."""
         self._pictures: dict[str, int] = {}
         """Id of a request → bytes of its pictures."""
         self._grammars: OrderedDict[str, _Known] = OrderedDict()
         """Key → a grammar that this engine keeps, the last used last."""
         self.adapters: dict[str, LoadAdapter] = {}
         """Adapters that were loaded since the start, by name: an engine that follows loads them again."""
+        self.weights: UpdateWeights | None = None
+        """The last change of the weights: an engine that follows makes it again before it takes requests."""
+        self.paused = False
+        """True if generation is paused; an engine that follows is, too."""
+        self.weight_version = ""
+        """The version of the weights that the engine computes with."""
         self._early_deaths = 0
         self._killed = False
         """True if this process ended the engine."""
@@ -176,10 +191,12 @@ class EngineClient:
 
     def submit(
         self,
-        message: Submit | Embed | Transcribe | Paint | LoadAdapter | UnloadAdapter,
+        message: Submit | Embed | Transcribe | Paint | LoadAdapter | UnloadAdapter | Control,
         mailbox: Mailbox,
     ) -> None:
         """Send a request; `finish` it when its last item has been taken."""
+        if isinstance(message, Submit):
+            self._generating.add(message.id)
         if not self._mailboxes:  # an idle engine has nothing to say
             self._heard = asyncio.get_running_loop().time()
         self._mailboxes[message.id] = mailbox
@@ -242,6 +259,22 @@ class EngineClient:
         """No more items are wanted for a request."""
         self._mailboxes.pop(id, None)
         self._pictures.pop(id, None)
+        self._generating.discard(id)
+
+    def knows(self, id: str) -> bool:
+        """Check whether a request with this id has not ended."""
+        return id in self._mailboxes
+
+    def abort(self, id: str | None, reason: str) -> int:
+        """End the generating requests of one id, or all of them, with what they have; return how many.
+
+        A request for several prompts has one for each, whose ids go on after a '-' or '_'.
+        """
+        own = (f"{id}-", f"{id}_")
+        ends = [one for one in self._generating if id is None or one.startswith(own)]
+        for one in ends if self.state == "ready" else ():
+            self._send(Cancel(id=one, reason=reason, finish="abort"))
+        return len(ends)
 
     def _become(self, state: State, detail: str) -> None:
         self.state, self.detail = state, detail
@@ -343,19 +376,41 @@ class EngineClient:
             for output in message.outputs:
                 self._deliver(output.id, output)
         elif isinstance(message, Reply):
+            if isinstance(message, WeightsUpdated) and self.ready is not None:
+                self.weight_version = message.version
+                self.ready = msgspec.structs.replace(self.ready, fingerprint=message.fingerprint)
+            if message.id == RESTORED:
+                self._restored(message)
             self._deliver(message.id, message)
         elif isinstance(message, Loading):
             self._become(self.state, message.text)
         elif isinstance(message, EngineReady):
             self.ready, self._ready_at = message, self._heard
+            self.weight_version = message.fingerprint
             for adapter in self.adapters.values():
                 self._send(msgspec.structs.replace(adapter, replace=True))
-            if self.state != "closing":
+            if self.paused:
+                self._send(Pause(id=RESTORED, mode="in_place"))
+            if self.weights is not None:
+                self._become(self.state, "the engine reads the weights again that it had")
+                self._send(msgspec.structs.replace(self.weights, id=RESTORED, abort=False, pause=False))
+            elif self.state != "closing":
                 self._become("ready", "ready")
         elif message.id is not None:
             self._deliver(message.id, message)
         else:
             self._become("failed", message.text)
+
+    def _restored(self, message: Reply) -> None:
+        """Take requests again, with the weights that the engine had before it died.
+
+        Where they cannot be read any more it goes on with those that it was started with, as their version says.
+        """
+        if isinstance(message, RequestRefused):
+            log.error("the weights cannot be read again, and those of the start are served: %s", message.text)
+            self.weights = None
+        if isinstance(message, RequestRefused | WeightsUpdated) and self.state != "closing":
+            self._become("ready", "ready")
 
     def _deliver(self, id: str, item: Item) -> None:
         mailbox = self._mailboxes.get(id)

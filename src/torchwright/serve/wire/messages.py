@@ -1,8 +1,9 @@
 """Messages between the HTTP process and the engine process: MessagePack over one ZeroMQ pair, nothing pickled.
 
-HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Paint, LoadAdapter, UnloadAdapter, Shutdown.
+HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Paint, LoadAdapter, UnloadAdapter, FlushCache,
+UpdateWeights, NameWeights, Pause, Resume, Shutdown.
 Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Painted, AdapterLoaded,
-AdapterUnloaded, Failed.
+AdapterUnloaded, Controlled, WeightsUpdated, Failed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from torchwright.models.vision.record import Picture
 OUT_OF_MEMORY = 12
 """Exit code of an engine that could not get memory: the number of ENOMEM."""
 
-Finish = Literal["stop", "length", "cancelled", "timeout", "grammar", "error"]
-"""Why a sequence ended; `stop` is a stop token or a grammar that is complete, `grammar` one that is too slow."""
+Finish = Literal["stop", "length", "cancelled", "abort", "timeout", "grammar", "error"]
+"""Why a sequence ended; `stop` is a stop token or a grammar that is complete, `grammar` one that is too slow.
+
+`cancelled` has no reader any more; `abort` was asked for by somebody else, and its reader gets what there is."""
+PauseMode = Literal["abort", "retract", "in_place"]
+"""Running requests end, give up their pages and are computed again later, or keep their pages."""
 
 
 Activation = Literal["none", "sigmoid", "softmax"]
@@ -87,6 +92,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Top tokens to report for each new token (0: only the token's own log-probability); None: nothing."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
+    prompt_logprobs_from: int = 0
+    """The first of the prompt's tokens that is reported; what comes before it may be found in the prefix cache."""
+    logprob_ids: list[int] = []
+    """Tokens whose log-probabilities are reported wherever others are."""
     priority: int = 0
     """Lower is sooner."""
     timeout_s: float | None = None
@@ -104,7 +113,7 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     index: int | None = None
     """One of its n sequences; None is all of them."""
     reason: str
-    finish: Literal["stop", "cancelled"] = "cancelled"
+    finish: Literal["stop", "cancelled", "abort"] = "cancelled"
     """`stop`: the answer is complete, such as a text up to a stop string."""
 
 
@@ -158,14 +167,66 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapt
     name: str
 
 
+class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache"):
+    """Empty the prefix cache; answered by Controlled, or RequestRefused while sequences hold pages."""
+
+    id: str
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weights"):
+    """Go on with the weights in a folder; answered by WeightsUpdated or RequestRefused, which changes nothing."""
+
+    id: str
+    folder: str
+    version: str | None = None
+    """Its name in answers; the weights' fingerprint by default."""
+    abort: bool = False
+    """End all requests before the first step with the new weights."""
+    pause: bool = False
+    """Compute nothing afterwards, until a Resume."""
+
+
+class NameWeights(msgspec.Struct, frozen=True, kw_only=True, tag="name_weights"):
+    """Give the weights another version; answered by WeightsUpdated."""
+
+    id: str
+    version: str
+    abort: bool = False
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Compute nothing until a Resume; requests that come meanwhile wait. Answered by Controlled."""
+
+    id: str
+    mode: PauseMode
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Go on computing; answered by Controlled."""
+
+    id: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """End: after the running requests (`drain`), or at once."""
 
     drain: bool
 
 
+Control = FlushCache | UpdateWeights | NameWeights | Pause | Resume
+"""Messages about the engine rather than about one request."""
 ToEngine = (
-    Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint | LoadAdapter | UnloadAdapter | Shutdown
+    Grammar
+    | Forget
+    | Submit
+    | Cancel
+    | Embed
+    | Transcribe
+    | Paint
+    | LoadAdapter
+    | UnloadAdapter
+    | Control
+    | Shutdown
 )
 
 
@@ -221,6 +282,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: list[tuple[int, float]]
+    asked: list[float] = []
+    """Those of the request's `logprob_ids`."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +302,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     proposed_at: list[int] = []
     accepted_at: list[int] = []
     """The two before by a token's place among the proposals of its step."""
+    versions: list[tuple[str, int]] = []
+    """Versions of the weights that the answer's tokens were chosen with, in order, and where each one's tokens end."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,7 +314,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """One for each prompt token, None for the first; sent once, with the first output of index 0."""
+    """One for each prompt token from `prompt_logprobs_from` on, None for the first of them; sent once, with the first
+    output of index 0."""
     finish: Finish | None = None
     message: str | None = None
     """With `error` and `grammar`: what went wrong."""
@@ -341,6 +407,24 @@ class AdapterUnloaded(msgspec.Struct, frozen=True, kw_only=True, tag="adapter_un
     id: str
 
 
+class Controlled(msgspec.Struct, frozen=True, kw_only=True, tag="controlled"):
+    """A FlushCache, Pause or Resume is done."""
+
+    id: str
+    requests: int = 0
+    """Requests that wait for a Resume."""
+
+
+class WeightsUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="weights_updated"):
+    """From the next StepOutput on, tokens are chosen with these weights."""
+
+    id: str
+    version: str
+    fingerprint: str
+    requests: int = 0
+    """Requests that go on with other weights than they began with."""
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The model cannot be loaded, or a request cannot be computed: the fields of a `TorchwrightError`."""
 
@@ -348,7 +432,16 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     id: str | None = None
 
 
-Reply = RequestRefused | Embedded | Heard | Painted | AdapterLoaded | AdapterUnloaded
+Reply = (
+    RequestRefused
+    | Embedded
+    | Heard
+    | Painted
+    | AdapterLoaded
+    | AdapterUnloaded
+    | Controlled
+    | WeightsUpdated
+)
 """Messages for the one request whose `id` they have."""
 FromEngine = Loading | EngineReady | StepOutput | Reply | Failed
 

@@ -1,0 +1,1 @@
+"""Grammars in Lark's syntax, as guidance and other clients of vLLM send them."""
