@@ -36,7 +36,8 @@ def _vision_language(folder: Path) -> Workload:
 
     vlms.save("Llava", folder)  # whose pictures have no sizes that other values would break
     place = PictureReader(folder).placeholder
-    template = f"{{% for message in messages %}}{{% for part in message.content %}}{{% if part.type == 'image' %}}{place}"
+    template = "{% for message in messages %}{% for part in message.content %}"
+    template += f"{{% if part.type == 'image' %}}{place}"
     template += "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     return from_target(str(folder), new_tokens=4)
