@@ -30,4 +30,17 @@ def _diffusion(folder: Path) -> Workload:
     return from_target(str(write_pixart(folder)), steps=3)
 
 
-BUILT_IN |= {"speech": _speech, "diffusion": _diffusion}
+def _vision_language(folder: Path) -> Workload:
+    import vlms
+    from torchwright.models.vision.reader import PictureReader
+
+    vlms.save("Llava", folder)  # whose pictures have no sizes that other values would break
+    place = PictureReader(folder).placeholder
+    template = "{% for message in messages %}{% for part in message.content %}"
+    template += f"{{% if part.type == 'image' %}}{place}"
+    template += "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return from_target(str(folder), new_tokens=4)
+
+
+BUILT_IN |= {"speech": _speech, "diffusion": _diffusion, "vision_language": _vision_language}

@@ -14,6 +14,7 @@ from torchwright.cli.options import (
     json_option,
     revision_option,
     trust_option,
+    vision_option,
 )
 from torchwright.cli.printing import print_json, say
 from torchwright.core.escapes import escaped
@@ -67,6 +68,7 @@ from torchwright.core.process.interrupts import importing
     help="Of the text to be translated.",
 )
 @decoder_options
+@vision_option
 @adapter_option
 @revision_option
 @device_option
@@ -81,6 +83,7 @@ def command(
     quantize: str | None,
     kv: str | None,
     dtype: str | None,
+    quantize_vision: str | None,
     adapter: str | None,
     language: str | None,
     source_language: str | None,
@@ -109,6 +112,7 @@ def command(
         quantize=quantize,
         kv=kv,
         dtype=dtype,
+        quantize_vision=quantize_vision,
         adapter=adapter,
         language=language,
         source_language=source_language,

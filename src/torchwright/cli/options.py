@@ -175,6 +175,12 @@ def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+vision_option = click.option(
+    "--quantize-vision",
+    type=click.Choice(["none", "w8a8"]),
+    show_default="w8a8 with --quantize, if its embeddings of a picture agree",
+    help="Weights of the encoder of pictures.",
+)
 revision_option = click.option(
     "--revision", metavar="NAME", help="Branch, tag or commit of a hub id; ORG/NAME@NAME says the same."
 )

@@ -15,6 +15,7 @@ from torchwright.cli.options import (
     revision_option,
     served_adapters_option,
     trust_option,
+    vision_option,
 )
 from torchwright.cli.printing import say
 from torchwright.core.errors import TorchwrightError
@@ -179,6 +180,7 @@ def _serve_command() -> ModuleType:
     "transformers' own code then gives one answer at a time.",
 )
 @decoder_options
+@vision_option
 @served_adapters_option
 @click.option(
     "--allow-adapters",

@@ -44,6 +44,7 @@ from torchwright.models.speech.base import Recognizer
 from torchwright.models.speech.load import load_speech
 from torchwright.models.vision.encoder import encoder_of
 from torchwright.models.vision.question import Question, question_about
+from torchwright.models.vision.reader import takes_pictures
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
 from torchwright.report import view
@@ -97,6 +98,7 @@ def generate(
     quantize: str | None,
     kv: str | None,
     dtype: str | None,
+    quantize_vision: str | None = None,
     device: str | None,
     adapter: str | None,
     language: str | None = None,
@@ -125,6 +127,7 @@ def generate(
         quantize=quantize,
         kv=kv,
         dtype=dtype,
+        quantize_vision=quantize_vision,
         device=device,
         adapter=adapter,
         language=language,
@@ -133,6 +136,9 @@ def generate(
     )
     for notice in opened.notices:
         on_notice(notice)
+    if question is not None and isinstance(opened.model, LoadedDecoder) and opened.model.vision is not None:
+        opened.model.vision.load()
+        on_notice(f"pictures are encoded by {opened.model.vision.runs_as}")
     return ask(
         opened.model,
         prompt,
@@ -147,9 +153,7 @@ def generate(
 def _question(target: str | None, prompt: str, images: Sequence[Path]) -> Question:
     """Read the pictures before the model is opened."""
     if target is not None and is_artifact(target):
-        raise WorkloadError(
-            f"--image is not for {target}, which is an artifact", next="name its model's folder"
-        )
+        return question_about(Path(target) / artifact.MODEL, prompt, images)
     return question_about(resolve(str(BUNDLED if target is None else target), WANTED), prompt, images)
 
 
@@ -159,6 +163,7 @@ def open_model(
     quantize: str | None = None,
     kv: str | None = None,
     dtype: str | None = None,
+    quantize_vision: str | None = None,
     device: str | None = None,
     adapter: str | None = None,
     language: str | None = None,
@@ -172,7 +177,8 @@ def open_model(
     `quantize`, `kv` and `adapter` are those of `load_decoder`, but without `quantize` a folder whose weights were
     trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
     kernels are there; `device` is by default CUDA where there is a card. Languages are those of `load_seq2seq`, for a
-    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it. A model on transformers'
+    model of an encoder and a decoder. `quantize_vision` is that of `PictureEncoder`, for a model that takes pictures.
+    An artifact has its own, so none of the eight is for it. A model on transformers'
     own code runs by default in the type of its weights; `batched` lets it compute several sequences in one call, where
     their last bits depend on their company.
 
@@ -181,7 +187,8 @@ def open_model(
     """
     if target is not None and is_artifact(target):
         own = {"quantize": quantize, "kv": kv, "dtype": dtype, "device": device, "adapter": adapter}
-        refuse_for_artifact(target, **own, language=language, source_language=source_language)
+        own |= {"language": language, "source_language": source_language, "quantize_vision": quantize_vision}
+        refuse_for_artifact(target, **own)
         loaded = load(target, trust=trust)
         model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
         if not isinstance(model, Writer):
@@ -197,6 +204,10 @@ def open_model(
         folder, recipe = resolve(str(BUNDLED if target is None else target), WANTED), None
         languages = {"language": language, "source_language": source_language}
         described = read_config(folder)
+        if quantize_vision is not None and not takes_pictures(folder):
+            raise WorkloadError(
+                f"--quantize-vision {quantize_vision}: the model of {folder} takes text alone"
+            )
         if stack_family(described) is not None or described.get("is_encoder_decoder") is True:
             return _seq2seq(folder, quantize, kv, dtype, device=device, adapter=adapter, **languages)
         if given := [_flag(name) for name, value in languages.items() if value is not None]:
@@ -208,7 +219,13 @@ def open_model(
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
         if language_part(described) is not described:
-            model.vision = encoder_of(folder, model.decoder.embedding.dtype, model.device)
+            model.vision = encoder_of(
+                folder,
+                model.decoder.embedding.dtype,
+                model.device,
+                quantize=quantize_vision,
+                rounded=(quantize or trained or "none") != "none",
+            )
             takes = "text and pictures" if model.vision else "text alone"
             notices += (f"the language model of {', '.join(named(described))}; it takes {takes}",)
         if trained is not None:

@@ -186,6 +186,7 @@ def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
         "--quantize": options.quantize,
         "--kv": options.kv,
         "--dtype": options.dtype,
+        "--quantize-vision": options.quantize_vision,
         "--adapter": options.adapter,
     }
     given = [f"{flag} {value}" for flag, value in settled.items() if value is not None]

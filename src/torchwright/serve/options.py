@@ -36,6 +36,7 @@ class EngineOptions:
     quantize: str | None = None
     kv: str | None = None
     dtype: str | None = None
+    quantize_vision: str | None = None
     adapter: str | None = None
     """A folder of LoRA or DoRA that is added to the weights."""
     adapters: Sequence[tuple[str, str]] = ()

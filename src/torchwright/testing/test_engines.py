@@ -59,11 +59,16 @@ def seq2seq(folder: Path) -> tuple[Workload, list[Step]]:
     return example("seq2seq", folder), [Step(name="native_seq2seq")]
 
 
+def vision_language(folder: Path) -> tuple[Workload, list[Step]]:
+    return example("vision_language", folder), [Step(name="native_vision")]
+
+
 MAKERS: dict[str, Make] = {"perceptron": perceptron, "parts": parts}
 OWN_MAKERS: dict[str, dict[str, Make]] = {
     "native": {"language": language},
     "native_speech": {"speech": speech},
     "native_seq2seq": {"seq2seq": seq2seq},
+    "native_vision": {"vision_language": vision_language},
 }
 """Models for engines that run one kind only."""
 PAIRS = [(name, model) for name in NAMES for model in OWN_MAKERS.get(name, MAKERS)]

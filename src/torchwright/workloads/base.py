@@ -50,6 +50,7 @@ workloads: Registry[type[Workload]] = Registry(
         "diffusion": "torchwright.models.diffusion.workload:DiffusionWorkload",
         "speech": "torchwright.models.speech.workload:SpeechWorkload",
         "seq2seq": "torchwright.models.decoder.seq2seq.workload:Seq2SeqWorkload",
+        "vision_language": "torchwright.models.vision.workload:VisionLanguageWorkload",
         "segment": "torchwright.models.segment.workload:SegmentWorkload",
         "semantic": "torchwright.models.segment.semantic_workload:SemanticWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",

@@ -49,6 +49,10 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
             *(70, "gelu", torch.randn(2, 3, 70).to(kind)),
         ),
         "attention": (*(torch.randn(1, 2, 5, 16).bfloat16() for _ in range(3)), None, 0.25),
+        "varlen_attention": (
+            *(torch.randn(3, 96).to(kind), angle[:3].repeat(1, 2).cos(), angle[:3].repeat(1, 2).sin()),
+            *(torch.tensor([0, 2, 3]).int(), 2, 0.25),
+        ),
         "grid_attention": (*grid, torch.randn(3, 16), torch.randn(5, 16), 0.25),
         "linear_w4a8": (x, linear["w4a8"].packed, linear["w4a8"].scale, None, 70, 32),
         "linear_w4a16": (

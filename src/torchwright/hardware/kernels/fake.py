@@ -84,6 +84,10 @@ def like_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -
     return v.new_empty(v.shape)
 
 
+def varlen_attention(qkv: torch.Tensor, *args: Any) -> torch.Tensor:
+    return qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3))
+
+
 def quantize_w4(
     weight: torch.Tensor, importance: torch.Tensor, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,6 +117,7 @@ CPU_FAKES: dict[str, Fake] = {
     "linear_w8a8_fused": _linear(5),
     "activate": _like,
     "attention": attention,
+    "varlen_attention": varlen_attention,
     "conv_dense": conv_dense,
     "conv_depthwise": conv_depthwise,
     "image_mean": image_mean,

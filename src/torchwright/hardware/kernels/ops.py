@@ -102,6 +102,11 @@ def paged_attention(
     return _of_cpus(kernels).paged_attention(q_THD, *args, causal=causal, bias=bias, sinks=sinks)
 
 
+def varlen_attention(qkv_NF: torch.Tensor, *args: Any) -> torch.Tensor:
+    """See `reference.varlen_attention`."""
+    return _of_cpus(on(qkv_NF.device, qkv_NF.dtype)).varlen_attention(qkv_NF, *args)
+
+
 def short_conv(x_TC: torch.Tensor, *args: Any) -> torch.Tensor:
     """See `recurrent.short_conv`."""
     return _recurrent(x_TC).short_conv(x_TC, *args)

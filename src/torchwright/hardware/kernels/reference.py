@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch.nn import functional as F
@@ -183,6 +184,38 @@ def paged_attention(
             out = torch.einsum("kgts,ksd->kgtd", weight_KGTS, v_KSD.to(q.dtype))
             out_THD[start:stop] = out.permute(2, 0, 1, 3).flatten(1, 2).to(out_THD.dtype)
     return out_THD
+
+
+def varlen_attention(
+    qkv_NF: torch.Tensor,
+    cos_NR: torch.Tensor,
+    sin_NR: torch.Tensor,
+    starts: torch.Tensor,
+    heads: int,
+    scale: float,
+) -> torch.Tensor:
+    """Attention (N, H · D) of each sequence's tokens to all of the same sequence; sequence b has rows `starts[b]` on.
+
+    `qkv_NF` (N, 3 · H · D) holds queries, keys and values; the first two are turned by their token's angles, whose
+    cosines and sines are (N, D/2) in float32. `starts` (int32) begins with 0 and ends with N.
+    """
+    q_HND, k_HND, v_HND = turned(qkv_NF, cos_NR, sin_NR, heads)
+    found: list[torch.Tensor] = []
+    for start, stop in pairwise(starts.tolist()):
+        q, k, v = (_wide(x_HND[:, start:stop]) for x_HND in (q_HND, k_HND, v_HND))
+        weight_HTS = torch.softmax(torch.einsum("htd,hsd->hts", q, k) * scale, -1)
+        found.append(torch.einsum("hts,hsd->thd", weight_HTS, v).flatten(1))
+    return torch.cat([qkv_NF.new_empty(0, qkv_NF.shape[1] // 3), *found]).to(qkv_NF.dtype)
+
+
+def turned(
+    qkv_NF: torch.Tensor, cos_NR: torch.Tensor, sin_NR: torch.Tensor, heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values (H, N, D) in the input's type, the first two with their rotary embedding."""
+    q_NHD, k_NHD, v_NHD = qkv_NF.unflatten(1, (3, heads, -1)).unbind(1)
+    angles = cos_NR[:, None], sin_NR[:, None]
+    q, k = (_rotate(_wide(x_NHD), *angles).to(qkv_NF.dtype) for x_NHD in (q_NHD, k_NHD))
+    return q.transpose(0, 1), k.transpose(0, 1), v_NHD.transpose(0, 1)
 
 
 def steps(peak: torch.Tensor, levels: int = LEVELS_8) -> torch.Tensor:

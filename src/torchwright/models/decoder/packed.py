@@ -22,8 +22,10 @@ from torchwright.core.json_file import read_json
 from torchwright.hardware.kernels.cpu.memory import HUGE, lasting, read
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
+from torchwright.hub.folder import read_config
+from torchwright.hub.language_part import language_part
 from torchwright.hub.tensor_header import read_header
-from torchwright.models.decoder.families import read_decoder_config
+from torchwright.models.decoder.families import decoder_config
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import KV_DTYPES, stop_ids
 from torchwright.models.decoder.model import Decoder
@@ -58,7 +60,7 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
         described = read_json(folder / FORMS)
         forms = {name: PackedForm.from_dict(form) for name, form in described["layers"].items()}
         kv_dtype = KV_DTYPES[described["kv"]]
-        config = read_decoder_config(model_folder)
+        config = decoder_config(language_part(read_config(model_folder)), model_folder / "config.json")
         for_gpu = bool(described.get("for_gpu"))
         place = torch.device(device)
         if forms and for_gpu != gpu.takes(place):

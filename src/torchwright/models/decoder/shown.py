@@ -44,6 +44,9 @@ class EncodesPictures(Protocol):
     whole: bool
     """True if each token of a picture attends to the whole picture; then no forward call may end within one."""
 
+    runs_as: str | None
+    """How it computes, in words; None before it is loaded."""
+
     def load(self) -> None: ...
 
     def embed(self, picture: Any) -> Embedded: ...

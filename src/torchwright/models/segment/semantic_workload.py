@@ -20,7 +20,7 @@ from torchwright.models.segment.semantic import (
     preparation_of,
     read_preparation,
 )
-from torchwright.models.segment.user_pictures import UserPictures
+from torchwright.models.vision.user_pictures import UserPictures
 from torchwright.report.pictures import MOST_ROWS, PictureRow
 from torchwright.workloads.base import (
     CALIBRATION_BATCHES,

@@ -20,7 +20,7 @@ from torchwright.models.segment.judge import mask_quality, overlap, packed, unpa
 from torchwright.models.segment.load import FAMILIES, family_of, open_network, side_of
 from torchwright.models.segment.network import network_in
 from torchwright.models.segment.prompts import GRIDS, Encoded, grid_over
-from torchwright.models.segment.user_pictures import UserPictures
+from torchwright.models.vision.user_pictures import UserPictures
 from torchwright.report.pictures import MOST_ROWS, PictureRow
 from torchwright.workloads.base import (
     CALIBRATION_BATCHES,

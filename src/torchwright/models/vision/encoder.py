@@ -1,30 +1,40 @@
-"""The part of a vision-language model that turns pictures into rows of embeddings: transformers' own modules."""
+"""The part of a vision-language model that turns pictures into rows of embeddings.
+
+It is transformers' own model. In bfloat16, and with quantized weights, its layers run on our kernels (`native.py`) if
+the embeddings of an example stay what they are without them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchwright.core.errors import ModelError, TorchwrightError, first_line
+from torchwright.core.errors import ModelError, TorchwrightError, first_line, unknown
+from torchwright.core.scheme import BF16, W8A8, Scheme, read_scheme
+from torchwright.hardware.kernels import ops
 from torchwright.hub.folder import read_config
 from torchwright.models.decoder.axes import PromptAxes
 from torchwright.models.decoder.shown import Embedded
-from torchwright.models.vision.reader import picture_token, takes_pictures
+from torchwright.models.vision.load import vision_part
+from torchwright.models.vision.native import OntoKernels
+from torchwright.models.vision.reader import PictureReader, picture_token, takes_pictures
 from torchwright.models.vision.record import Picture
-from torchwright.workloads.huggingface import quiet_transformers
-
-LANGUAGE = ("language_model", "text_model")
-"""Names in transformers for the language model, which the decoder computes."""
 
 WHOLE = ("gemma3",)
 """`model_type` of models in which each token of a picture attends to the whole picture."""
+
+
+QUANTIZE = ("none", "w8a8")
+"""Four-bit weights are not for encoders: with hundreds of rows they save no time, and they cost accuracy."""
+LEAST_COSINE = 0.99
+"""Mean cosine between embeddings with and without our kernels. Rounding in bfloat16 costs 0.0005, in 8 bits 0.003 or
+more where a model has outliers, and a layer that computes another thing 0.1 or more."""
 
 
 class PictureEncoder:
@@ -34,36 +44,94 @@ class PictureEncoder:
     encoder.embed(picture).rows_NE
     encoder.axes(ids, [picture])            positions by axis, None where a token has one
 
-    It is loaded with the first picture, or by `load`. Raises `ModelError` where transformers cannot load it.
+    `quantize` is `w8a8`, `none`, or None: as `rounded` says the language model is, if the embeddings agree. It is
+    loaded with the first picture, or by `load`. Raises `ModelError` where transformers cannot load it.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        quantize: str | None = None,
+        rounded: bool = False,
+    ) -> None:
         self.token, self.device = picture_token(folder), torch.device(device)
         self.whole = read_config(folder).get("model_type") in WHOLE
+        self.runs_as: str | None = None
+        """How the encoder computes, in words; None before it is loaded."""
         self._folder, self._dtype = folder, dtype
+        self._schemes = _schemes(quantize, rounded)
+        self._asked = quantize not in (None, "none")
+        self._model: Any = None
 
-    def load(self) -> None:
-        """Load the encoder now, rather than with the first picture."""
-        _ = self._model
+    def load(self, example: Picture | None = None) -> None:
+        """Load the encoder now, rather than with the first picture.
 
-    @cached_property
-    def _model(self) -> Any:
-        return _vision_part(self._folder, self._dtype).to(self.device)
+        `example` is the picture by which our kernels are judged, by default one that the folder's processor prepares.
+        """
+        if self._model is None:
+            self._model = self._load(example)
 
-    @cached_property
-    def _takes(self) -> frozenset[str]:
-        return frozenset(inspect.signature(self._model.get_image_features).parameters)
+    @property
+    def model(self) -> Any:
+        """transformers' model without its language model, its layers on our kernels where they can be."""
+        self.load()
+        return self._model
 
-    @torch.inference_mode()
+    def _load(self, example: Picture | None) -> Any:
+        model = vision_part(self._folder, self._dtype).to(self.device)
+        plain = self._dtype == torch.float32 and not any(self._schemes)
+        if plain or ops.on(self.device, self._dtype) is None:
+            if self._asked:
+                raise ModelError(f"the vision encoder in {self._schemes[0]}", found="no compiled kernels")
+            self.runs_as = "transformers' modules"
+            return model
+        example = example or PictureReader(self._folder).read(_example()).picture
+        wanted = self._embed(model, example)
+        faults: list[str] = []
+        for scheme in self._schemes:
+            onto = OntoKernels(scheme)
+            cosine, fault = self._agreement(onto, model, example, wanted)
+            if fault is None:
+                left = [f"{kind} stays transformers': {reason}" for kind, reason in onto.kept.items()]
+                how = f"our kernels in {scheme or BF16}, cosine {cosine:.4f} to transformers' modules"
+                self.runs_as = "; ".join([how, *faults, *left])
+                return model
+            faults.append(f"{scheme or BF16}: {fault}")
+            if self._asked:
+                allowed = f"a cosine of {LEAST_COSINE} or more, on an example"
+                raise ModelError(f"the vision encoder of {self._folder}", found=faults[0], allowed=allowed)
+            model = vision_part(self._folder, self._dtype).to(self.device)  # its layers have been replaced
+        self.runs_as = "; ".join(["transformers' modules", *faults])
+        return model
+
+    def _agreement(
+        self, onto: OntoKernels, model: Any, example: Picture, wanted: Embedded
+    ) -> tuple[float, str | None]:
+        """Put a model on kernels; return the cosine to the embeddings without them, and what is wrong, if anything."""
+        try:
+            onto.replace(model)
+            cosine = _cosine(wanted, self._embed(model, example))
+        except (ModelError, RuntimeError, ValueError, AttributeError) as error:
+            return 0.0, first_line(error)
+        return cosine, None if cosine >= LEAST_COSINE else f"its embeddings have a cosine of {cosine:.4f}"
+
     def embed(self, picture: Picture) -> Embedded:
         """Encode one picture. Raises `ModelError` where that fails, or where it does not fill its places."""
+        return self._embed(self.model, picture)
+
+    @torch.inference_mode()
+    def _embed(self, model: Any, picture: Picture) -> Embedded:
+        takes = inspect.signature(model.get_image_features).parameters
         with _as_model_error("the vision encoder fails on a picture"):
             arguments = {
                 name: torch.from_numpy(array.numpy().copy()).to(self.device)
                 for name, array in picture.arrays.items()
-                if name in self._takes
+                if name in takes
             }
-            found = self._model.get_image_features(**arguments, return_dict=True)
+            found = model.get_image_features(**arguments, return_dict=True)
             rows_NE = _rows(found.pooler_output)
             deep = tuple(_rows(rows) for rows in getattr(found, "deepstack_features", None) or ())
         if len(rows_NE) != picture.tokens:
@@ -78,8 +146,10 @@ class PictureEncoder:
 
         Raises `ModelError` where they cannot be computed.
         """
-        index = getattr(self._model, "get_rope_index", None)
-        if index is None or not pictures:
+        if not pictures:
+            return None
+        index = getattr(self.model, "get_rope_index", None)
+        if index is None:
             return None
         with _as_model_error("the positions of pictures cannot be computed"):
             ids_1T = torch.tensor([list(ids)])
@@ -92,10 +162,37 @@ class PictureEncoder:
             return PromptAxes(positions_A1T[:, 0].numpy())
 
 
-def encoder_of(folder: Path, dtype: torch.dtype, device: torch.device) -> PictureEncoder | None:
-    """Return the encoder of a folder whose model takes pictures, None for another, and on devices other than CPUs."""
+def encoder_of(
+    folder: Path, dtype: torch.dtype, device: torch.device, **options: Any
+) -> PictureEncoder | None:
+    """Return the encoder of a folder whose model takes pictures, None for another, and on devices other than CPUs.
+
+    `options` are those of `PictureEncoder`.
+    """
     takes = device.type == "cpu" and takes_pictures(folder)
-    return PictureEncoder(folder, dtype, device) if takes else None
+    return PictureEncoder(folder, dtype, device, **options) if takes else None
+
+
+def _schemes(quantize: str | None, rounded: bool) -> tuple[Scheme | None, ...]:
+    """The schemes to try, in order; None leaves weights as they are."""
+    if quantize is None:
+        return (W8A8, None) if rounded else (None,)
+    if quantize not in QUANTIZE:
+        raise unknown("quantization of a vision encoder", quantize, QUANTIZE)
+    return (read_scheme(quantize),)
+
+
+def _example() -> np.ndarray:
+    """Return a picture (H, W, 3) of coloured fields with noise, whose sides are no multiple of a window's."""
+    draw = np.random.default_rng(0)
+    fields = np.kron(draw.uniform(30, 225, (5, 7, 3)), np.ones((28, 28, 1)))
+    return (fields + draw.normal(0, 10, fields.shape)).clip(0, 255).astype(np.uint8)
+
+
+def _cosine(one: Embedded, other: Embedded) -> float:
+    """The mean cosine between rows of two pictures' embeddings; NaN where one has NaN."""
+    pairs = zip((one.rows_NE, *one.deep), (other.rows_NE, *other.deep), strict=True)
+    return float(torch.cat([torch.cosine_similarity(a.float(), b.float(), dim=-1) for a, b in pairs]).mean())
 
 
 @contextlib.contextmanager
@@ -113,54 +210,3 @@ def _rows(found: Any) -> torch.Tensor:
     """Embeddings (N, E) of one picture, however a model lays its parts out."""
     parts = found if isinstance(found, list | tuple) else [found]
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
-
-
-def _vision_part(folder: Path, dtype: torch.dtype) -> Any:
-    """transformers' model without its language model, which is loaded with one layer and few tokens, then dropped."""
-    config = read_config(folder)
-    try:
-        with quiet_transformers():
-            import transformers
-
-            described: Any = transformers.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            text = described.get_text_config()
-            text.num_hidden_layers = 1
-            text.vocab_size = 1 + max(_ids(text.to_dict()), default=0)
-            if getattr(text, "layer_types", None):
-                text.layer_types = text.layer_types[:1]
-            if hasattr(described, "quantization_config"):
-                del described.quantization_config
-            # The whole class: its conversions of published names of tensors are not all applied for its base model.
-            auto: Any = transformers.AutoModelForImageTextToText
-            whole, loaded = auto.from_pretrained(
-                folder,
-                config=described,
-                dtype=dtype,
-                ignore_mismatched_sizes=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:
-        raise ModelError(
-            f"transformers cannot load the vision encoder of {folder}", found=first_line(error)
-        ) from error
-    model: Any = whole.base_model
-    part = next((name for name in LANGUAGE if hasattr(model, name)), None)
-    elsewhere = ("lm_head", *(f"{whole.base_model_prefix}.{name}" for name in LANGUAGE))
-    lacks = [name for name in loaded["missing_keys"] if not name.startswith(elsewhere)]
-    if lacks or not hasattr(model, "get_image_features") or part is None:
-        kind = f"{config.get('model_type')}: " + (
-            f"{len(lacks)} tensors missing, such as {lacks[0]}" if lacks else ""
-        )
-        raise ModelError(f"the vision encoder of {folder} cannot be used", found=kind)
-    delattr(model, part)
-    return model.eval().requires_grad_(False)
-
-
-def _ids(fields: dict[str, Any]) -> list[int]:
-    """Special tokens, which must lie within the vocabulary."""
-    return [value for name, value in fields.items() if name.endswith("_token_id") and isinstance(value, int)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchwright.core.errors import WorkloadError
 from torchwright.hub.chat_template import ChatTemplate
@@ -21,8 +22,8 @@ class Question:
     pictures: list[Picture]
 
 
-def question_about(folder: Path, text: str, images: Sequence[Path]) -> Question:
-    """Return a user's message of some pictures and a text behind them.
+def question_about(folder: Path, text: str, images: Sequence[Any]) -> Question:
+    """Return a user's message of some pictures, whatever `read_picture` takes, and a text behind them.
 
     Raises `PictureError` for a file that cannot be used. Raises `WorkloadError` where the folder's model takes text
     alone, or the text holds the word of a picture's place.

@@ -33,6 +33,7 @@ engines: Registry[type[Engine]] = Registry(
         "native": "torchwright.optimization.engines.native:NativeEngine",
         "native_speech": "torchwright.optimization.engines.native_speech:NativeSpeechEngine",
         "native_seq2seq": "torchwright.optimization.engines.native_seq2seq:NativeSeq2SeqEngine",
+        "native_vision": "torchwright.optimization.engines.native_vision:NativeVisionEngine",
         "openvino": "torchwright.optimization.engines.openvino:OpenVino",
         "onnxruntime": "torchwright.optimization.engines.onnxruntime:OnnxRuntime",
     },

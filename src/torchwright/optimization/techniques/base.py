@@ -57,6 +57,7 @@ techniques: Registry[type[Technique]] = Registry(
         "native": "torchwright.optimization.techniques.native:Native",
         "native_speech": "torchwright.optimization.techniques.native_speech:NativeSpeech",
         "native_seq2seq": "torchwright.optimization.techniques.native_seq2seq:NativeSeq2Seq",
+        "native_vision": "torchwright.optimization.techniques.native_vision:NativeVision",
         "w8a8": "torchwright.optimization.techniques.w8a8:W8A8",
         "w4a8": "torchwright.optimization.techniques.w4a8:W4A8",
         "w4a16": "torchwright.optimization.techniques.w4a16:W4A16",

@@ -36,6 +36,7 @@ PROPERTIES = {
     "sparse24": "two of every four weights are zero",
     "speech": "it is a speech model",
     "two_stacks": "it has an encoder and a decoder",
+    "vision_language": "it answers about pictures",
     "wide_cache": "its cached keys and values are not quantized",
     "wide_weights": "its weights are not quantized",
     "writes": "its exported graph writes to its inputs or buffers",

@@ -330,6 +330,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             quantize=options.quantize,
             kv=options.kv,
             dtype=options.dtype,
+            quantize_vision=options.quantize_vision,
             device="cpu",
             adapter=options.adapter,
             trust=options.trust,
@@ -368,11 +369,12 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             allowed="CPUs, so far",
             next="optimize again with `--device cpu`",
         )
-    if target.artifact is not None:
+    if target.artifact is not None and model.vision is None:
         model.vision = encoder_of(target.folder, model.decoder.embedding.dtype, model.device)
     if model.vision is not None:
         try:
             model.vision.load()
+            notices.append(f"pictures are encoded by {model.vision.runs_as}")
         except ModelError as error:
             model.vision = None
             notices.append(f"it takes text alone: {error}")

@@ -30,6 +30,8 @@ QUICK_PLACES, SLOW_PLACES = 2, 1
 SLOW_WAITING = 8
 """Slow jobs that wait; each may take seconds."""
 START_SECONDS = 60.0
+LARGE = 4 * MIB
+"""Bytes of an answer whose copy would hold the loop for milliseconds."""
 WALL_SECONDS = 60.0
 """A job has so long in all; its limit is of processor time, which on a busy machine takes longer to get."""
 
@@ -177,7 +179,10 @@ async def _exchange(data: socket.socket, status_socket: socket.socket, job: byte
     code = await loop.sock_recv(status_socket, CODE.size)
     if not code:
         raise ConnectionResetError
-    return b"".join(parts), CODE.unpack(code)[0]
+    # A large picture's 76 MB are joined in a thread, where `join` lets go of the interpreter's lock.
+    large = sum(map(len, parts)) > LARGE
+    answer = await asyncio.to_thread(b"".join, parts) if large else b"".join(parts)
+    return answer, CODE.unpack(code)[0]
 
 
 def _too_many(waiting: int) -> ApiError:

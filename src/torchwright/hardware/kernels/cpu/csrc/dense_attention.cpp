@@ -43,7 +43,7 @@ class Head {
 
   void run(int64_t begin, int64_t end) const {
 #if defined(TW_AMX)
-    if (PAIRED && t.head_size % 32 == 0) return run_tiles(begin, end);
+    if (PAIRED) return run_tiles(begin, end);
 #endif
     const int64_t tiles = (end - begin + ROWS - 1) / ROWS;
     for (int64_t i = 0; i < tiles; i++) {
@@ -217,13 +217,16 @@ class Head {
 
 #if defined(TW_AMX)
 
-  // Registers 0 to 3 hold sums, 4 queries or weights, 5 keys or values.
+  // Registers 0 and 1 hold sums, 4 queries or weights, 5 keys or values; 6 and 7 the last sixteen features of queries
+  // and keys, where a head is no multiple of 32.
   void run_tiles(int64_t begin, int64_t end) const {
     const TilesInUse tiles;
     for (int64_t query = begin; query < end; query += TILE_ROWS) {
       const int64_t rows = std::min<int64_t>(TILE_ROWS, end - query);
       TileShapes shapes;
       for (int i = 0; i < 6; i++) shapes.bytes[i] = 64, shapes.rows[i] = uint8_t(i == 5 ? TILE_ROWS : rows);
+      shapes.bytes[6] = 32, shapes.rows[6] = uint8_t(rows);
+      shapes.bytes[7] = 64, shapes.rows[7] = TILE_ROWS / 2;
       _tile_loadconfig(&shapes);
       score_tiles(query);
       float inverse[TILE_ROWS];
@@ -233,19 +236,26 @@ class Head {
   }
 
   void score_tiles(int64_t query) const {
-    const int64_t block = t.head_size * LANES * 2, stride = width * 4;
+    const int64_t block = t.head_size * LANES * 2, stride = width * 4, whole = t.head_size / 32 * 32;
     const char* from = (const char*)keys.get();
     float* to = (float*)scores.get();
     memory_is_read();
     for (int64_t key = 0; key < width; key += WHOLE, from += 2 * block, to += WHOLE) {
       _tile_zero(0);
       _tile_zero(1);
-      for (int64_t d = 0; d < t.head_size; d += 32) {
+      for (int64_t d = 0; d < whole; d += 32) {
         _tile_loadd(4, q + query * t.q.token + d, t.q.token * 2);
         _tile_loadd(5, from + d * 32, 64);
         _tile_dpbf16ps(0, 4, 5);
         _tile_loadd(5, from + block + d * 32, 64);
         _tile_dpbf16ps(1, 4, 5);
+      }
+      if (whole < t.head_size) {
+        _tile_loadd(6, q + query * t.q.token + whole, t.q.token * 2);
+        _tile_loadd(7, from + whole * 32, 64);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(7, from + block + whole * 32, 64);
+        _tile_dpbf16ps(1, 6, 7);
       }
       _tile_stored(0, to, stride);
       _tile_stored(1, to + LANES, stride);
@@ -258,6 +268,7 @@ class Head {
     const char* from = (const char*)((const float*)values.get() + d);
     const int64_t stride = t.head_size * 4;
     const T* p = (const T*)weights.get();
+    const int blocks = d + LANES < t.head_size ? 2 : 1;
     memory_is_read();
     _tile_zero(0);
     _tile_zero(1);
@@ -265,6 +276,7 @@ class Head {
       _tile_loadd(4, p + key, width * 2);
       _tile_loadd(5, from, stride);
       _tile_dpbf16ps(0, 4, 5);
+      if (blocks == 1) continue;
       _tile_loadd(5, from + 64, stride);
       _tile_dpbf16ps(1, 4, 5);
     }
@@ -273,7 +285,7 @@ class Head {
     memory_is_read();
     for (int64_t r = 0; r < rows; r++) {
       T* to = out + (query + r) * t.heads * t.head_size + d;
-      for (int b = 0; b < 2; b++) store_f32(to + b * LANES, load<F>(sums[r] + b * LANES) * splat(inverse[r]));
+      for (int b = 0; b < blocks; b++) store_f32(to + b * LANES, load<F>(sums[r] + b * LANES) * splat(inverse[r]));
     }
   }
 

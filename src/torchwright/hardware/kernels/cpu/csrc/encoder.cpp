@@ -166,4 +166,29 @@ void finish(const FinishTask& t, int64_t row_begin, int64_t row_end, int64_t fro
   });
 }
 
+template <class T>
+void turn_token(const tw::TurnTask& t, int64_t token) {
+  alignas(64) float head[tw::LARGEST_HEAD];
+  const int64_t half = t.head_size / 2, parts = 3 * t.heads;
+  const float *cos = t.cos + token * half, *sin = t.sin + token * half;
+  for (int64_t h = 0; h < parts; h++) {
+    const T* from = (const T*)t.qkv + (token * parts + h) * t.head_size;
+    T* to = (T*)t.out + (token * parts + h) * t.padded;
+    for (int64_t d = 0; d < t.padded; d += LANES)
+      store(head + d, d + LANES <= t.head_size ? load_f32(from + d) : load_first(from + d, t.head_size - d));
+    if (h < 2 * t.heads)
+      for (int64_t d = 0; d < half; d++) {
+        const float a = head[d], b = head[d + half];
+        head[d] = a * cos[d] - b * sin[d];
+        head[d + half] = b * cos[d] + a * sin[d];
+      }
+    for (int64_t d = 0; d < t.padded; d += LANES) store_f32(to + d, load<F>(head + d));
+  }
+}
+
+void turn_heads(const tw::TurnTask& t, int64_t token) {
+  if (t.type == Type::f32) turn_token<float>(t, token);
+  else turn_token<uint16_t>(t, token);
+}
+
 }  // namespace TW_ISA

@@ -18,6 +18,16 @@ struct FinishTask {
   int64_t stride;  // values between rows
 };
 
+// Queries and keys of a token with their rotary embedding, and its values: qkv (tokens, 3, heads, head_size) to `out`
+// (tokens, 3, heads, padded), zeros beyond the features. A token's angles are of its own, one for each two features.
+struct TurnTask {
+  const void* qkv;
+  void* out;
+  Type type;  // f32 or bf16
+  const float *cos, *sin;  // (tokens, head_size / 2)
+  int64_t heads, head_size, padded;  // the last a multiple of 16, at most LARGEST_HEAD
+};
+
 // Attention of every query to every key, float32 or bfloat16. Strides are in values; those of the last dimension are one.
 struct DenseAttentionTask {
   struct Side {

@@ -144,6 +144,66 @@ Tensor grid_attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in
   return attend(task, q);
 }
 
+// A part of a sequence's queries.
+struct QueryPiece {
+  int64_t start, tokens, begin, end;
+};
+
+// Attention of each sequence's tokens to all of the same sequence: of qkv (tokens, 3 · heads · head_size), queries and
+// keys turned by their token's angles, to (tokens, heads · head_size). Sequence b has the rows from starts[b] on.
+Tensor varlen_attention(const Tensor& qkv_in, const Tensor& cos_in, const Tensor& sin_in, const Tensor& starts_in,
+                        int64_t heads, double scale) {
+  const Tensor qkv = qkv_in.contiguous(), cos = cos_in.contiguous(), sin = sin_in.contiguous();
+  TORCH_CHECK_VALUE(qkv.dim() == 2 && heads > 0 && heads <= qkv.size(1) && qkv.size(1) % (3 * heads) == 0,
+                    "qkv of shape ", qkv.sizes(), " is not queries, keys and values of ", heads, " heads");
+  const int64_t tokens = qkv.size(0), size = qkv.size(1) / (3 * heads), padded = up(size, 16);
+  TORCH_CHECK_VALUE(size % 2 == 0 && padded <= tw::LARGEST_HEAD, "heads of ", size,
+                    " features; an even number up to ", tw::LARGEST_HEAD, " is wanted");
+  TORCH_CHECK_VALUE(starts_in.dim() == 1 && starts_in.numel() > 0, "starts of shape ", starts_in.sizes(),
+                    " is no list of sequences");
+  const int64_t count = starts_in.numel() - 1;
+  const int32_t* starts = integers<int32_t>(starts_in, count + 1, "starts");
+  TORCH_CHECK_INDEX(starts[0] == 0 && starts[count] == tokens, "starts does not cover the ", tokens, " tokens");
+  for (int64_t b = 0; b < count; b++)
+    TORCH_CHECK_INDEX(starts[b] <= starts[b + 1], "sequence ", b, " ends before it begins");
+  tw::TurnTask turn{};
+  turn.cos = floats(cos, tokens * size / 2, "cos");
+  turn.sin = floats(sin, tokens * size / 2, "sin");
+  turn.type = float_type(qkv, "qkv");
+  turn.qkv = qkv.const_data_ptr();
+  turn.heads = heads, turn.head_size = size, turn.padded = padded;
+  const Tensor turned = at::empty({tokens, 3, heads, padded}, qkv.options());
+  turn.out = turned.mutable_data_ptr();
+  const auto& kernel = kernels();
+  each_row(tokens, 3 * heads * padded, [&](int64_t token) { kernel.turn_heads(turn, token); });
+
+  Tensor out = at::empty({tokens, heads, padded}, qkv.options());
+  const int64_t bytes = qkv.element_size(), row = 3 * heads * padded;
+  std::vector<QueryPiece> pieces;
+  for (int64_t b = 0; b < count; b++) {
+    // Pieces of queries share what is packed of their head: more than one only where the threads want more to do.
+    constexpr int64_t FEWEST = 48;
+    const int64_t length = starts[b + 1] - starts[b], even = PIECES * threads() * length / (heads * tokens + 1) + 1;
+    const int64_t parts = length ? std::max<int64_t>(1, std::min(even, length / FEWEST)) : 0;
+    for (int64_t i = 0; i < parts; i++) pieces.push_back({starts[b], length, length * i / parts, length * (i + 1) / parts});
+  }
+  each(int64_t(pieces.size()) * heads, [&](int64_t i) {
+    const QueryPiece& piece = pieces[i / heads];
+    const char* at = (const char*)turned.const_data_ptr() + piece.start * row * bytes;
+    tw::DenseAttentionTask task{};
+    task.type = turn.type;
+    task.q = {at, 0, padded, row};
+    task.k = {at + heads * padded * bytes, 0, padded, row};
+    task.v = {at + 2 * heads * padded * bytes, 0, padded, row};
+    task.out = (char*)out.mutable_data_ptr() + piece.start * heads * padded * bytes;
+    task.queries = task.keys = piece.tokens;
+    task.heads = heads, task.head_size = padded, task.scale = float(scale);
+    kernel.dense_attention(task, 0, i % heads, piece.begin, piece.end);
+  });
+  if (padded != size) out = out.narrow(2, 0, size);
+  return out.reshape({tokens, heads * size});
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torchwright, m) {
@@ -151,11 +211,13 @@ TORCH_LIBRARY_FRAGMENT(torchwright, m) {
       "linear_w8a8_fused(Tensor x, Tensor weight, Tensor scale, Tensor sums, Tensor? bias, int features, str activation, "
       "Tensor? residual) -> Tensor");
   m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale) -> Tensor");
+  m.def("varlen_attention(Tensor qkv, Tensor cos, Tensor sin, Tensor starts, int heads, float scale) -> Tensor");
   m.def("grid_attention(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor columns, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("linear_w8a8_fused", linear_w8a8_fused);
   m.impl("attention", attention);
+  m.impl("varlen_attention", varlen_attention);
   m.impl("grid_attention", grid_attention);
 }

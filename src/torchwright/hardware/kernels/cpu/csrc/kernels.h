@@ -108,6 +108,7 @@ struct Kernels {
   void (*quantize_centered)(const void* x, Type type, int64_t features, int64_t row, const QuantizedRows& to,
                             float* centers);
   void (*finish)(const struct FinishTask&, int64_t row_begin, int64_t row_end, int64_t from, int64_t to);
+  void (*turn_heads)(const struct TurnTask&, int64_t token);
   void (*dense_attention)(const struct DenseAttentionTask&, int64_t batch, int64_t head, int64_t begin, int64_t end);
   void (*convolve)(const struct ConvTask&, int64_t row, int64_t x_begin, int64_t x_end, int64_t block_begin,
                    int64_t block_end);

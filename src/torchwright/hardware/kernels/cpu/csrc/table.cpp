@@ -33,6 +33,7 @@ const tw::Kernels& table() {
       .quantize_w4 = quantize_w4,
       .quantize_centered = quantize_centered,
       .finish = finish,
+      .turn_heads = turn_heads,
       .dense_attention = dense_attention,
       .convolve = convolve,
       .convolve_pairs = convolve_pairs,
