@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,8 +27,10 @@ from torchwright.optimization.engines.apply import make_target
 from torchwright.optimization.engines.converted import Infer
 from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.engines.openvino import OPTIONS, PRECISION, OpenVino, read_settings
+from torchwright.optimization.engines.openvino_executors import compile_for
 from torchwright.optimization.engines.rewrites.openvino_graph import check_ir
 from torchwright.optimization.techniques.base import from_step, parse_step
+from torchwright.testing.forks import check_in_child
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 
@@ -316,3 +319,29 @@ def test_a_forged_precision_of_other_sizes_is_told(tmp_path: Path, others: objec
     assert read_settings(tmp_path / OPTIONS)[PRECISION] == "bf16"
     with pytest.raises(ArtifactError, match="is damaged"):
         read_settings(tmp_path / OPTIONS, others=True)
+
+
+def test_a_child_of_fork_does_not_wait_for_executors_of_released_models() -> None:
+    """Two in use at once and both released: OpenVINO gives their threads, which the child lacks, to the next model."""
+    needs("openvino")
+    from openvino import Model, opset13
+
+    class Owner:
+        pass
+
+    def answers(owner: Owner) -> bool:
+        given = opset13.parameter([-1, 4], np.float32)
+        model = Model([opset13.add(given, np.float32(1))], [given])
+        compiled = compile_for(owner, model, {"INFERENCE_NUM_THREADS": 2, "PERFORMANCE_HINT": "LATENCY"})
+        return bool((compiled(np.ones((2, 4), np.float32))[0] == 2).all())
+
+    owners = [Owner(), Owner()]
+    assert all(map(answers, owners))
+    owners.clear()
+
+    def child() -> None:
+        assert all(map(answers, (first, second)))
+
+    first, second = Owner(), Owner()
+    check_in_child(child)
+    assert answers(first), "the parent goes on"

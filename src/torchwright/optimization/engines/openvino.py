@@ -29,6 +29,7 @@ from torchwright.optimization.engines.converted import Converted, Infer
 from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.optimization.engines.dispatch.messages import say_slower
 from torchwright.optimization.engines.dispatch.spec import CallSpec, NumberDomain
+from torchwright.optimization.engines.openvino_executors import compile_for
 from torchwright.optimization.engines.rewrites.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.optimization.techniques.openvino import LIBRARIES
 
@@ -133,7 +134,7 @@ class OpenVino(Converted):
             if settings[PRECISION] != "f32" and not proven and min(threads, len(affinity())) == 1:
                 say_slower("in float32, since OpenVINO can end the process in a narrower type on one thread")
                 usable |= {PRECISION: "f32"}
-            return _Compiled(core, model, constants, usable)
+            return _Compiled(model, constants, usable)
 
         return compiled
 
@@ -338,8 +339,8 @@ def _keep_finite(model: Any, precision: str) -> None:
 class _Compiled:
     """A model compiled for this processor; each thread that calls has a request of its own."""
 
-    def __init__(self, core: Any, model: Any, constants: Any, settings: dict[str, Any]) -> None:
-        self._compiled = core.compile_model(model, "CPU", settings)
+    def __init__(self, model: Any, constants: Any, settings: dict[str, Any]) -> None:
+        self._compiled = compile_for(self, model, settings)
         self._constants = constants  # OpenVINO reads them and does not keep them
         self._tensor = import_openvino().Tensor
         self._idle: list[Any] = []
