@@ -74,7 +74,8 @@ def grammar(text: str) -> xgrammar.CompiledGrammar:
         ("start: ESCAPED_STRING\n%import common (ESCAPED_STRING, INT)", ['"a\\"b"', '""'], ['"', '"a\nb"']),
         (
             'start: %json {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, '
-            '"required": ["a", "b"], "x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}}',
+            '"required": ["a", "b"], "x-guidance": {"whitespace_flexible": false, "item_separator": ", ", '
+            '"key_separator": ": "}}',
             ['{"a": 1, "b": 2}'],
             ['{"a":1, "b": 2}', '{"a": 1,"b": 2}', '{ "a": 1, "b": 2}'],
         ),
