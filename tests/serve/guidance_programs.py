@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
-import guidance
+import guidance  # pyright: ignore[reportMissingImports]
 import openai
-import outlines
-from guidance import gen, select
-from guidance import json as json_form
+import outlines  # pyright: ignore[reportMissingImports]
+from guidance import gen, select  # pyright: ignore[reportMissingImports]
+from guidance import json as json_form  # pyright: ignore[reportMissingImports]
 from pydantic import BaseModel
 
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
@@ -25,8 +26,8 @@ class Person(BaseModel):
 
 def main() -> None:
     url, name = sys.argv[1:3]
-    options = {"base_url": f"{url}/v1", "api_key": "unused"}
-    found = {}
+    options: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "unused"}
+    found: dict[str, Any] = {}
     model = guidance.models.experimental.VLLMModel(model=name, echo=False, **options)
     with guidance.user():
         model += "A record, please."
