@@ -320,7 +320,9 @@ class FakeEngine:
             step_s=0.001,
             step_tokens=len(self._running),
             core_share=0.5,
-            **self._totals,
+            prompt_tokens=self._totals["prompt_tokens"],
+            generated_tokens=self._totals["generated_tokens"],
+            steps=self._totals["steps"],
         )
 
     def _send(self, *messages: FromEngine) -> None:

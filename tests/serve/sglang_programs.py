@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-import sglang as sgl
+import sglang as sgl  # pyright: ignore[reportMissingImports]
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. " * 12
 

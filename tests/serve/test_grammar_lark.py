@@ -72,6 +72,13 @@ def grammar(text: str) -> xgrammar.CompiledGrammar:
         ('start: A_B | other-rule\nA_B: "x" | "y" A_B\nother-rule: "q"\n', ["x", "yyx", "q"], ["y"]),
         ('start.2: "a" # a comment\n  // another\n  | "b"\n', ["a", "b"], ["c"]),
         ("start: ESCAPED_STRING\n%import common (ESCAPED_STRING, INT)", ['"a\\"b"', '""'], ['"', '"a\nb"']),
+        (
+            'start: %json {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, '
+            '"required": ["a", "b"], "x-guidance": {"whitespace_flexible": false, "item_separator": ", ", '
+            '"key_separator": ": "}}',
+            ['{"a": 1, "b": 2}'],
+            ['{"a":1, "b": 2}', '{"a": 1,"b": 2}', '{ "a": 1, "b": 2}'],
+        ),
         ('start: "a"? ignored_not\nignored_not: ', ["a", ""], ["b"]),
     ],
 )  # fmt: skip

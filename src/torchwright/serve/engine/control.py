@@ -85,6 +85,10 @@ class EngineControl:
                 else:
                     self._updates.append(message)
 
+    def resume(self) -> None:
+        """End a pause, without an answer."""
+        self._engine.resume()
+
     def answers(self) -> list[Answer]:
         """Put weights that have been read into the engine; return what is to be sent, each once.
 

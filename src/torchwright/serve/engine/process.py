@@ -211,7 +211,7 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                 case Shutdown():
                     draining = True
                     if control is not None:
-                        control.take(Resume(id=""))  # what waits would never end
+                        control.resume()  # what waits would never end
                     if not message.drain:
                         engine.cancel_all("the server is stopping")
         if not engine.idle:

@@ -38,6 +38,9 @@ from torchwright.serve.grammar.schema.rules import GrammarRules, Overgrown, char
 from torchwright.serve.grammar.schema.writer import Writer
 
 START = "start"
+SPACING = "x-guidance"
+"""The key of a schema by which guidance fixes white space, as its parser wants to find it."""
+SEPARATORS = {"comma": "item", "colon": "key"}
 COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",
@@ -82,6 +85,8 @@ class _Writer:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._rules = GrammarRules()
+        self._spacing: dict[str, str] = {}
+        """Rules of the white space in JSON, where a schema fixes it."""
 
     def write(self) -> str:
         definitions = self._grammar.definitions
@@ -96,7 +101,7 @@ class _Writer:
                 options = [self._part(part, spaced=False) for part in self._grammar.ignored]
                 bodies["ignored"] = " | ".join(['""', *options])
                 root = f"ignored {root}"
-            found = {**self._rules.bodies(root), **bodies}
+            found = {**self._rules.bodies(root), **self._spacing, **bodies}
         except (Overgrown, RecursionError):
             raise LarkRefused("it has too many rules") from None
         return "\n".join(f"{name} ::= {body}" for name, body in found.items())
@@ -197,6 +202,12 @@ class _Writer:
         return f"({found})"
 
     def _schema(self, part: Schema) -> str:
+        spacing = part.schema.get(SPACING) if isinstance(part.schema, dict) else None
+        if isinstance(spacing, dict) and spacing.get("whitespace_flexible") is False:
+            marks = {name: spacing.get(f"{key}_separator") for name, key in SEPARATORS.items()}
+            self._spacing = {"ws": '""'} | {
+                name: quote(mark) for name, mark in marks.items() if isinstance(mark, str)
+            }
         writer = Writer(part.schema, KINDS)
         writer.rules = self._rules
         root = writer.node([SchemaAssertion(part.schema, "#")])
