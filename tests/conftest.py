@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,18 @@ os.environ.pop("COLUMNS", None)
 
 COUNTS = "counts"
 """The property in which a test records what it counted."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collections: a search asks for three, over all of these objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Have all collected as Python ends: libraries print what is left of theirs."""
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

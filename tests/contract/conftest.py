@@ -44,3 +44,30 @@ def _vision_language(folder: Path) -> Workload:
 
 
 BUILT_IN |= {"speech": _speech, "diffusion": _diffusion, "vision_language": _vision_language}
+
+
+COVERED = [
+    ("engine", ("aot", "perceptron")),
+    ("engine", ("jit", "parts")),
+    ("numbers", "jit"),
+]
+"""Values of fixtures that meet in the sweep alone: a C++ compiler takes 10 to 20 s of processor time for each.
+
+Every engine has a model and every model an engine in the plain run; limits of numbers are held by `aot`.
+"""
+CLASSES = "test_an_engine_and_its_artifacts_keep_the_classes"
+"""Of this test the plain run has `eager` and `jit`: `aot` compiles three artifacts, for 46 s."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what neighbours cover, before pytest selects by marks."""
+    for item in items:
+        here = item.path.parent == Path(__file__).parent
+        if not here or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        values = item.callspec.params
+        if any(values.get(name) == value for name, value in COVERED) or (
+            item.originalname == CLASSES and values["name"] == "aot"
+        ):
+            item.add_marker("sweep")

@@ -91,6 +91,7 @@ def test_nested_results_keep_named_tuples_scalars_and_zero_dimensional_arrays_ap
     checked(summary, rng().normal(size=(3, 4)), scale=2.5, names=("a", "b"))
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(
     dtype=st.sampled_from(DTYPES),

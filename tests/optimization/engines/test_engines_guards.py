@@ -327,6 +327,7 @@ def test_without_a_graph_the_original_answers_or_an_error_says_why() -> None:
         CallDispatcher([Narrow(None)])(missing)
 
 
+@pytest.mark.slow
 def test_a_package_runs_its_graph_for_what_it_would_drop(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     call = call_of(model, (X,), to=tmp_path / "0.pt2")

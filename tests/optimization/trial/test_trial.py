@@ -108,22 +108,23 @@ def wait_until_gone(pid: int) -> bool:
     return False
 
 
+forks = pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
 forked_or_not = pytest.mark.parametrize(
-    "fork",
-    [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only"))],
-    ids=["started", "forked"],
+    "fork", [False, pytest.param(True, marks=forks)], ids=["started", "forked"]
 )
 
 # ------------------------------------------------------------------------------------- how trials end
 
 
-@forked_or_not
 @pytest.mark.parametrize(
-    ("deed", "reason"),
+    ("deed", "reason", "fork"),
     [
-        (leave, "ended with exit code 7"),
-        (kill, "killed (signal 9): most likely out of memory"),
-        (fault, "crashed (SIGSEGV)"),
+        (leave, "ended with exit code 7", False),
+        pytest.param(kill, "killed (signal 9): most likely out of memory", True, marks=forks),
+        pytest.param(fault, "crashed (SIGSEGV)", False, marks=pytest.mark.slow),
+        pytest.param(leave, "ended with exit code 7", True, marks=[forks, pytest.mark.slow]),
+        pytest.param(kill, "killed (signal 9): most likely out of memory", False, marks=pytest.mark.slow),
+        pytest.param(fault, "crashed (SIGSEGV)", True, marks=forks),
     ],
 )
 def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, reason: str, fork: bool):
@@ -187,7 +188,7 @@ class Unpacked:
         return Unpacked, (self.deed, self.home)
 
 
-@pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+@forks
 @pytest.mark.parametrize(
     ("deed", "reason"),
     [
@@ -211,7 +212,7 @@ def test_a_workload_that_cannot_be_unpacked_fails_the_trial_and_not_the_search(
     assert shared.processes == []
 
 
-@pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+@forks
 def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tmp_path: Path):
     with context(Trap(), tmp_path, fork=True) as shared:
         pids, answers = set[int](), list[Any]()
@@ -232,7 +233,7 @@ def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+@forks
 def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path):
     with context(Trap(), tmp_path, fork=True) as shared:
         process = TrialProcess(shared)

@@ -250,6 +250,7 @@ def test_a_graph_whose_sizes_do_not_fit_names_them():
         assert own(x) is x
 
 
+@pytest.mark.slow
 def test_graphs_that_are_compiled_again_read_the_layout_they_were_made_for(tmp_path: Path):
     """A channels-last example, kept in a file and compiled from there."""
     x, scale = torch.randn(2, 3, 8, 6).to(memory_format=torch.channels_last), torch.randn(5)
