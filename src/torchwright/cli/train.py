@@ -36,6 +36,22 @@ SIGNALLED = 128
     metavar="beta=0.1,loss=…",
     help="With --model: learn which answer is preferred, from pairs; the fields of [preference].",
 )
+@click.option(
+    "--draft",
+    metavar="eagle3",
+    help="With --model: train a head that proposes tokens to it, which `serve MODEL --draft OUT/model` uses.",
+)
+@click.option("--quantize", metavar="SCHEME", help="With --draft: the scheme that the model is served in.")
+@click.option(
+    "--regenerate",
+    is_flag=False,
+    flag_value="",
+    metavar="temperature=0.8,…",
+    help="With --draft: the model writes the data's answers anew; the fields of [regenerate].",
+)
+@click.option(
+    "--from", "start", metavar="DIR", help="With --draft: go on from the head in a folder, of any origin."
+)
 @click.option("--chat", is_flag=True, help="With --model: rows are conversations; the answers are learnt.")
 @click.option(
     "--epochs",
@@ -75,6 +91,10 @@ def command(
     data: tuple[str, ...],
     lora: str | None,
     dpo: str | None,
+    draft: str | None,
+    quantize: str | None,
+    regenerate: str | None,
+    start: str | None,
     chat: bool,
     epochs: float | None,
     no_validation: bool,
@@ -89,7 +109,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Train a language model, an image classifier, a speech recognizer or a recommender.
+    """Train a language model, a draft head for one, an image classifier, a speech recognizer or a recommender.
 
     The run file says what is trained, and how; docs/train.md and docs/recommenders.md have some to begin with.
     `--model DIR --data FILE -o OUT` needs none: the one that it makes is printed, and stays in OUT.
@@ -109,6 +129,8 @@ def command(
         return 0
     if (run is None) == (model is None):
         raise click.UsageError("give either a run file or --model")
+    if draft is None and any(value is not None for value in (quantize, regenerate, start)):
+        raise click.UsageError("--quantize, --regenerate and --from go with --draft")
     first = int(os.environ.get("RANK", "0")) == 0
     how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet, "trust": trust}
     if profile is not None:
@@ -116,10 +138,10 @@ def command(
             from torchwright.train.run.observe.profiling import parse_steps
         how["profile"] = parse_steps(profile)
     if run is not None:
-        if data or lora is not None or dpo is not None or chat or out or epochs or no_validation:
+        if data or lora is not None or dpo is not None or draft or chat or out or epochs or no_validation:
             raise click.UsageError(
-                "--data, --lora, --dpo, --chat, --epochs, --no-validation and --out go with --model: a run file says "
-                "them itself"
+                "--data, --lora, --dpo, --draft, --chat, --epochs, --no-validation and --out go with --model: a run "
+                "file says them itself"
             )
         outcome = _from_file(run, merge, parse_settings(settings), how)
     else:
@@ -130,6 +152,8 @@ def command(
             raise click.UsageError("--chat learns from conversations and --dpo from pairs: give one of them")
         options = {"lora": lora, "dpo": dpo, "chat": chat, "merge": merge, "epochs": epochs}
         options |= {"no_validation": no_validation, "settings": parse_settings(settings)}
+        if draft is not None:
+            options |= {"draft": draft, "quantize": quantize, "regenerate": regenerate, "start": start}
         outcome = _from_words(model, data, out, options, how, show=first and not quiet)
     if first:
         title = "Trained" if outcome.signal is None else "Saved, and left as asked; the same command goes on"
@@ -157,8 +181,8 @@ def _from_file(path: Path, merge: bool, settings: dict[str, Any], how: dict[str,
 
         kind = kind_of(path)
         train = verb(kind, "train")
-    if settings and kind != DEFAULT:
-        raise click.UsageError(f"--set changes run files of language models: change {path} itself")
+    if settings and kind not in (DEFAULT, "draft"):
+        raise click.UsageError(f"--set changes run files of language models and drafts: change {path} itself")
     return train(path, merge=merge, **({"settings": settings} if settings else {}), **how)
 
 
@@ -171,7 +195,8 @@ def _from_words(
         from torchwright.train.run.runtime import torchrun
 
         wanted = Wanted("the Hugging Face folder or hub id of a model that is to be trained")
-        words = verb(kind_of_model(resolve(model, wanted)), "words")
+        kind = "draft" if "draft" in options else kind_of_model(resolve(model, wanted))
+        words = verb(kind, "words")
     fresh = how.pop("fresh")
     with words(model, data, world=torchrun.started() or 1, out=out, fresh=fresh, **options) as (text, train):
         if show:

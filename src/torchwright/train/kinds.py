@@ -22,6 +22,11 @@ KINDS: dict[str, dict[str, str]] = {
         "data show": "torchwright.train.run.observe.sample:sample",
         "data pack": "torchwright.train.run.observe.survey:pack",
     },
+    "draft": {
+        "train": "torchwright.train.draft.trainer:train_draft",
+        "read": "torchwright.train.draft.config:read_draft",
+        "words": "torchwright.train.draft.quick:from_words",
+    },
     "recommender": {
         "train": "torchwright.train.recommender.trainer:train_recommender",
         "prove": "torchwright.train.recommender.prove:prove_file",

@@ -42,6 +42,7 @@ UNITS = {
     "reward_accuracy": ".1%",
     "accuracy": ".1%",
     "recall_at_1": ".1%",
+    "accepted_tokens": ".2f",
     "word_error_rate": ".1%",
     "broken_files": ",.0f",
 }

@@ -50,6 +50,10 @@ def _of_model(out: Path, run: Mapping[str, Any]) -> Iterator[Next]:
         yield Next(_shell("serve", _base(adapter), "--adapter", adapter), "an OpenAI-compatible server")
         if _file(out):
             yield Next(_shell("train", out / RUN_FILE, "--merge"), "write a model with the adapters in it")
+    elif kind == "draft" and model.is_dir():
+        target = run.get("target")
+        folder = target.get("folder") if isinstance(target, dict) else None
+        yield Next(_shell("serve", str(folder or "TARGET"), "--draft", model), "serve the target with this draft")
     elif kind == "speech" and model.is_dir():
         yield Next(_shell("transcribe", "--model", model, "FILE.wav"), "text of a sound")
     elif kind == "image-classification" and model.is_dir():

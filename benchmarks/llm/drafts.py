@@ -1,0 +1,182 @@
+"""Served tokens per second of a target with no drafts, n-gram look-up, a trained EAGLE-3 head, and both.
+
+    python -m benchmarks.llm.drafts [--model DIR] [--tokens 1500000] [--rounds 6] [--folder DIR] [--batches 1 4 16]
+
+The target is the bundled model in bfloat16 without --model. The head is trained by `torchwright train --draft eagle3` on
+the standard library's modules, whose second halves the target writes anew. Prompts are pieces of the bundled held-out
+text, which neither has seen. The contenders take turns in one process; a round's requests are the same for all. Printed
+are the tokens a second (median), the ratio to no drafts and to n-gram within rounds with 95% intervals, and the accepted
+tokens of a step and sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.harness import run
+from benchmarks.harness.turns import in_turns
+from torchwright.hardware.measure.clock import paired_speedup
+from torchwright.models.decoder import LoadedDecoder, load_decoder
+from torchwright.models.decoder.draft import load_draft
+from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.memory import CacheSize
+from torchwright.serve.options import EngineOptions
+from torchwright.serve.wire.messages import SamplingOptions, Submit
+
+PROMPT, NEW = 64, 128
+"""Tokens of a prompt and of its answer."""
+PIECE = 4000
+"""Characters of a row of the training text."""
+CONTENDERS = {
+    "no drafts": {"speculate": "none", "draft": False},
+    "n-gram": {"speculate": "ngram", "draft": False},
+    "head": {"speculate": "none", "draft": True},
+    "head, n-gram": {"speculate": "ngram", "draft": True},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """One batch of requests."""
+
+    tokens_per_s: float
+    accepted: float
+    """Tokens of a verified step and sequence that were proposals."""
+
+
+def main() -> int:
+    options = run.options(
+        __doc__, model=str, tokens=1_500_000, rounds=6, folder=str, batches=[1, 4, 16], temperatures=[0.0, 0.8]
+    )
+    target = Path(options.model or run.BUNDLED)
+    rows = run.Rows(
+        options.json,
+        ("batch", "temperature", "contender", "tok/s", "over no drafts", "over n-gram", "accepted a step"),
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.folder or scratch)
+        head = trained(target, folder, options.tokens)
+        report = json.loads((head / "acceptance.json").read_text())
+        run.say(json.dumps(report))
+        rows.add({"training": report})
+        serve(target, head, options, rows)
+    return 0
+
+
+def trained(target: Path, folder: Path, tokens: int) -> Path:
+    """The head of the target, trained in `folder` unless it is there."""
+    head = folder / "run" / "model"
+    if not head.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        text = folder / "text.jsonl"
+        text.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces(4 * tokens)))
+        words = ["--model", target, "--data", text, "-o", folder / "run", "--draft", "eagle3"]
+        answers = ["--regenerate", "temperature=0.8,tokens=192,prompt_tokens=64"]
+        sizes = ["context=256", "batch_tokens=4096", f"tokens={tokens // 4096 * 4096}", "optimizer.lr=0.001"]
+        begun = perf_counter()
+        found = run.torchwright(
+            "train", *words, *answers, *(part for size in sizes for part in ("--set", size)), "--quiet"
+        )
+        run.say(f"{found.stdout}{perf_counter() - begun:.0f} s")
+    return head
+
+
+def pieces(characters: int) -> list[str]:
+    """Pieces of the standard library's modules, without their tests."""
+    found, total = list[str](), 0
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root).parts
+        if {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"} & {*inside}:
+            continue
+        text = path.read_text("utf-8", errors="ignore")
+        found += [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+        total += len(text)
+        if total >= characters:
+            break
+    return found
+
+
+def serve(target: Path, head: Path, options: Any, rows: run.Rows) -> None:
+    loaded = load_decoder(target, torch.bfloat16)
+    prompts = cut((run.BUNDLED / "eval.txt").read_text("utf-8"), loaded)
+    most = max(options.batches)
+    size = CacheSize(most * (PROMPT + NEW + 32) // 16 + 8, most)
+    drafts = load_draft(head, loaded)
+    engines = {
+        name: ServingEngine(
+            loaded,
+            size=size if not how["draft"] else CacheSize(size.pages, size.running, draft=drafts.page_shapes),
+            options=EngineOptions(speculate=how["speculate"], prefix_cache=False),  # pyright: ignore[reportArgumentType]
+            draft=drafts if how["draft"] else None,
+        )
+        for name, how in CONTENDERS.items()
+    }
+    for batch in options.batches:
+        for temperature in options.temperatures:
+            seeds = {name: iter(range(10_000)) for name in engines}
+
+            def contender(name: str, batch: int = batch, temperature: float = temperature) -> Served:
+                number = next(seeds[name])  # noqa: B023
+                some = [prompts[(number * batch + n) % len(prompts)] for n in range(batch)]
+                return answered(engines[name], some, temperature, number)
+
+            calls = {name: lambda name=name: contender(name) for name in engines}
+            for call in calls.values():
+                call()
+            told(in_turns(calls, options.rounds), batch, temperature, rows)
+
+
+def cut(text: str, loaded: LoadedDecoder) -> list[list[int]]:
+    """Pieces of a text, each led by the begin token, in an order that mixes the files."""
+    ids = loaded.encode(text)
+    found = [ids[start : start + PROMPT] for start in range(0, len(ids) - PROMPT, 4 * PROMPT)]
+    return found[::2] + found[1::2]
+
+
+def answered(engine: ServingEngine, prompts: list[list[int]], temperature: float, seed: int) -> Served:
+    """Serve the prompts at once; tokens per second from the first step to the last token."""
+    before = engine.stats()
+    for number, ids in enumerate(prompts):
+        sampling = SamplingOptions(temperature=temperature, seed=seed * 1000 + number)
+        refused = engine.submit(
+            Submit(id=f"{seed}-{number}", ids=ids, max_tokens=NEW, min_tokens=NEW, sampling=sampling)
+        )
+        assert refused is None, refused
+    tokens, begun = 0, perf_counter()
+    while not engine.idle:
+        tokens += sum(len(output.tokens) for output in engine.step().outputs)
+    seconds, after = perf_counter() - begun, engine.stats()
+    accepted = after.accepted_tokens - before.accepted_tokens
+    return Served(tokens / seconds, accepted / max(1, tokens - accepted))
+
+
+def told(found: dict[str, list[Served]], batch: int, temperature: float, rows: run.Rows) -> None:
+    seconds = {name: [1 / one.tokens_per_s for one in served] for name, served in found.items()}
+    for name, served in found.items():
+        over = {
+            base: run.times(paired_speedup(seconds[base], seconds[name])) for base in ("no drafts", "n-gram")
+        }
+        speed = median(one.tokens_per_s for one in served)
+        accepted = median(one.accepted for one in served)
+        row = {"batch": batch, "temperature": temperature, "contender": name, "tokens_per_s": speed}
+        row |= {"accepted": accepted, "over": over, "seconds": seconds[name], "load": os.getloadavg()[0]}
+        rows.add(
+            row,
+            (batch, temperature, name, f"{speed:.0f}", over["no drafts"], over["n-gram"], f"{accepted:.2f}"),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Training of draft models for speculative decoding."""
