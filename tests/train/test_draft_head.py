@@ -1,4 +1,4 @@
-"""The head as it is trained: its steps against the served chain, its loss against a loop, its file by SpecForge's names."""
+"""A head in training: its steps against the served chain, its loss against a loop, its file by SpecForge's names."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from torchwright.train.data.shards import open_part, open_shard
 from torchwright.train.draft import producers, trainer
 from torchwright.train.draft.config import read_draft
 from torchwright.train.draft.regenerate import PART
-from torchwright.train.draft.trainer import DraftOutcome, train_draft
+from torchwright.train.draft.trainer import DraftOutcome
 from torchwright.train.kinds import kind_of, verb
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.runtime.checkpoint import CheckpointError
@@ -236,7 +236,16 @@ def test_words_make_a_run_and_the_command_says_what_it_did(tmp_path: Path) -> No
     byte_tokenizer().save(str(target / "tokenizer.json"))
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 120)
     out = tmp_path / "out"
-    words = ["--draft", "eagle3", "--model", str(target), "--data", str(tmp_path / "text.txt"), "-o", str(out)]
+    words = [
+        "--draft",
+        "eagle3",
+        "--model",
+        str(target),
+        "--data",
+        str(tmp_path / "text.txt"),
+        "-o",
+        str(out),
+    ]
     more = ["--set", "head.steps=2", "--set", "context=64", "--epochs", "0.3", "--quiet", "--json"]
     found = CliRunner().invoke(verb_train.command, [*words, *more], catch_exceptions=False)
     told = json.loads(found.stdout)
@@ -261,9 +270,7 @@ def test_words_make_a_run_and_the_command_says_what_it_did(tmp_path: Path) -> No
         ({"context": 256, "batch_tokens": 512}, "positions reach"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused_in_words(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(TorchwrightError, match=words):
         train(make_draft(tmp_path / "run", **changes))
     assert not (tmp_path / "run" / "out").exists()
@@ -273,7 +280,9 @@ def test_a_target_that_is_not_native_is_refused_in_words(tmp_path: Path) -> None
     run = make_draft(tmp_path / "run")
     config = tmp_path / "run" / "target" / "config.json"
     config.write_text(
-        json.dumps(json.loads(config.read_text()) | {"architectures": ["CTRLLMHeadModel"], "model_type": "ctrl"})
+        json.dumps(
+            json.loads(config.read_text()) | {"architectures": ["CTRLLMHeadModel"], "model_type": "ctrl"}
+        )
     )
     with pytest.raises(ModelError, match="no draft can be trained"):
         train(run)

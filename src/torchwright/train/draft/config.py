@@ -43,7 +43,7 @@ class HeadSection(Section):
     start: str | None = None
     """A folder of a head that is trained further; its shape and vocabulary are kept."""
     vocabulary: Positive | None = None
-    """Tokens that it can propose, the most frequent of the data; by default `MOST_TOKENS`, or all if there are fewer."""
+    """Tokens that it can propose, the data's most frequent; by default `MOST_TOKENS`, or all of fewer."""
     layers: list[int] | None = Field(default=None, min_length=3, max_length=3)
     """The layers of the target whose inputs it reads; by default an early, the middle and a late one."""
     feed_forward: Positive | None = None
@@ -55,7 +55,7 @@ class HeadSection(Section):
 
 
 class Features(Section):
-    """How the target's hidden states reach the trainer."""
+    """The path of the target's hidden states to the trainer."""
 
     producers: int = Field(default=0, ge=0, le=64)
     """Processes that compute them ahead, each with a target of its own; 0 computes them in the training process."""

@@ -61,8 +61,8 @@ def new_head(
 ) -> tuple[EagleHead, dict[str, Any]]:
     """A head that is trained from the start, and its config.json.
 
-    Its output layer and final norm are the target's, for the tokens that it can propose. Its states begin as the last of
-    the features that it reads, which an output layer like the target's can make something of. The rest is random.
+    Its output layer and final norm are the target's, for the tokens that it can propose. Its states begin as the last
+    of the features that it reads, which is next to what such an output layer reads. The rest is random.
     """
     config = head_config(target.decoder.config, section) | {"draft_vocab_size": len(ids_D)}
     read = eagle_config(config, "the new head's config.json", target_layers=target.decoder.config.layers)

@@ -18,7 +18,7 @@ sampled proposals are accepted, sum of min(p, q); chains that are right up to he
 
 @dataclass(frozen=True, kw_only=True)
 class DraftBatch:
-    """A micro-batch of windows with the target's states of it."""
+    """A micro-batch of windows with the target's hidden states."""
 
     windows: MicroBatch
     states: HiddenStates
@@ -52,9 +52,7 @@ class DraftModel(nn.Module):
         chain_BT = torch.ones_like(trained_BT)
         total = chances_ND.new_zeros(())
         sums = list[torch.Tensor]()
-        hidden = head.chains(
-            ids_BT, batch.states.observed_BTF, positions_BT, documents_BT, self._steps
-        )
+        hidden = head.chains(ids_BT, batch.states.observed_BTF, positions_BT, documents_BT, self._steps)
         for step, hidden_BTE in enumerate(hidden):
             counts_BT = _counted(trained_BT, documents_BT, 1 + step)
             row_N = place_BT.roll(-1 - step, 1)[counts_BT]
@@ -76,9 +74,7 @@ class DraftModel(nn.Module):
         """Return the weighted sum of the steps' losses."""
         return losses_S @ losses_S.new_tensor(self._weights)
 
-    def _wanted(
-        self, states: HiddenStates, trained_BT: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _wanted(self, states: HiddenStates, trained_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chances_ND, best_N = self._target[0].probabilities(states.final_BTE[trained_BT], self.head.ids)
         return chances_ND, best_N
 

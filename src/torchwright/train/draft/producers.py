@@ -1,8 +1,8 @@
 """Producers of a target's hidden states: processes that compute them while the trainer makes a step.
 
-Each has a pipe of its own. It computes one micro-batch, and waits in sending it until the trainer takes it: that is the
-bound on what is made ahead. One that dies is started again and gets its micro-batches anew; states are a function of the
-windows, so that nothing else changes.
+Each has a pipe of its own. It computes one micro-batch, and waits in sending it until the trainer takes it: that is
+the bound on what is made ahead. One that dies is started again and gets its micro-batches anew; states are a function
+of the windows, so that nothing else changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENDING_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerPlan:
-    """What a producer needs to begin."""
+    """Everything that a producer needs to begin."""
 
     folder: str
     dtype: str

@@ -1,4 +1,4 @@
-"""A draft head's run made from the words of a command line: `torchwright train --draft eagle3 --model DIR --data FILE`."""
+"""A draft head's run made from words: `torchwright train --draft eagle3 --model DIR --data FILE`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,17 @@ FULL_RATE = 2e-5
 """The rate that `quick_run` chooses for whole weights of such a model, by which others are scaled alike."""
 OWN = ("target.", "head.", "features.", "regenerate.")
 """Fields that runs of text do not have."""
-SHARED = ("tokens", "batch_tokens", "context", "micro_batches", "log_every", "data", "checkpoint", "evaluation", "layout")
+SHARED = (
+    "tokens",
+    "batch_tokens",
+    "context",
+    "micro_batches",
+    "log_every",
+    "data",
+    "checkpoint",
+    "evaluation",
+    "layout",
+)
 
 
 @contextlib.contextmanager
@@ -53,7 +63,9 @@ def from_words(
         raise unknown("method of --draft", draft, METHODS)
     for name in ("lora", "dpo"):
         if options.pop(name, None) is not None:
-            raise RunError(f"--{name} trains the model itself, and --draft a head for it", next="leave one out")
+            raise RunError(
+                f"--{name} trains the model itself, and --draft a head for it", next="leave one out"
+            )
     if options.pop("merge", False):
         raise RunError("--merge puts adapters into a model, and --draft trains a head", next="leave it out")
     kept, whole = out / TOKENS, out.resolve()
@@ -91,13 +103,21 @@ def _made(
     options: dict[str, Any],
 ) -> QuickRun:
     """The run file, whose sizes are those of a run of text over the same data."""
-    own = {name: value for name, value in settings.items() if name.startswith(OWN) or name in ("precision", "clip")}
+    own = {
+        name: value
+        for name, value in settings.items()
+        if name.startswith(OWN) or name in ("precision", "clip")
+    }
     shared = {name: value for name, value in settings.items() if name not in own}
     text = quick_run(model, data, world=world, settings=shared, cache=cache, **options)
     values: dict[str, Any] = {"kind": KIND, "out": "."}
     values |= {name: text.values[name] for name in SHARED if name in text.values}
     # Fields that were asked for go along, and are refused by name where a head has none.
-    values |= {name: value for name, value in text.values.items() if name in {key.partition(".")[0] for key in shared}}
+    values |= {
+        name: value
+        for name, value in text.values.items()
+        if name in {key.partition(".")[0] for key in shared}
+    }
     values["target"] = {"folder": text.values["model"]["folder"]} | more.pop("target")
     chosen = text.values["optimizer"]["lr"]
     rate = chosen if "optimizer.lr" in shared else chosen / FULL_RATE * LARGE_RATE

@@ -117,7 +117,7 @@ def answer(
 def _written(
     asked: dict[int, Span], ids: list[list[int]], seeds: list[int], how: Regenerate, target: TargetModel
 ) -> dict[int, list[int]]:
-    """What the target writes in each document's place, with the token that ends it; nothing where there is no room."""
+    """Return the target's answers by document, each with the token that ends it; none where the context is full."""
     loaded, written = target.loaded, dict[int, list[int]]()
     room = {number: min(how.tokens, loaded.config.context - len(ids[number])) for number in asked}
     # A call has one limit for all of its prompts.
@@ -161,9 +161,7 @@ def _document(shards: Shards, shard: int, start: int, stop: int) -> Document:
     return Document(ids=shards.read(shard, start, stop - start), trained=trained)
 
 
-def _places(
-    shards: Shards, shard: int, end: int | None, how: Regenerate
-) -> Iterator[tuple[int, int, int]]:
+def _places(shards: Shards, shard: int, end: int | None, how: Regenerate) -> Iterator[tuple[int, int, int]]:
     """(shard, start, stop) of each document; a plain text is several, each as long as a prompt with its answer."""
     starts = document_starts(shards, shard, end).tolist()
     plain, piece = not shards.answers(shard), how.prompt_tokens + how.tokens

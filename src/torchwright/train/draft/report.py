@@ -35,7 +35,7 @@ class Acceptance:
 
     @classmethod
     def of(cls, sums_S5: torch.Tensor) -> Acceptance:
-        """Of the sums that `DraftModel.loss` gives, over all windows."""
+        """Return the figures of the sums that `DraftModel.loss` gives, over all windows."""
         rows = [[value / max(row[0], 1.0) for value in row[1:]] for row in sums_S5.tolist()]
         return cls(
             positions=tuple(

@@ -68,7 +68,9 @@ def observed_layers(layers: int) -> tuple[int, int, int]:
     return 1, max(1, layers // 2), layers - 1
 
 
-def frequent_tokens(shards: Iterable[Shards], vocabulary: int, wanted: int, ends: Sequence[int]) -> np.ndarray:
+def frequent_tokens(
+    shards: Iterable[Shards], vocabulary: int, wanted: int, ends: Sequence[int]
+) -> np.ndarray:
     """The `wanted` tokens that are trained on most often, int64 and rising; the `ends` of texts are always among them.
 
     Of equally frequent tokens the lower ids are taken.

@@ -21,7 +21,7 @@ ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStates:
-    """What the decoder computed of a micro-batch of windows; zeros where nothing is trained on."""
+    """A micro-batch's hidden states by the decoder; zeros where nothing is trained on."""
 
     observed_BTF: torch.Tensor
     """The inputs of the observed layers, one behind the other."""
@@ -30,7 +30,7 @@ class HiddenStates:
 
 
 class TargetModel:
-    """A loaded target, and the layers of it that a head observes."""
+    """A loaded target, and what a head reads of its layers."""
 
     def __init__(self, folder: str, dtype: str, quantize: str | None, device: str) -> None:
         """Raises `ModelError` for a model that does not run on the native decoder."""
@@ -92,9 +92,7 @@ class TargetModel:
                 if places.stop == spans[number].stop:
                     cache.free(sequences[number])
 
-    def probabilities(
-        self, final_NE: torch.Tensor, ids_D: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def probabilities(self, final_NE: torch.Tensor, ids_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The next token's probabilities (N, D) at temperature 1 of the tokens `ids_D`, and the likeliest of all."""
         chances_ND = final_NE.new_empty(len(final_NE), len(ids_D), dtype=torch.float32)
         best_N = ids_D.new_empty(len(final_NE))

@@ -109,7 +109,9 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
         super().__init__(run, out, place, ledger, steps=steps(run.text), live=live, profile=profile)
         self.folder = folder
         wanted = run.target
-        self.target = TargetModel(_located(wanted.folder, folder), wanted.dtype, wanted.quantize, place.device)
+        self.target = TargetModel(
+            _located(wanted.folder, folder), wanted.dtype, wanted.quantize, place.device
+        )
         config = self.target.decoder.config
         self.text = run.text
         check_context(self.text, config)
@@ -160,7 +162,9 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
         try:
             if run.features.producers and self.done < self.last:
                 name = str(self.target.folder)
-                self.feed.produce_by(Producers(run, name, self.learner.model.head.config.observed, self.place.device))
+                self.feed.produce_by(
+                    Producers(run, name, self.learner.model.head.config.observed, self.place.device)
+                )
             return super().go(beat)
         finally:
             self.feed.close()

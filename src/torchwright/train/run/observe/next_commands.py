@@ -53,7 +53,9 @@ def _of_model(out: Path, run: Mapping[str, Any]) -> Iterator[Next]:
     elif kind == "draft" and model.is_dir():
         target = run.get("target")
         folder = target.get("folder") if isinstance(target, dict) else None
-        yield Next(_shell("serve", str(folder or "TARGET"), "--draft", model), "serve the target with this draft")
+        yield Next(
+            _shell("serve", str(folder or "TARGET"), "--draft", model), "serve the target with this draft"
+        )
     elif kind == "speech" and model.is_dir():
         yield Next(_shell("transcribe", "--model", model, "FILE.wav"), "text of a sound")
     elif kind == "image-classification" and model.is_dir():

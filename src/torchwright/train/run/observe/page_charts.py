@@ -10,7 +10,15 @@ from torchwright.report.curves import Chart, Points, chart
 from torchwright.train.run.observe.history import COUNTED, History
 from torchwright.train.run.observe.metrics import HELD_OUT, UNITS
 
-QUALITY = ("accuracy", "accepted_tokens", "recall_at_1", "word_error_rate", "reward_accuracy", "auc", "normalized_entropy")
+QUALITY = (
+    "accuracy",
+    "accepted_tokens",
+    "recall_at_1",
+    "word_error_rate",
+    "reward_accuracy",
+    "auc",
+    "normalized_entropy",
+)
 """Figures that a run is judged by in addition to its loss, if its kind has them."""
 
 MOST_MARKS = 1000
