@@ -1,6 +1,6 @@
 """Served tokens per second of a target with no drafts, n-gram look-up, a trained EAGLE-3 head, and both.
 
-    python -m benchmarks.llm.drafts [--model DIR] [--characters 1000000] [--tokens 750000] [--rounds 6]
+    python -m benchmarks.llm.drafts [--model DIR] [--characters 1000000] [--tokens 300000] [--rounds 6]
         [--folder DIR] [--batches 1 4 16]
 
 The target is the bundled model in bfloat16 without --model. The head is trained by `torchwright train --draft eagle3`
@@ -37,6 +37,8 @@ from torchwright.serve.wire.messages import SamplingOptions, Submit
 
 PROMPT, NEW = 64, 128
 """Tokens of a prompt and of its answer."""
+WINDOW, BATCH = 256, 2048
+"""Tokens of a training window, and of a step."""
 PIECE = 4000
 """Characters of a row of the training text."""
 CONTENDERS = {
@@ -61,7 +63,7 @@ def main() -> int:
         __doc__,
         model=str,
         characters=1_000_000,
-        tokens=750_000,
+        tokens=300_000,
         rounds=6,
         folder=str,
         batches=[1, 4, 16],
@@ -90,12 +92,19 @@ def trained(target: Path, folder: Path, characters: int, tokens: int) -> Path:
         text = folder / "text.jsonl"
         text.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces(characters)))
         words = ["--model", target, "--data", text, "-o", folder / "run", "--draft", "eagle3"]
-        answers = ["--regenerate", "temperature=0.8,tokens=192,prompt_tokens=64"]
-        sizes = ["context=256", "batch_tokens=4096", f"tokens={tokens // 4096 * 4096}", "optimizer.lr=0.001"]
+        answers = ["--regenerate", f"temperature=0.8,tokens={WINDOW - PROMPT},prompt_tokens={PROMPT}"]
+        fields = {
+            "context": WINDOW,
+            "batch_tokens": BATCH,
+            "micro_batches": 2,
+            "tokens": tokens // BATCH * BATCH,
+            "head.vocabulary": 1024,
+            "head.steps": 3,
+            "optimizer.lr": 1e-3,
+        }
+        sizes = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
         begun = perf_counter()
-        found = run.torchwright(
-            "train", *words, *answers, *(part for size in sizes for part in ("--set", size)), "--quiet"
-        )
+        found = run.torchwright("train", *words, *answers, *sizes, "--quiet")
         run.say(f"{found.stdout}{perf_counter() - begun:.0f} s")
     return head
 

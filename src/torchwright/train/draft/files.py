@@ -65,7 +65,7 @@ def new_head(
     of the features that it reads, which is next to what such an output layer reads. The rest is random.
     """
     config = head_config(target.decoder.config, section) | {"draft_vocab_size": len(ids_D)}
-    read = eagle_config(config, "the new head's config.json", target_layers=target.decoder.config.layers)
+    read = eagle_config(config, Path("the new head"), target_layers=target.decoder.config.layers)
     head = EagleHead(read, target.decoder.embedding, torch.from_numpy(ids_D))
     random = torch.Generator().manual_seed(seed)
     E = read.layer.model

@@ -163,8 +163,12 @@ def produce(plan: ProducerPlan, pipe: Connection, parent: int) -> None:
             asked = pipe.recv()
         except (EOFError, OSError):
             return
-        parts = [None if part is None else torch.from_numpy(part).to(plan.device) for part in asked]
-        states = target.hidden_states(plan.observed, *parts)
+        ids, labels, documents = (
+            None if part is None else torch.from_numpy(part).to(plan.device) for part in asked
+        )
+        assert ids is not None
+        assert labels is not None
+        states = target.hidden_states(plan.observed, ids, labels, documents)
         pipe.send([_array(states.observed_BTF), _array(states.final_BTE)])
 
 
