@@ -5,7 +5,7 @@
 
 Random weights of a real shape (speed does not depend on the values), one picture and 16 tokens of text. The picture is
 prepared before the clock starts. Encoding it, reading the prompt and a step of decoding are timed apart. transformers
-runs in bfloat16, ours with the scheme for the language model, and 8 bits for the encoder beside a scheme that rounds;
+runs in bfloat16, ours with the scheme for the language model, and 8 bits for the encoder with any scheme that rounds;
 on as many threads as PyTorch has. Ratios are medians over rounds.
 """
 

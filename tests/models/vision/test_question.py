@@ -13,6 +13,7 @@ import vlms
 from in_process import own_cache
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
+from torchwright.hardware.kernels import ops
 from torchwright.models.vision.picture import PictureError
 from torchwright.models.vision.question import question_about
 from torchwright.models.vision.reader import PictureReader, takes_pictures
@@ -100,3 +101,51 @@ def test_what_cannot_be_asked(folder: Path, tmp_path: Path, capsys: pytest.Captu
         question_about(folder, f"What is {word}?", [good])
     with pytest.raises(PictureError):
         question_about(folder, "What?", [good, broken])
+
+
+def test_the_encoders_precision_is_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ops.fault("cpu"):
+        pytest.skip("no kernels")
+    own_cache(monkeypatch, tmp_path / "cache")
+    words = [str(folder), "--prompt", "What?", "--max-new-tokens", "2", "--image", str(file(tmp_path, 1))]
+    for options, kind in (
+        ([], "bf16"),
+        (["--quantize", "w4a8"], "w8a8"),
+        (["--quantize", "w4a8", "--quantize-vision", "none"], "bf16"),
+        (["--quantize-vision", "w8a8"], "w8a8"),
+    ):
+        code, _, err = run(capsys, *words, *options)
+        assert code == 0, err
+        assert f"pictures are encoded by our kernels in {kind}, cosine" in err
+    code, _, err = run(capsys, "--prompt", "What?", "--quantize-vision", "w8a8")
+    assert code == 2
+    assert "takes text alone" in err
+    code, _, err = run(capsys, *words, "--dtype", "fp32", "--quantize-vision", "w4a8")
+    assert code == 2
+
+
+@pytest.mark.slow
+def test_an_artifact_answers_about_pictures(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole search, over one technique: half a minute."""
+    if ops.fault("cpu"):
+        pytest.skip("no kernels")
+    own_cache(monkeypatch, tmp_path / "cache")
+    out, image = tmp_path / "out", file(tmp_path, 1)
+    steps = ["--only", "native_vision", "--new-tokens", "4", "--max-drop", "0.2", "--time-budget", "60"]
+    assert main(["optimize", str(folder), "-o", str(out), *steps]) == 0
+    assert (out / "vision" / "schemes.json").read_text() == "{}"
+    capsys.readouterr()
+    options = ["--prompt", "What?", "--max-new-tokens", "6", "--json", "--image", str(image)]
+    found = {}
+    for name, target in {"artifact": out, "folder": folder}.items():
+        code, text, err = run(capsys, str(target), *options)
+        assert code == 0, err
+        found[name] = json.loads(text)["text"]
+    assert found["artifact"] == found["folder"]
+    code, _, err = run(capsys, str(out), *options, "--quantize-vision", "w8a8")
+    assert code == 2
+    assert "is an artifact and has its own" in err

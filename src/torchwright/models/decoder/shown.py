@@ -45,7 +45,7 @@ class EncodesPictures(Protocol):
     """True if each token of a picture attends to the whole picture; then no forward call may end within one."""
 
     runs_as: str | None
-    """How it computes, in words; None before it is loaded."""
+    """Its layers, precision and agreement, in words; None before it is loaded."""
 
     def load(self) -> None: ...
 

@@ -60,7 +60,7 @@ class PictureEncoder:
         self.token, self.device = picture_token(folder), torch.device(device)
         self.whole = read_config(folder).get("model_type") in WHOLE
         self.runs_as: str | None = None
-        """How the encoder computes, in words; None before it is loaded."""
+        """The layers, precision and agreement, in words; None before it is loaded."""
         self._folder, self._dtype = folder, dtype
         self._schemes = _schemes(quantize, rounded)
         self._asked = quantize not in (None, "none")
@@ -82,8 +82,9 @@ class PictureEncoder:
 
     def _load(self, example: Picture | None) -> Any:
         model = vision_part(self._folder, self._dtype).to(self.device)
-        plain = self._dtype == torch.float32 and not any(self._schemes)
-        if plain or ops.on(self.device, self._dtype) is None:
+        # In float32 a layer that no scheme rounds stays what it is.
+        schemes = [scheme for scheme in self._schemes if scheme or self._dtype != torch.float32]
+        if not schemes or ops.on(self.device, self._dtype) is None:
             if self._asked:
                 raise ModelError(f"the vision encoder in {self._schemes[0]}", found="no compiled kernels")
             self.runs_as = "transformers' modules"
@@ -91,7 +92,7 @@ class PictureEncoder:
         example = example or PictureReader(self._folder).read(_example()).picture
         wanted = self._embed(model, example)
         faults: list[str] = []
-        for scheme in self._schemes:
+        for scheme in schemes:
             onto = OntoKernels(scheme)
             cosine, fault = self._agreement(onto, model, example, wanted)
             if fault is None:
@@ -183,7 +184,7 @@ def _schemes(quantize: str | None, rounded: bool) -> tuple[Scheme | None, ...]:
 
 
 def _example() -> np.ndarray:
-    """Return a picture (H, W, 3) of coloured fields with noise, whose sides are no multiple of a window's."""
+    """Return a picture (H, W, 3) of coloured fields with noise, whose sides cut windows."""
     draw = np.random.default_rng(0)
     fields = np.kron(draw.uniform(30, 225, (5, 7, 3)), np.ones((28, 28, 1)))
     return (fields + draw.normal(0, 10, fields.shape)).clip(0, 255).astype(np.uint8)

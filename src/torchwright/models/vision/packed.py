@@ -1,8 +1,8 @@
 """A vision encoder as an artifact keeps it: its weights as they are, and the scheme of each packed layer.
 
-vision/config.json          of the whole model
-vision/model.safetensors    the tensors of the model's folder that are not the language model's
-vision/schemes.json         packed layers by name → their scheme, where it is not bf16
+    vision/config.json          of the whole model
+    vision/model.safetensors    the tensors of the model's folder that are not the language model's
+    vision/schemes.json         packed layers by name → their scheme, where it is not bf16
 
 Layers are packed as they are loaded, which takes seconds and gives the same bytes.
 """
