@@ -6,9 +6,9 @@
 rotated, so that weights come from memory. "over bf16" and "over w4a8" are medians of paired ratios. With --busy, for a
 machine that others use, one thread's processor time in place of the clock's.
 
-"model": a folder of gpt-oss-20b's sizes, cut to two layers and a small vocabulary, whose experts are random MXFP4. Each
-way to load it has a process of its own: how much its memory grew, seconds until it is ready, and tokens per second of
-one sequence.
+"model": a folder of gpt-oss-20b's sizes, cut to one layer of eight experts and a small vocabulary; experts are random
+MXFP4. Each way to load it has a process of its own: how much its memory grew, seconds until it is ready, and tokens per
+second of one sequence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from torchwright.models.decoder.generation.sampling import Sampling
 K, N, COPIES, ROUNDS = 2880, 5760, 6, 40
 """Six copies in 4 bits are 53 MB: more than the last level of cache that one core is given."""
 ROWS = (1, 4, 16, 128)
-LAYERS, EXPERTS, VOCABULARY, NEW = 2, 32, 8192, 48
+LAYERS, EXPERTS, VOCABULARY, NEW = 1, 8, 8192, 16
 WAYS = {"as they are": None, "bfloat16": "none", "w4a8": "w4a8"}
 
 
@@ -104,7 +104,7 @@ def _layer(scheme: Scheme, seed: int) -> PackedLinear:
 def _models(rows: run.Rows, threads: int) -> None:
     run.head(
         (
-            "gpt-oss-20b's sizes, two layers",
+            "gpt-oss-20b's sizes, one layer of eight experts",
             "memory of the file, GB",
             "grew by, GB",
             "ready in, s",
@@ -160,7 +160,11 @@ def _folder(folder: Path) -> Path:
     transformers: Any = importlib.import_module("transformers")
     save_file = importlib.import_module("safetensors.torch").save_file
     config = transformers.GptOssConfig(
-        num_hidden_layers=LAYERS, vocab_size=VOCABULARY, eos_token_id=VOCABULARY - 1, pad_token_id=0
+        num_hidden_layers=LAYERS,
+        num_local_experts=EXPERTS,
+        vocab_size=VOCABULARY,
+        eos_token_id=VOCABULARY - 1,
+        pad_token_id=0,
     )
     with torch.device("meta"):
         shapes = transformers.AutoModelForCausalLM.from_config(config).state_dict()
