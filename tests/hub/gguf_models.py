@@ -43,6 +43,22 @@ LONGROPE: dict[str, Any] = {
     "short_factor": [1.0 + 0.05 * i for i in range(HALF)],
     "long_factor": [1.5 + 0.5 * i for i in range(HALF)],
 }
+STRETCHED: dict[str, Any] = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
 SIX: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "Llama", {}),
@@ -167,6 +183,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
             "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5} | THETA,
         },
+    ),
+    "deepseek-v2": ("deepseek2", "DeepseekV2", LATENT | {"q_lora_rank": None, "rope_parameters": STRETCHED}),
+    "deepseek-v3": (
+        "deepseek2",
+        "DeepseekV3",
+        LATENT | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
     ),
     "olmo2": ("olmo2", "Olmo2", {}),
     "olmo3": (
@@ -294,6 +316,11 @@ MODULES: dict[str, str] = {
     "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -353,7 +380,9 @@ def parts(architecture: str, model: Any) -> Iterator[Part]:
             continue
         prefix, inner = f"blk.{match[1]}.", match[2]
         own: list[Part] = list(recurrent.parts(architecture, config, prefix, inner, tensor))
-        if architecture in recurrent.SIZES and own:
+        if inner == "self_attn.kv_b_proj.weight":
+            yield from latent(prefix, config, tensor)
+        elif architecture in recurrent.SIZES and own:
             yield from own
         elif inner == "self_attn.sinks":
             yield f"{prefix}attn_sinks.weight", tensor, shape, shift
@@ -369,6 +398,14 @@ def parts(architecture: str, model: Any) -> Iterator[Part]:
                 # The file has the two halves of a head's rows in turn.
                 tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2)
             yield f"{prefix}{(MODULES | NORMS.get(architecture, {}))[module]}.{part}", tensor, shape, shift
+
+
+def latent(prefix: str, config: Any, tensor: torch.Tensor) -> Iterator[Part]:
+    """Keys, transposed, and values of all heads."""
+    heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+    for stem, view in (("attn_k_b", keys.transpose(1, 2)), ("attn_v_b", values)):
+        yield f"{prefix}{stem}.weight", view, tuple(view.shape), 0.0
 
 
 def experts(prefix: str, name: str, tensor: torch.Tensor, turned: bool) -> Iterator[Part]:
@@ -493,6 +530,26 @@ def glm4_moe(config: Any) -> dict[str, Any]:
     }
 
 
+def deepseek(config: Any) -> dict[str, Any]:
+    kept = config.kv_lora_rank + config.qk_rope_head_dim
+    found = glm4_moe(config) | {
+        "attention.head_count_kv": U32(1),
+        "attention.key_length": U32(kept),
+        "attention.value_length": U32(config.kv_lora_rank),
+        "attention.key_length_mla": U32(config.qk_nope_head_dim + config.qk_rope_head_dim),
+        "attention.value_length_mla": U32(config.v_head_dim),
+        "attention.kv_lora_rank": U32(config.kv_lora_rank),
+    }
+    if config.q_lora_rank is not None:
+        found["attention.q_lora_rank"] = U32(config.q_lora_rank)
+    if not hasattr(config, "num_mtp_layers"):  # DeepSeek V2
+        found["expert_gating_func"] = U32(1)
+        found["expert_weights_norm"] = False
+    if stretch := config.rope_parameters.get("mscale_all_dim"):
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * stretch
+    return found
+
+
 SIZES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "llama": lambda config: mixture(config) if hasattr(config, "num_local_experts") else {},
     "qwen2vl": sections,
@@ -512,6 +569,7 @@ SIZES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "gemma3": window,
     "phi3": longrope,
     "glm4moe": glm4_moe,
+    "deepseek2": deepseek,
     "olmo2": pattern,
     "olmoe": mixture,
     "exaone4": pattern,

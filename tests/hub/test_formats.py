@@ -110,16 +110,21 @@ KEPT = {
     "ct-int4-zeros": "repacked as w4bf16",
     "ct-int8-packed": "repacked as w8bf16",
     "ct-int8-zeros": "repacked as w8bf16",
-    "ct-fp8": "dequantized to bfloat16",
+    "ct-fp8": "repacked as fp8",
+    "ct-fp8-tensor": "repacked as fp8",
+    "ct-fp8-block": "repacked as fp8",
+    "fp8-block": "repacked as fp8",
+    "fp8-tensor": "repacked as fp8",
     "llm-int8": "repacked as w8bf16",
     "nf4": "dequantized to bfloat16",
     "torchao-int8": "repacked as w8bf16",
     "torchao-intx": "repacked as w8bf16",
+    "torchao-fp8": "repacked as fp8",
 }
 
 
 @pytest.mark.parametrize("case", KEPT)
-def test_integers_that_are_kept_give_the_bits_of_dequantized_ones(case: str, tmp_path: Path) -> None:
+def test_numbers_that_are_kept_give_the_bits_of_dequantized_ones(case: str, tmp_path: Path) -> None:
     if ops.fault("cpu"):
         pytest.skip(f"no kernels: {ops.fault('cpu')}")
     folder = made.write(made.build("qwen2"), tmp_path, *CASES[case][0]())

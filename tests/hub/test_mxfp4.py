@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from folders import VOCABULARY, causal, save
 from torchwright.core.errors import ModelError
+from torchwright.core.scheme import MXFP4
+from torchwright.hardware.kernels import ops
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config
 from torchwright.models.decoder import load_decoder
@@ -84,6 +86,14 @@ def test_a_folder_answers_as_its_unpacked_weights_do(tmp_path: Path) -> None:
         wanted = model(input_ids=ids_BT, use_cache=False).logits
     found = load_decoder(folder, torch.float32).logits(ids_BT)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+    kept, wide = (load_decoder(folder, torch.bfloat16, quantize) for quantize in (None, "none"))
+    if ops.fault("cpu") is None:
+        assert kept.stored == "MXFP4: repacked as mxfp4"
+        experts: Any = kept.decoder.get_submodule("layers.0.mlp.experts")
+        assert {experts[0].gate_up.scheme, experts[3].down.scheme} == {MXFP4}
+    assert wide.stored == "MXFP4: dequantized to bfloat16"
+    assert torch.equal(kept.logits(ids_BT), wide.logits(ids_BT))
 
     opened: Any = open_model(str(folder), dtype="fp32", device="cpu").model
     tokens: list[int] = []

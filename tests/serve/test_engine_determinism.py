@@ -17,6 +17,7 @@ from torchwright.serve.wire.messages import Cancel, Stats, Submit
 FAMILIES = (
     *("gemma2", "qwen3", "mistral-window", "llama-dynamic", "phi3-longrope", "granite", "olmo2"),
     *("olmoe", "mixtral", "gpt-oss", "glm4-moe", "exaone4", "ernie"),
+    *("gemma4", "gemma4-moe", "deepseek-v2", "deepseek-v3"),
 )
 
 

@@ -15,7 +15,7 @@ from engine_support import Result, alone, answers, drain, engine, request, tiny_
 from torchwright.models.decoder import PAGE, LoadedDecoder
 from torchwright.serve.engine.prefix import STATE_EVERY
 
-MODELS = ("lfm2", "qwen3.5", "granite-hybrid")
+MODELS = ("lfm2", "qwen3.5", "granite-hybrid", "falcon-h1")
 STRIDE = STATE_EVERY * PAGE
 
 
@@ -62,7 +62,7 @@ def test_a_prefix_goes_back_to_the_last_copy(loaded: LoadedDecoder) -> None:
 
 def test_the_next_turn_goes_on_behind_the_last_page_of_the_answer(loaded: LoadedDecoder) -> None:
     ids = words(40, seed=3)
-    made = engine(loaded)
+    made = engine(loaded, speculate="none")
     assert made.submit(request("a", ids, 75)) is None
     answer = drain(made)["a", 0].tokens
     turn = request("b", [*ids, *answer, 9, 9, 9], 12, logprobs=1)

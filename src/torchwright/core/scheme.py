@@ -4,6 +4,7 @@ bf16             weights and inputs in bfloat16
 w8a8             8-bit weights, one scale for each output feature; each row of inputs is rounded to 8 bits
 w4a8, w4a16      4-bit weights in groups along the input; each row of inputs is rounded to 8 or 16 bits
 w4bf16, w8bf16   the integers of a quantized checkpoint; bitwise the results of bf16 on the dequantized weights
+mxfp4, fp8       its 4-bit (e2m1) and 8-bit (e4m3) floats, with the same results
 
 The names stand in artifacts and on the command line. What a name means is asked of its `Scheme`.
 """
@@ -37,7 +38,9 @@ class Scheme:
     group_bytes: int = 0
     """Bytes of a group's scale and offset."""
     kept: bool = False
-    """True if it keeps integers from a quantized checkpoint; no weight is rounded to it here."""
+    """True if it keeps the numbers of a quantized checkpoint; no weight is rounded to it here."""
+    floats: bool = False
+    """True if weights are floats: e2m1 of 4 bits, e4m3 of 8."""
 
     def __str__(self) -> str:
         """Return the name that `read_scheme` reads."""
@@ -87,12 +90,16 @@ W4BF16 = Scheme(
     kept=True,
 )
 W8BF16 = replace(W4BF16, name="w8bf16", weight_bits=8)
+MXFP4 = replace(W4BF16, name="mxfp4", groups=(32,), group_bytes=1, floats=True)
+FP8 = replace(W8BF16, name="fp8", groups=GROUPS, group_bytes=4, floats=True)
 
-SCHEMES = {scheme.name: scheme for scheme in (BF16, W8A8, W4A8, W4A16, W4BF16, W8BF16)}
+SCHEMES = {scheme.name: scheme for scheme in (BF16, W8A8, W4A8, W4A16, W4BF16, W8BF16, MXFP4, FP8)}
 MADE = {name: scheme for name, scheme in SCHEMES.items() if not scheme.kept}
 """The schemes to which weights are rounded here."""
 KEPT = {name: scheme for name, scheme in SCHEMES.items() if scheme.kept}
-"""The schemes that keep integers from a quantized checkpoint."""
+"""The schemes that keep the numbers of a quantized checkpoint."""
+INTEGERS = {name: scheme for name, scheme in KEPT.items() if not scheme.floats}
+FLOATS = {name: scheme for name, scheme in KEPT.items() if scheme.floats}
 ASKED = {name: scheme for name, scheme in MADE.items() if scheme.scaled}
 """The schemes that a user can name."""
 

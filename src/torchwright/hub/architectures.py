@@ -23,6 +23,7 @@ NATIVE = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
     "Phi3ForCausalLM": "phi3",
     "CwmForCausalLM": "cwm",
     "Ernie4_5ForCausalLM": "ernie4_5",
@@ -37,6 +38,8 @@ NATIVE = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
     "GptOssForCausalLM": "gpt_oss",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "SeedOssForCausalLM": "seed_oss",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
@@ -44,6 +47,8 @@ NATIVE = {
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "BambaForCausalLM": "bamba",
+    "FalconH1ForCausalLM": "falcon_h1",
 }
 """Architecture → `model_type` of its configuration in transformers."""
 OTHER_INPUTS = {

@@ -13,6 +13,7 @@ from torchwright.hub.architectures import NATIVE
 
 HOSTS = (
     "gemma3",
+    "gemma4",
     "idefics3",
     "internvl",
     "lfm2_vl",
@@ -49,6 +50,10 @@ SECTIONS = {
 """`model_type` → the sections of a rotary embedding for pictures, and whether frequencies take turns.
 
 The sections are transformers' own, for files that name none; transformers decides the second by the class alone."""
+PLACEHOLDERS = "placeholder_token_ids"
+"""The field of the tokens that Gemma 4's text reads as padding, as named here."""
+UNREAD = ("image_token_id", "video_token_id", "audio_token_id")
+"""Their fields in a multimodal config.json."""
 OTHERS = (
     "vision",
     "image",
@@ -69,7 +74,14 @@ PREFIXES = {
     "model.text_model.": "model.",
 }
 """Beginnings of tensors' names in multimodal files → those of the language model alone."""
-LANGUAGE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+LANGUAGE = (
+    "model.layers.",
+    "model.embed_tokens.",
+    "model.embed_tokens_per_layer.",
+    "model.per_layer_",
+    "model.norm.",
+    "lm_head.",
+)
 """Beginnings of all names of a language model alone."""
 
 
@@ -96,6 +108,8 @@ def language_part(data: dict[str, Any]) -> dict[str, Any]:
     ):
         if data.get(key) is not None:
             found[key] = data[key]
+    if host == "gemma4":
+        found[PLACEHOLDERS] = [data[key] for key in UNREAD if data.get(key) is not None]
     if host in SECTIONS:
         key = "rope_scaling" if isinstance(found.get("rope_scaling"), dict) else "rope_parameters"
         found[key] = _sectioned(found.get(key) or {}, *SECTIONS[host])

@@ -41,8 +41,8 @@ SIZES = (
 SECTIONS = ("rope_scaling", "rope_parameters")
 """Fields of every native family that are integers, and those that are objects; null counts as absent."""
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-KEEPS = ("awq", "gptq", "gguf", "compressed-tensors", "torchao")
-"""Formats whose integers stay as they are where a layout has them (models/decoder/repack.py)."""
+KEEPS = ("awq", "gptq", "gguf", "compressed-tensors", "torchao", "fp8", "mxfp4")
+"""Formats whose numbers stay as they are where a layout has them (models/decoder/repack.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,8 +269,11 @@ def _token_bytes(target: ServeTarget, config: Fields, kv: str) -> int:
     if kv not in KV_BYTES:
         raise ModelError(f"--kv {kv}", allowed=", ".join(KV_BYTES))
     _, kv_heads, head_dim = _heads(config)
+    if config.data.get("kv_lora_rank") is not None:  # latent attention keeps one vector for all heads
+        kv_heads, head_dim = 1, config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim", 64)
     vector = head_dim * KV_BYTES[kv] + (4 if kv == "int8" else 0)  # and a scale for each token and head
-    return config.integer("num_hidden_layers") * 2 * kv_heads * vector
+    layers = config.integer("num_hidden_layers") - config.integer("num_kv_shared_layers", 0, minimum=0)
+    return layers * 2 * kv_heads * vector
 
 
 def _heads(config: Fields) -> tuple[int, int, int]:

@@ -43,6 +43,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "image_mean": (image,),
         "linear_bf16": (x, linear["bf16"].packed, linear["bf16"].bias, 70),
         "linear_grouped": (x, torch.zeros(128 * 4 * (8 + 16), dtype=torch.uint8), None, 70, 32, 4),
+        "linear_heads": (x, torch.zeros(3, 64 * 128 * 2, dtype=torch.uint8), 60),
         "linear_w8a8": (x, linear["w8a8"].packed, linear["w8a8"].scale, linear["w8a8"].bias, 70),
         "linear_w8a8_fused": (
             *(x, linear["w8a8"].packed, linear["w8a8"].scale, torch.randn(128), linear["w8a8"].bias),

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.core.scheme import BF16, GROUPS, KEPT, MADE, W4BF16, scheme_of
+from torchwright.core.scheme import BF16, FP8, GROUPS, INTEGERS, MADE, MXFP4, W4BF16, Scheme, scheme_of
+from torchwright.hardware.kernels.head_linears import HeadLinears
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
+from torchwright.hardware.kernels.pack_floats import LEAST, MOST, packable
 from torchwright.hardware.kernels.reference import LEVELS_8, LEVELS_16
+from torchwright.hub.weight import SmallFloats
 
 GROUPED = [*[(scheme, 32) for scheme in ("bf16", "w8a8")]] + [
     (scheme, group) for scheme in ("w4a8", "w4a16") for group in GROUPS
@@ -112,9 +115,9 @@ def test_threads_do_not_change_a_bit(isa: str) -> None:
 
 
 @pytest.mark.parametrize("group", W4BF16.groups)
-@pytest.mark.parametrize("scheme", KEPT)
+@pytest.mark.parametrize("scheme", INTEGERS)
 def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, group: int) -> None:
-    top = 2 ** KEPT[scheme].weight_bits
+    top = 2 ** INTEGERS[scheme].weight_bits
     for N, K in [*SHAPES, (140, 136)]:
         random = torch.Generator().manual_seed(N + K)
         integers = torch.randint(0, top, (N, K), generator=random, dtype=torch.uint8)
@@ -134,8 +137,101 @@ def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, gr
         PackedLinear.from_packed(form, {"packed": layer.packed[1:]})
 
 
-def test_no_weight_is_rounded_to_a_scheme_of_kept_integers() -> None:
-    with pytest.raises(ValueError, match="integers that were chosen elsewhere"):
+def random_floats(scheme: Scheme, N: int, K: int, seed: int) -> SmallFloats:
+    """Every bit pattern of the type but NaN, with scales of three orders of magnitude."""
+    random, groups = torch.Generator().manual_seed(seed), -(-K // (scheme.group or 1))
+    codes = torch.randint(0, 1 << scheme.weight_bits, (N, K), generator=random, dtype=torch.uint8)
+    if scheme.weight_bits == 4:
+        scales = torch.randint(112, 122, (N, groups), generator=random, dtype=torch.uint8)
+    else:
+        codes[codes & 127 == 127] = 0
+        scales = randn(N, groups, seed=seed).exp() / 300
+    return SmallFloats(codes_NK=codes, scales_NG=scales, bits=scheme.weight_bits)
+
+
+@pytest.mark.parametrize("scheme", [MXFP4, *(scheme_of(FP8.name, group) for group in FP8.groups)], ids=str)
+def test_kept_floats_give_the_bits_of_their_bfloat16(isa: str, scheme: Scheme) -> None:
+    group = scheme.group or 1
+    for N, K in [*SHAPES, (140, 136), (64, 512)]:
+        floats = random_floats(scheme, N, K, N + K)
+        assert packable(floats)
+        layer = PackedLinear.from_floats(floats, randn(N), scheme)
+        if scheme.weight_bits == 4:
+            numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[(floats.codes_NK & 7).long()]
+            numbers = torch.where(floats.codes_NK > 7, -numbers, numbers)
+            scales = 2.0 ** (floats.scales_NG.float() - 127)
+        else:
+            numbers, scales = floats.codes_NK.view(torch.float8_e4m3fn).float(), floats.scales_NG
+        wide = numbers * scales.repeat_interleave(group, 1)[:, :K]
+        assert torch.equal(layer.wide_weight(), wide.bfloat16().float())
+        plain = PackedLinear(wide, randn(N), BF16)
+        for rows in (0, 1, 2, 5, 6, 7, 33, 130):
+            x = randn(rows, K, seed=rows)
+            assert torch.equal(layer(x), plain(x)), f"{rows} rows of {N} x {K}"
+            torch.testing.assert_close(layer.reference(x), plain.reference(x))
+    form = PackedForm(scheme=scheme, in_features=K, out_features=N)
+    assert layer.form == form
+    with pytest.raises(ValueError, match="are not those of"):
+        PackedLinear.from_packed(form, {"packed": layer.packed[1:]})
+
+
+@pytest.mark.parametrize("scale", [2.0**-130, 2.0**-100, 3.1e-5, 1.0, 0.37, 1e30])
+def test_floats_with_one_scale_for_all_features(isa: str, scale: float) -> None:
+    """Every number of the type, by the path for whole blocks or, at the ends of bfloat16, the other."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(70, 1)
+    codes[codes & 127 == 127] = 0
+    scales = torch.tensor([[scale, scale * 1.9]]).repeat(70, 1)
+    floats = SmallFloats(codes_NK=codes, scales_NG=scales, bits=8)
+    assert packable(floats)
+    layer = PackedLinear.from_floats(floats, None, scheme_of("fp8", 128))
+    assert torch.equal(layer(torch.eye(256)), PackedLinear(floats.wide(128), None, BF16)(torch.eye(256)))
+
+
+def test_floats_at_the_ends_of_their_ranges(isa: str) -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(64, 2)
+    for exponent, fits in ((0, False), (LEAST, True), (MOST, True), (MOST + 1, False), (255, False)):
+        scales = torch.full((64, 1), exponent, dtype=torch.uint8)
+        floats = SmallFloats(codes_NK=codes, scales_NG=scales, bits=4)
+        assert packable(floats) == fits
+        if fits:
+            layer = PackedLinear.from_floats(floats, None, MXFP4)
+            wide = PackedLinear(floats.wide(32), None, BF16)
+            x = torch.eye(32)  # one weight a row: no sum overflows
+            assert torch.equal(layer(x), wide(x))
+    every = torch.arange(256, dtype=torch.uint8).repeat(2, 1)
+    ones = torch.ones(2, 2)
+    assert not packable(SmallFloats(codes_NK=every, scales_NG=ones, bits=8))
+    numbers = torch.where(every & 127 == 127, 0, every)
+    assert packable(SmallFloats(codes_NK=numbers, scales_NG=ones, bits=8))
+    assert not packable(SmallFloats(codes_NK=numbers, scales_NG=ones * 1e38, bits=8))
+    layer = PackedLinear.from_floats(
+        SmallFloats(codes_NK=numbers, scales_NG=ones, bits=8), None, scheme_of("fp8", 128)
+    )
+    assert torch.equal(layer(torch.eye(256))[:, 0], numbers[0].view(torch.float8_e4m3fn).float())
+
+
+def test_each_head_has_a_weight_of_its_own(isa: str) -> None:
+    for H, N, K in ((1, 1, 1), (3, 20, 24), (4, 65, 130)):
+        weight = (randn(H, N, K) / K**0.5).bfloat16()
+        layer = HeadLinears(weight, device=torch.device("cpu"))
+        assert layer.packed is not None
+        whole = layer(x := randn(600, H, K).bfloat16())
+        for head in range(H):
+            assert torch.equal(whole[:, head], PackedLinear(weight[head], None, BF16)(x[:, head]))
+        for rows in (0, 1, 2, 7, 33):
+            assert torch.equal(layer(x[:rows]), whole[:rows])
+        again = HeadLinears.from_tensors(N, layer.packed, None)
+        assert torch.equal(again(x), whole)
+        wide = HeadLinears(weight.float(), device=torch.device("cpu"))(x.float())
+        torch.testing.assert_close(whole.float(), wide, rtol=2**-7, atol=1e-2)
+    with pytest.raises(ValueError, match="not \\(tokens, heads, features\\)"):
+        layer(x[:, :1])
+    with pytest.raises(ValueError, match="packed weight has"):
+        layer(x[..., :60])
+
+
+def test_no_weight_is_rounded_to_a_scheme_of_kept_numbers() -> None:
+    with pytest.raises(ValueError, match="numbers that were chosen elsewhere"):
         PackedLinear(randn(64, 64), None, W4BF16)
 
 

@@ -43,10 +43,13 @@ def step_by_step(model: Any, ids_T: torch.Tensor, prompt: int) -> torch.Tensor:
     """transformers' logits (T, V) of a prompt and then one token at a time, all through its cache."""
     forget(model)
     cache = DynamicCache(config=model.config)
-    parts = []
+    parts, begin = [], 0
     with torch.no_grad():
         for part in (ids_T[:prompt], *ids_T[prompt:].split(1)):
-            parts.append(model(part[None], use_cache=True, **{cache_keyword(model): cache}).logits[0])
+            # Bamba counts each call's positions from 0 where it is not told them.
+            places = {"position_ids": torch.arange(begin, begin := begin + len(part))[None]}
+            answer = model(part[None], use_cache=True, **{cache_keyword(model): cache}, **places)
+            parts.append(answer.logits[0])
     return torch.cat(parts)
 
 

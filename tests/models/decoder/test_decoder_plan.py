@@ -19,6 +19,7 @@ from torchwright.hardware.kernels.cpu import build as kernels
 from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.kernels.pack import PANEL
+from torchwright.hub.weight import E2M1, SmallFloats
 from torchwright.models.decoder import LoadedDecoder, load_decoder, model, plan
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan
@@ -33,6 +34,13 @@ UNPLANNED = {
     "exaone4-full": "without a norm before",
     "granite": "scaled before they join",
     "gpt-oss": "attention with sinks",
+    "gemma4": "inputs of single layers",
+    "gemma4-moe": "inputs of single layers",
+    "gemma4-one-size": "inputs of single layers",
+    "deepseek-v2": "latent attention",
+    "deepseek-v2-greedy": "latent attention",
+    "deepseek-v3": "latent attention",
+    "deepseek-v3-halves": "latent attention",
     "glm4-moe": "mixture of experts",
     "mixtral": "mixture of experts",
     "qwen3-moe": "mixture of experts",
@@ -144,9 +152,22 @@ def test_every_family(name: str, tmp_path: Path, layers_only: Any) -> None:
         same(got, run(loaded))
 
 
+def floats_near(weight_NK: torch.Tensor, scheme: Scheme) -> SmallFloats:
+    """Small floats near the weight, with one scale for all."""
+    groups = weight_NK.shape[0], -(-weight_NK.shape[1] // (scheme.group or 1))
+    if scheme.weight_bits == 8:
+        codes = (weight_NK.float() * 128).to(torch.float8_e4m3fn).view(torch.uint8)
+        return SmallFloats(codes_NK=codes, scales_NG=torch.full(groups, 1 / 128), bits=8)
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    codes = (weight_NK.float()[..., None] * 32 - table).abs().argmin(-1).to(torch.uint8)
+    return SmallFloats(codes_NK=codes, scales_NG=torch.full(groups, 122, dtype=torch.uint8), bits=4)
+
+
 def grouped(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, scheme: Scheme) -> PackedLinear:
-    """A layer of integers as a quantized checkpoint has them, near the weight."""
+    """A layer of numbers as a quantized checkpoint has them, near the weight."""
     assert scheme.group
+    if scheme.floats:
+        return PackedLinear.from_floats(floats_near(weight_NK, scheme), bias_N, scheme)
     levels = 2**scheme.weight_bits - 1
     integers = ((weight_NK.float() + 0.6) / 1.2 * levels).round().clamp(0, levels).to(torch.uint8)
     groups = weight_NK.shape[0], -(-weight_NK.shape[1] // scheme.group)

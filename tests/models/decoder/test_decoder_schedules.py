@@ -14,7 +14,8 @@ LENGTHS = (40, 17, 33)
 
 
 @pytest.fixture(
-    scope="module", params=["mistral-window", "gemma2", "phi3-longrope", "llama-dynamic", "olmoe"]
+    scope="module",
+    params=["mistral-window", "gemma2", "phi3-longrope", "llama-dynamic", "olmoe", "gemma4", "deepseek-v3"],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
     return load_decoder(save(build(request.param), tmp_path_factory.mktemp(request.param)))

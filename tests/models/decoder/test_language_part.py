@@ -66,6 +66,18 @@ HOSTS: dict[str, dict[str, Any]] = {
         "text_config": TEXT | {"model_type": "gemma3_text", "sliding_window": 8},
         "vision_config": VISION,
     },
+    "Gemma4": {
+        "text_config": TEXT
+        | {
+            "global_head_dim": 32,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }
+        | {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCABULARY}
+        | {"hidden_size_per_layer_input": 24},
+        "vision_config": VISION | {"num_key_value_heads": 2, "head_dim": 16},
+        "image_token_id": 7,
+    },
     "Llava": {
         "text_config": TEXT | {"model_type": "llama"},
         "vision_config": VISION | {"model_type": "clip_vision_model"},

@@ -44,7 +44,18 @@ def test_what_does_not_fit_is_refused_with_what_does(folder: Path) -> None:
         require_memory(folder, described, None, torch.bfloat16, available=1)
     with pytest.raises(ModelError, match="take a smaller model"):
         require_memory(folder, described, None, torch.bfloat16, schemes=False, available=whole - 1)
-    require_memory(folder, described | {"quantization_config": {}}, None, torch.bfloat16, available=1)
+
+
+def test_a_quantized_checkpoint_takes_what_its_files_take(folder: Path) -> None:
+    described = read_config(folder) | {"quantization_config": {}}
+    tensors = load_file(folder / "model.safetensors")
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    require_memory(folder, described, None, torch.bfloat16, available=stored)
+    with pytest.raises(ModelError, match="take a smaller model"):
+        require_memory(folder, described, None, torch.bfloat16, available=stored - 1)
+    require_memory(
+        folder, described, W8A8, torch.bfloat16, available=1
+    )  # the files do not say what it becomes
 
 
 def test_a_damaged_file_is_left_to_the_reader(folder: Path) -> None:

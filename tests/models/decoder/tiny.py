@@ -64,6 +64,29 @@ GRANITE = {
     "logits_scaling": 2.0,
     "attention_bias": True,
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "tie_word_embeddings": True,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_chunk_size": 16}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -160,6 +183,52 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "Gemma4Text",
+        GEMMA4
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 24,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4-one-size": ("Gemma4Text", GEMMA4 | {"global_head_dim": 16, "hidden_size_per_layer_input": 16}),
+    "gemma4-moe": (
+        "Gemma4Text",
+        GEMMA4
+        | {
+            "layer_types": [SLIDING, FULL, FULL],
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        LATENT
+        | {
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            **rope("yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.7),
+        },
+    ),
+    "deepseek-v2-greedy": ("DeepseekV2", LATENT | {"q_lora_rank": 24, "attention_bias": True}),
+    "deepseek-v3": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "q_lora_rank": 40,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    "deepseek-v3-halves": ("DeepseekV3", LATENT | {"q_lora_rank": None, "rope_interleave": False}),
     "phi3": ("Phi3", {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)}),
     "phi3-longrope": (
         "Phi3",
@@ -253,6 +322,35 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 2, "attention_bias": True}),
+    "falcon-h1": (
+        "FalconH1",
+        MAMBA
+        | {
+            "mamba_d_ssm": 128,
+            "mamba_n_groups": 2,
+            "mlp_multipliers": [0.8, 1.3],
+            "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 1.4],
+            "ssm_in_multiplier": 0.8,
+            "ssm_out_multiplier": 0.7,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.6,
+            "key_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        MAMBA
+        | {
+            "mamba_d_ssm": 128,
+            "mamba_rms_norm": True,
+            "mamba_n_groups": 2,
+            "projectors_bias": True,
+            "mlp_bias": True,
+        },
+    ),
     "qwen3.5-moe": ("Qwen3_5MoeText", DELTA_MOE),
     "lfm2-moe": (
         "Lfm2Moe",
@@ -287,6 +385,9 @@ RECURRENT = (
     "qwen3.5-moe",
     "granite-hybrid",
     "granite-hybrid-dense",
+    "bamba",
+    "falcon-h1",
+    "falcon-h1-normed",
 )
 """Models with layers that keep a state in place of keys and values."""
 UNTRAINED = (
@@ -297,8 +398,15 @@ UNTRAINED = (
     "glm",
     "glm-no-bias",
     "glm4",
+    "gemma4",
+    "gemma4-moe",
+    "gemma4-one-size",
+    "deepseek-v2",
+    "deepseek-v2-greedy",
+    "deepseek-v3",
+    "deepseek-v3-halves",
 )
-"""Models that the trainer's own layers do not compute: sinks, interleaved rotary embeddings, shared experts."""
+"""Models that the trainer's own layers do not compute: sinks, shared experts, latent attention and more."""
 TRAINED = [name for name in MODELS if name not in UNTRAINED]
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -326,6 +434,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 2.0,
     },
     "Gemma3Text": {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24},
+    "Gemma4Text": GEMMA4
+    | {"layer_types": [SLIDING, FULL, FULL], "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 24},
+    "DeepseekV2": LATENT | {"q_lora_rank": 24},
+    "DeepseekV3": LATENT | {"q_lora_rank": 24},
     "Phi3": {},
     "Olmo2": {},
     "Olmo3": {"sliding_window": 9},
@@ -345,6 +457,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 80,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "FalconH1": MAMBA | {"mamba_d_ssm": 128, "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 1.4]},
+    "Bamba": MAMBA | {"attn_layer_indices": [1]},
     "Lfm2Moe": MOE
     | {"moe_intermediate_size": 32, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
     "Qwen3_5MoeText": MOE
@@ -372,6 +486,8 @@ def build(name: str, seed: int = 0, **fields: Any) -> Any:
     for buffer_name, buffer in model.named_buffers():
         if "e_score_correction_bias" in buffer_name or "expert_bias" in buffer_name:
             buffer.data.normal_(std=0.3)
+        if "layer_scalar" in buffer_name:
+            buffer.data.uniform_(0.5, 1.5)
     return model.requires_grad_(False)
 
 

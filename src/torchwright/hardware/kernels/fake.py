@@ -114,6 +114,7 @@ FAKES: dict[str, Fake] = {
 CPU_FAKES: dict[str, Fake] = {
     "quantize_w4": quantize_w4,
     "linear_grouped": _linear(3),
+    "linear_heads": _linear(2),
     "linear_w8a8_fused": _linear(5),
     "activate": _like,
     "attention": attention,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from torchwright.core.scheme import GROUPS, Scheme, scheme_of
-from torchwright.hardware.kernels import ops, pack, pack_grouped, reference
+from torchwright.hardware.kernels import ops, pack, pack_floats, pack_grouped, reference
 from torchwright.hardware.kernels.cpu.memory import lasting
 from torchwright.hardware.kernels.gptq import gptq_w4
 from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hub.weight import SmallFloats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,7 @@ class PackedLinear(nn.Module):
         """
         super().__init__()
         if scheme.kept:
-            raise ValueError(
-                f"no weight is rounded to {scheme}: it keeps integers that were chosen elsewhere"
-            )
+            raise ValueError(f"no weight is rounded to {scheme}: it keeps numbers that were chosen elsewhere")
         N, K = weight_NK.shape
         form = PackedForm(scheme=scheme, in_features=K, out_features=N)
         self._begin(form, for_gpu=gpu.takes(device or weight_NK.device))
@@ -126,7 +126,7 @@ class PackedLinear(nn.Module):
         self._tensors = ("packed", "scale", "bias") if scheme.scaled else ("packed", "bias")
         self._numbers = (form.out_features, *([scheme.group] if scheme.group else []))
         if scheme.kept:
-            self._numbers += (scheme.weight_bits,)
+            self._numbers += (scheme.weight_bits, scheme.floats)
 
     @classmethod
     def from_integers(
@@ -167,12 +167,22 @@ class PackedLinear(nn.Module):
     ) -> Self:
         """The layer, for a CPU, of a weight that is integers (uint8, from 0 on) · scale + offset.
 
-        `scheme` is one of `KEPT`.
+        `scheme` is one of `INTEGERS`.
         """
-        N, K = integers_NK.shape
-        form = PackedForm(scheme=scheme, in_features=K, out_features=N)
         assert scheme.group
         packed = pack_grouped.pack_grouped(integers_NK, scale_NG, offset_NG, scheme.group, scheme.weight_bits)
+        return cls._kept(packed, integers_NK.shape, bias_N, scheme)
+
+    @classmethod
+    def from_floats(cls, floats: SmallFloats, bias_N: torch.Tensor | None, scheme: Scheme) -> Self:
+        """The layer, for a CPU, of a weight of small floats that are `packable`; `scheme` is one of `FLOATS`."""
+        return cls._kept(pack_floats.pack_floats(floats, scheme), floats.codes_NK.shape, bias_N, scheme)
+
+    @classmethod
+    def _kept(
+        cls, packed: torch.Tensor, shape: Sequence[int], bias_N: torch.Tensor | None, scheme: Scheme
+    ) -> Self:
+        form = PackedForm(scheme=scheme, in_features=shape[1], out_features=shape[0])
         tensors = {"packed": lasting(packed)}
         if bias_N is not None:
             tensors["bias"] = bias_N.detach().float()
@@ -222,7 +232,7 @@ class PackedLinear(nn.Module):
         """Return the tensors and numbers of `DecodePlan.add_linear` for the plan of a decode step."""
         scheme = self.scheme
         sizes = self.in_features, self.out_features, scheme.group or 0, scheme.weight_bits, scheme.digits
-        return self.packed, self.scale, self.bias, *sizes
+        return self.packed, self.scale, self.bias, *sizes, scheme.floats
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """The same in plain PyTorch: the weight made wide, activations rounded as the scheme rounds them."""
@@ -240,11 +250,7 @@ class PackedLinear(nn.Module):
         """The weight that the integers stand for, as the layer computes with it, float32 (N, K)."""
         scheme, depth = self.scheme, self.form.depth
         if scheme.kept:
-            assert scheme.group
-            wide = pack_grouped.unpack_grouped(
-                self.packed, self.out_features, depth, scheme.group, scheme.weight_bits
-            )
-            wide = wide.bfloat16().float()
+            wide = self._wide_kept().bfloat16().float()
         elif scheme.weight_bits == 16:
             wide = self.layout.unpack_bf16(self.packed, self.out_features, depth).float()
         elif scheme.weight_bits == 8:
@@ -255,6 +261,17 @@ class PackedLinear(nn.Module):
         if self.scale is not None:
             wide *= self.scale[: self.out_features, None]
         return wide[:, : self.in_features]
+
+    def _wide_kept(self) -> torch.Tensor:
+        """The numbers of a checkpoint (N, depth), before they are rounded to bfloat16."""
+        scheme, depth = self.scheme, self.form.depth
+        assert scheme.group
+        if scheme.floats:
+            floats = pack_floats.unpack_floats(self.packed, self.out_features, depth, scheme)
+            return floats.wide(scheme.group)
+        return pack_grouped.unpack_grouped(
+            self.packed, self.out_features, depth, scheme.group, scheme.weight_bits
+        )
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, scheme={self.scheme}"

@@ -15,7 +15,7 @@ from torchwright.hardware.kernels import pack, recurrent, reference
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.gpu import pack as gpu_pack
-from torchwright.hardware.kernels.limits import LANES
+from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD, LARGEST_HEAD_OF_GPUS
 
 native: Any = torch.ops.torchwright
 triton: Any = torch.ops.torchwright_gpu
@@ -85,7 +85,10 @@ def rope_store(
 ) -> torch.Tensor:
     """See `reference.rope_store`."""
     kernels = _paged(qkv, v_pages.shape[-2 if v_pages.dim() == reference.PAIRED else -1])
-    return kernels.rope_store(qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args)
+    kv_heads = args[3]
+    return (kernels if kv_heads else _of_cpus(kernels)).rope_store(
+        qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args
+    )
 
 
 def paged_attention(
@@ -141,4 +144,6 @@ def _of_cpus(kernels: Any) -> Any:
 
 def _paged(x: torch.Tensor, head_size: int) -> Any:
     kernels = on(x.device, x.dtype)
-    return reference if kernels is None or (kernels is native and head_size % LANES) else kernels
+    if kernels is native:
+        return reference if head_size % LANES or head_size > LARGEST_HEAD else native
+    return reference if kernels is None or head_size > LARGEST_HEAD_OF_GPUS else kernels

@@ -109,7 +109,7 @@ def rope_store(
 
     `cos` and `sin` (rows, R/2) are float32 and read at row `positions_T`; the first R dimensions of a head turn,
     dimension i with i + R/2, and R may be 0. int8 pages take round(x · 127 / max|x|) for each token and head, halves to
-    even, and the scale max|x| / 127.
+    even, and the scale max|x| / 127. Without key-value heads nothing is written.
     """
     qkv_THD = _wide(qkv).unflatten(1, (heads + 2 * kv_heads, qkv.shape[1] // (heads + 2 * kv_heads)))
     q, k, v = qkv_THD.split([heads, kv_heads, kv_heads], dim=1)
@@ -118,8 +118,9 @@ def rope_store(
     if k_norm_D is not None:
         k = rms_norm(k, k_norm_D, eps)
     cos_T, sin_T = cos[positions_T][:, None], sin[positions_T][:, None]
-    _store_keys(_rotate(k, cos_T, sin_T), slots_T, k_pages, k_scale)
-    _store_values(v, slots_T, v_pages, v_scale)
+    if kv_heads:
+        _store_keys(_rotate(k, cos_T, sin_T), slots_T, k_pages, k_scale)
+        _store_values(v, slots_T, v_pages, v_scale)
     return _rotate(q, cos_T, sin_T).to(qkv.dtype)
 
 

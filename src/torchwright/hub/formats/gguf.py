@@ -20,7 +20,7 @@ from torchwright.hub.gguf.folder import FILE
 from torchwright.hub.gguf.header import GgufTensor, read_gguf
 from torchwright.hub.gguf.names import Place, places
 from torchwright.hub.gguf.recurrent import by_key_head, in_the_model, value_heads
-from torchwright.hub.weight import Grouped, Plain, Weight, Wide
+from torchwright.hub.weight import Floats, FloatStack, Grouped, Plain, SmallFloats, Weight, Wide
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
@@ -68,6 +68,8 @@ class Gguf(Format):
         stored = self._header.tensors[place.tensor]
         if place.by_expert:
             return self._by_expert(place)
+        if place.by_head:
+            return self._by_head(place)
         if place.joined:
             return self._joined(place)
         begin, end = place.rows or (0, stored.shape[0])
@@ -108,6 +110,8 @@ class Gguf(Format):
         """All experts' matrices as one tensor (X, K, N), or their biases (X, N), dequantized as they are asked for."""
         stored = [self._header.tensors[name] for name in (place.tensor, place.partner) if name is not None]
         X, N, *K = stored[0].shape
+        if K and all(tensor.type.name in FLOAT_BLOCKS for tensor in stored):
+            return self._float_stack(stored)
         each = N if K else 1
 
         def part(begin: int, end: int) -> torch.Tensor:
@@ -118,6 +122,35 @@ class Gguf(Format):
             return together.transpose(1, 2) if K else together
 
         return Wide((X, *K, N * len(stored)), part)
+
+    def _float_stack(self, stored: list[GgufTensor]) -> FloatStack:
+        """All experts' matrices of small floats; rows of partners alternate."""
+        X, N, K = stored[0].shape
+
+        def part(expert: int) -> SmallFloats:
+            each = [self._rows(tensor, expert * N, (expert + 1) * N, None) for tensor in stored]
+            parts = [floats.part(0, N) for floats in each if isinstance(floats, Floats)]
+            return SmallFloats(
+                codes_NK=torch.stack([floats.codes_NK for floats in parts], 1).flatten(0, 1),
+                scales_NG=torch.stack([floats.scales_NG for floats in parts], 1).flatten(0, 1),
+                bits=parts[0].bits,
+            )
+
+        _, bits, group = FLOAT_BLOCKS[stored[0].type.name]
+        return FloatStack(shape=(X, K, N * len(stored)), bits=bits, group=group, part=part)
+
+    def _by_head(self, place: Place) -> Weight:
+        """The keys (P, R) and values (V, R) of each head below each other, from keys (H, R, P) and values (H, V, R)."""
+        assert place.partner
+        keys, values = (self._header.tensors[name] for name in (place.tensor, place.partner))
+        (H, R, P), V = keys.shape, values.shape[1]
+
+        def whole() -> torch.Tensor:
+            keys_HRP = self._rows(keys, 0, H * R, None).rows(0, H * R).view(H, R, P)
+            values_HVR = self._rows(values, 0, H * V, None).rows(0, H * V).view(H, V, R)
+            return torch.cat([keys_HRP.transpose(1, 2), values_HVR], dim=1).flatten(0, 1)
+
+        return Wide((H * (P + V), R), lambda begin, end: whole()[begin:end])
 
     def _joined(self, place: Place) -> Weight:
         """A tensor with its partner's rows below, in each expert if there are several."""
@@ -157,8 +190,10 @@ class Gguf(Format):
             return blocks[first:last] if order is None else blocks[order[first:last]]
 
         if stored.type.name in FLOAT_BLOCKS:
-            widen = FLOAT_BLOCKS[stored.type.name]
-            return Wide((N, K), lambda first, last: widen(take(first, last)))
+            floats, bits, group = FLOAT_BLOCKS[stored.type.name]
+            return Floats(
+                shape=(N, K), bits=bits, group=group, part=lambda begin, end: floats(take(begin, end))
+            )
         read, bits, group = BLOCKS[stored.type.name]
         return Grouped(shape=(N, K), bits=bits, group=group, part=lambda first, last: read(take(first, last)))
 

@@ -15,11 +15,9 @@ import torch
 from torchwright.hub.fields import Fields
 from torchwright.hub.files import TensorFiles
 from torchwright.hub.formats.base import Format, as_format_says, expect
-from torchwright.hub.weight import Plain, Weight, Wide
+from torchwright.hub.weight import FloatStack, Plain, SmallFloats, Weight
 
-BLOCK, BIAS = 32, 127
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The number of each three low bits; the highest bit is the sign."""
+BLOCK = 32
 MAIN, OTHER = "_blocks", "_scales"
 
 
@@ -65,15 +63,9 @@ class Mxfp4(Format):
         experts, rows, groups, _ = blocks.shape
         expect("its blocks", blocks, (experts, rows, groups, BLOCK // 2), torch.uint8)
         expect("its scales", scales, (experts, rows, groups), torch.uint8)
-        return Wide(
-            (experts, groups * BLOCK, rows),
-            lambda begin, end: _wide(blocks[begin:end], scales[begin:end]).transpose(1, 2),
-        )
 
+        def part(expert: int) -> SmallFloats:
+            pairs_NGK = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], dim=-1).flatten(-2)
+            return SmallFloats(codes_NK=pairs_NGK.flatten(1), scales_NG=scales[expert], bits=4)
 
-def _wide(blocks_XNGB: torch.Tensor, scales_XNG: torch.Tensor) -> torch.Tensor:
-    """The numbers (X, N, K) in float32."""
-    table = torch.tensor([*VALUES, *(-value for value in VALUES)])
-    pairs = torch.stack([blocks_XNGB & 15, blocks_XNGB >> 4], dim=-1).flatten(-2)
-    exponents = (scales_XNG.int() - BIAS)[..., None]
-    return torch.ldexp(table[pairs.long()], exponents).flatten(-2)
+        return FloatStack(shape=(experts, groups * BLOCK, rows), bits=4, group=BLOCK, part=part)

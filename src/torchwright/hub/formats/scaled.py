@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchwright.hub.unpack import block_scales
-from torchwright.hub.weight import Grouped, Integers, Weight, Wide
+from torchwright.hub.weight import Floats, Grouped, Integers, SmallFloats, Weight, Wide
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -39,8 +39,14 @@ def scaled(
         return Integers(integers_NK=values[begin:end], scales_NG=each[0], zeros_NG=each[1])
 
     part(0, 1)  # says now what does not fit
+    if values.dtype == FLOAT8 and zeros is None:
+        return Floats(shape=shape, bits=8, group=columns, part=lambda begin, end: _floats(part(begin, end)))
     grouped = Grouped(shape=shape, bits=bits, group=columns, part=part, activations=activations)
     return grouped if values.dtype == torch.int8 else Wide(shape, grouped.rows)
+
+
+def _floats(found: Integers) -> SmallFloats:
+    return SmallFloats(codes_NK=found.integers_NK.view(torch.uint8), scales_NG=found.scales_NG, bits=8)
 
 
 def _block(shape: tuple[int, int], scale: torch.Tensor) -> tuple[int, int]:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchwright.hub.formats.mxfp4 import BIAS, VALUES
-from torchwright.hub.weight import Integers
+from torchwright.hub.weight import Integers, SmallFloats
 
 K = 256
 """Numbers in a block of a K type."""
@@ -62,11 +61,9 @@ def q6_k(blocks: torch.Tensor) -> Integers:
     return _groups((low | high << 4) - 32, scale)
 
 
-def mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    """Numbers (N, K) in float32: an exponent's byte, then 4-bit floats, as gpt-oss has them in another order."""
-    table = torch.tensor([*VALUES, *(-value for value in VALUES)])
-    exponents = blocks[..., :1].int() - BIAS
-    return torch.ldexp(table[_halves(blocks[..., 1:]).long()], exponents).flatten(1)
+def mxfp4(blocks: torch.Tensor) -> SmallFloats:
+    """Read an exponent's byte, then 4-bit floats, as gpt-oss has them in another order."""
+    return SmallFloats(codes_NK=_halves(blocks[..., 1:]).flatten(1), scales_NG=blocks[..., 0], bits=4)
 
 
 def _groups(codes: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None = None) -> Integers:
@@ -119,5 +116,5 @@ BLOCKS: dict[str, tuple[Callable[[torch.Tensor], Integers], int, int]] = {
     "Q6_K": (q6_k, 6, 16),
 }
 """Type → (what its blocks stand for, bits, numbers in a group)."""
-FLOAT_BLOCKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"MXFP4": mxfp4}
-"""Type → the numbers of its blocks, for types that hold no whole numbers."""
+FLOAT_BLOCKS: dict[str, tuple[Callable[[torch.Tensor], SmallFloats], int, int]] = {"MXFP4": (mxfp4, 4, 32)}
+"""The same for types that hold no whole numbers."""

@@ -32,7 +32,7 @@ def config_of(header: Header) -> dict[str, Any]:
     if metadata.integer("split.count", 1) != 1:
         raise metadata.wrong("split.count", "1: a file that holds the whole model (llama-gguf-split --merge)")
     keys = model.keys
-    if keys.integer("attention.value_length", model.head_dim) != model.head_dim:
+    if not family.latent and keys.integer("attention.value_length", model.head_dim) != model.head_dim:
         raise keys.wrong("attention.value_length", f"{model.head_dim}, the size of a head's keys")
     if not keys.flag("attention.causal", True):
         raise keys.wrong("attention.causal", "true: a decoder's attention is causal")

@@ -33,6 +33,7 @@ from torchwright.hub.gguf.family import (
     seen,
 )
 from torchwright.hub.gguf.header import Header
+from torchwright.hub.gguf.latent_families import DEEPSEEK_V2, DEEPSEEK_V3
 from torchwright.hub.gguf.model import GgufModel
 from torchwright.hub.gguf.recurrent_families import GRANITE_EXPERTS, RECURRENT
 from torchwright.hub.gguf.rope import rope_of, ropes_of
@@ -288,6 +289,7 @@ FAMILIES: dict[str, Family] = {
         biases=ATTENTION_BIASES,
         mixture=True,
     ),
+    "deepseek2": DEEPSEEK_V2,
     "exaone": Family(architecture="LlamaForCausalLM"),
     "exaone4": Family(architecture="Exaone4ForCausalLM", special=_exaone4, names=POST | QK_NORMS),
     "granite": Family(
@@ -332,6 +334,8 @@ OTHERS: dict[tuple[str, str], Family] = {
     ),
 }
 """Families that share another one's name; a key that only they have identifies them."""
+SIGMOIDS = {"deepseek2": DEEPSEEK_V3}
+"""Those whose shares are sigmoids."""
 
 
 def family_of(header: Header) -> tuple[Family, GgufModel]:
@@ -346,6 +350,8 @@ def family_of(header: Header) -> tuple[Family, GgufModel]:
         if kind == name and header.metadata.get(f"{name}.{key}")
     )
     family, model = next(other, FAMILIES[name]), GgufModel(header, name)
+    if header.metadata.get(f"{name}.expert_gating_func") == SIGMOID:
+        family = SIGMOIDS.get(name, family)
     if model.experts and not family.mixture:
         raise model.keys.wrong("expert_count", f"0: {family.architecture} has no experts")
     if family.mixture and not model.experts:

@@ -33,7 +33,15 @@ class Joined:
     """The other tensor of the same layer; None for a stack of experts that the model has as it is."""
 
 
-Target = str | tuple[str, ...] | Stacked | Joined | None
+@dataclass(frozen=True)
+class ByHead:
+    """A tensor of all heads' keys, each transposed, that the model has with its partner's values, head by head."""
+
+    model: str
+    partner: str
+
+
+Target = str | tuple[str, ...] | Stacked | Joined | ByHead | None
 """The counterpart of a layer's tensor in the model.
 
 A module's name, or a tensor's where the file's name has its last part, too; with "{}" one for each expert. A tuple
@@ -104,6 +112,8 @@ class Family:
     """True if files have the value heads of recurrent layers in turn by key head, and the model by key head."""
     output_gate: bool = False
     """True if each head's query rows are followed by as many rows of a gate."""
+    latent: bool = False
+    """True if attention keeps a latent vector, whose sizes are those of heads in files."""
     mixture: bool = False
     """True if the family has experts."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchwright.core.errors import ModelError
 from torchwright.hub.gguf.families import family_of
-from torchwright.hub.gguf.family import PARTNER, Family, Joined, Stacked, Target
+from torchwright.hub.gguf.family import PARTNER, ByHead, Family, Joined, Stacked, Target
 from torchwright.hub.gguf.header import Header
 from torchwright.hub.gguf.model import IN_A_LAYER, GgufModel
 from torchwright.hub.gguf.rope import TENSORS
@@ -41,6 +41,8 @@ class Place:
     """The tensor whose rows alternate with this one's in the model, expert by expert."""
     by_expert: bool = False
     """True if the model has all experts in one tensor, each matrix transposed."""
+    by_head: bool = False
+    """True if the model has the partner's values below the keys of each head, which lie transposed here."""
     joined: bool = False
     """True if the partner's rows lie below this tensor's, expert by expert if there are several."""
 
@@ -110,6 +112,8 @@ def _of_a_layer(
     """Yield the model's tensors in one of a layer's; `inner` is its name without the layer."""
     if isinstance(target, Stacked):
         yield from _stacked(model, name, inner, prefix, target)
+    elif isinstance(target, ByHead):
+        yield from _by_head(model, name, inner, prefix, target)
     elif isinstance(target, Joined):
         yield from _joined(model, name, inner, prefix, target)
     elif isinstance(target, tuple):
@@ -134,6 +138,24 @@ def _stacked(
     other = _partner(model, name, inner, target)
     if target.model != PARTNER:
         yield prefix + target.model, Place(tensor=name, partner=other, by_expert=True)
+
+
+def _by_head(
+    model: GgufModel, name: str, inner: str, prefix: str, target: ByHead
+) -> Iterator[tuple[str, Place]]:
+    """Yield the keys with the values below them; the values have no place of their own."""
+    if target.model == PARTNER:
+        return
+    shape = model.tensors[name].shape
+    other = name.removesuffix(inner) + target.partner
+    partner = model.tensors.get(other)
+    if partner is None or [len(shape), len(partner.shape)] != [3, 3] or partner.shape[::2] != shape[:2]:
+        raise ModelError(
+            f"{model.path} lacks the tensor '{other}'",
+            found="none" if partner is None else f"{list(partner.shape)}, beside {list(shape)}",
+            allowed="(heads, values, rank), beside (heads, rank, keys)",
+        )
+    yield prefix + target.model, Place(tensor=name, partner=other, by_head=True)
 
 
 def _joined(

@@ -104,6 +104,8 @@ class Batch:
     """Positions (3, T) in time, height and width, int64, by which rotary embeddings with sections turn; None where all
     three are `positions_T`. None is beyond the context."""
     pictures: PictureRows | None = None
+    inputs_TLI: torch.Tensor | None = None
+    """Each token's input of each layer, for a model whose layers have one (`layer_inputs.py`)."""
     adapted: AdaptedRows | None = None
     """Rows that adapters change."""
     features: FeatureRows | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -75,13 +75,16 @@ class ExpertsConfig:
     """True if shares are sigmoids of the router's scores, not their softmax."""
     groups: int = 1
     chosen_groups: int = 1
-    """Experts lie in groups, of which each token goes to these few: those with the largest sums of two shares."""
+    """Experts lie in groups, of which each token goes to these few: those with the largest sums of `ranked` shares."""
+    ranked: int = 2
     scale: float = 1.0
     """The chosen experts' shares are multiplied by it."""
     shared: int = 0
     """Width of a feed-forward block that all tokens go through besides, 0 for none."""
     shared_gate: bool = False
     """True if that block's output is multiplied by the sigmoid of a product of its input."""
+    expert_scale: bool = False
+    """True if each expert's output is multiplied by a number of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +135,70 @@ class MambaConfig(RecurrenceConfig):
 
     conv_bias: bool
     bias: bool
-    """True if its linear layers have biases."""
+    """True if its first linear layer has a bias."""
+    out_bias: bool
+    normed: bool = True
+    """True if its output is normed in parts of as many heads as share a key, and not only gated."""
+    gate_first: bool = True
+    """True if the gate comes before that norm."""
+    input_scale: float = 1.0
+    scales: tuple[float, ...] = ()
+    """Factors of gate, values, keys, queries and steps, as the first linear layer gives them; empty for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Factors of layers whose attention and mixer lie next to each other (Falcon-H1)."""
+
+    attention_in: float
+    attention_out: float
+    mixer_out: float
+    gate: float
+    """The feed-forward block's gate is multiplied by it before the activation."""
+    down: float
 
 
 Mixer = ShortConvConfig | DeltaConfig | MambaConfig
 """The token mixer of recurrent layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-AI, 2024): a token's keys and values are products of one vector."""
+
+    rank: int
+    """Size of that vector."""
+    query_rank: int | None
+    """Size of the vector that queries are made of; None if they are made of the layer's input."""
+    plain: int
+    """Dimensions of a head's keys that do not turn."""
+    turned: int
+    """And of those that do, which all heads share."""
+    value: int
+    """Dimensions of a head's values."""
+    interleaved: bool
+    """True if the two dimensions that turn together lie next to each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Sizes of one layer, where they differ from layer to layer."""
+
+    kv_heads: int
+    """0 for a layer that attends to another's keys and values."""
+    head_dim: int
+    feed_forward: int
+    keys_as_values: bool = False
+    """True if values are the keys before their norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """Gemma 4's layers: a number scales their output, and they may have an input for each token."""
+
+    width: int
+    """Size of that input, 0 for none."""
+    vocabulary: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +230,8 @@ class DecoderConfig:
     recurrent: tuple[bool, ...] = ()
     """True for layers with `mixer` in place of attention; empty where none has."""
     mixer: Mixer | None = None
+    parallel: ParallelConfig | None = None
+    """Given where all layers have attention and `mixer`; then none is `recurrent`."""
     output_gate: bool = False
     """True if queries come with a gate, by whose sigmoid attention's output is multiplied."""
     scale: float
@@ -193,6 +257,18 @@ class DecoderConfig:
     """True if a LayerNorm precedes the first layer; stacks with `post_norm` may have one in any case."""
     clip_qkv: float | None = None
     attention_soft_cap: float = 0.0
+    latent: LatentConfig | None = None
+    """Given where attention keeps one key-value head: a latent vector and the dimensions that turn."""
+    shapes: tuple[LayerShape, ...] = ()
+    """Empty where all layers have the sizes above."""
+    reads: tuple[int, ...] = ()
+    """The layer whose keys and values each layer attends to; empty where all have their own."""
+    value_norm: bool = False
+    """True if each head's values are divided by their root mean square."""
+    layer_inputs: LayerInputs | None = None
+    placeholders: tuple[int, ...] = ()
+    """Tokens of pictures and sound, which are read as `padding` in a text."""
+    padding: int = 0
     sinks: bool = False
     """True if each head has a score beside the keys' in its softmax."""
     logit_soft_cap: float = 0.0
@@ -212,19 +288,39 @@ class DecoderConfig:
         """The part that the trainer's own layers lack, or None."""
         if self.sinks:
             return "attention with sinks"
+        if self.latent is not None:
+            return "latent attention"
+        if self.layer_inputs is not None:
+            return "inputs of single layers"
         if self.mixer is not None:
             return "recurrent layers"
         if self.experts is not None and (self.experts.sigmoid or self.experts.shared):
             return "shared experts and shares by sigmoid"
         return "interleaved rotary embeddings" if self.interleaved else None
 
+    def at(self, layer: int) -> DecoderConfig:
+        """Return the configuration with one layer's sizes."""
+        if not self.shapes:
+            return self
+        shape = self.shapes[layer]
+        sizes = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "feed_forward": shape.feed_forward}
+        return replace(self, **sizes, shapes=(shape,), reads=())
+
+    @property
+    def keys_as_values(self) -> bool:
+        """Check whether values are keys, for the configuration of one layer."""
+        return any(shape.keys_as_values for shape in self.shapes)
+
     @property
     def page_shapes(self) -> tuple[PageShape, ...]:
+        if self.shapes:
+            return tuple(PageShape(shape.kv_heads, shape.head_dim) for shape in self.shapes if shape.kv_heads)
         return (PageShape(self.kv_heads, self.head_dim),) * (self.layers - sum(self.recurrent))
 
     @property
     def state_shapes(self) -> tuple[StateShape, ...]:
-        return () if self.mixer is None else (self.mixer.state_shape(self.model),) * sum(self.recurrent)
+        count = self.layers if self.parallel else sum(self.recurrent)
+        return () if self.mixer is None else (self.mixer.state_shape(self.model),) * count
 
     @property
     def varies_by_length(self) -> bool:

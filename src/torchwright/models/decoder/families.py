@@ -16,21 +16,22 @@ from typing import Any
 from torchwright.hardware.kernels.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
 from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
-from torchwright.models.decoder.config import (
-    DecoderConfig,
-    ExpertsConfig,
-)
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.family import (
     FULL,
     SLIDING,
     Family,
     Names,
     read_biases,
+    read_cap,
+    read_deepseek_experts,
     read_experts,
     read_granite,
     read_window,
     read_windows,
 )
+from torchwright.models.decoder.gemma4_family import GEMMA4
+from torchwright.models.decoder.latent_families import LATENT
 from torchwright.models.decoder.recurrent_families import RECURRENT
 
 
@@ -91,25 +92,17 @@ def _sliding_gemma(fields: Fields, layers: int, pattern: int) -> dict[str, Any]:
     }
 
 
-def _cap(fields: Fields, key: str, default: float) -> float:
-    """Return a soft cap: the family's own where the key is absent, none (0) where it is null."""
-    cap = fields.optional(key)
-    if cap is not None and cap <= 0:
-        raise fields.wrong(key, "a number above 0, or null for none")
-    return default if key not in fields.data else cap or 0.0
-
-
 def _gemma2(fields: Fields, layers: int) -> dict[str, Any]:
     return _sliding_gemma(fields, layers, 2) | {
-        "attention_soft_cap": _cap(fields, "attn_logit_softcapping", 50.0),
-        "logit_soft_cap": _cap(fields, "final_logit_softcapping", 30.0),
+        "attention_soft_cap": read_cap(fields, "attn_logit_softcapping", 50.0),
+        "logit_soft_cap": read_cap(fields, "final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(fields: Fields, layers: int) -> dict[str, Any]:
     return _sliding_gemma(fields, layers, fields.integer("sliding_window_pattern", 6)) | {
         "qk_norm": "head",
-        "logit_soft_cap": _cap(fields, "final_logit_softcapping", 0.0),
+        "logit_soft_cap": read_cap(fields, "final_logit_softcapping", 0.0),
     }
 
 
@@ -203,37 +196,12 @@ def _gpt_oss(fields: Fields, layers: int) -> dict[str, Any]:
     }
 
 
-def _deepseek_experts(fields: Fields) -> ExpertsConfig:
-    """Experts as DeepSeek V3 chooses them: by sigmoids, a bias and groups, beside a shared one."""
-    count, groups = fields.integer("n_routed_experts"), fields.integer("n_group", 1)
-    chosen, chosen_groups = fields.integer("num_experts_per_tok"), fields.integer("topk_group", 1)
-    if count % groups or chosen_groups > groups:
-        raise fields.wrong("n_group", f"a divisor of the {count} experts, and at least topk_group")
-    if chosen > count // groups * chosen_groups:
-        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups")
-    if groups > 1 and count // groups < 2:
-        raise fields.wrong("n_group", "groups of two experts at least")
-    inner = fields.integer("moe_intermediate_size")
-    return ExpertsConfig(
-        count=count,
-        chosen=chosen,
-        feed_forward=inner,
-        normalize=fields.flag("norm_topk_prob", True),
-        bias=True,
-        sigmoid=True,
-        groups=groups,
-        chosen_groups=chosen_groups,
-        scale=fields.positive("routed_scaling_factor", 1.0),
-        shared=inner * fields.integer("n_shared_experts", 1),
-    )
-
-
 def _glm4_moe(fields: Fields, layers: int) -> dict[str, Any]:
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
     return {
         "qkv_bias": fields.flag("attention_bias", False),
         "qk_norm": "head" if fields.flag("use_qk_norm", False) else "none",
-        "experts": _deepseek_experts(fields),
+        "experts": read_deepseek_experts(fields),
         "sparse": tuple(layer >= dense for layer in range(layers)),
     }
 
@@ -260,144 +228,149 @@ POST_NAMES = Names(
     post_mlp="post_feedforward_layernorm",
 )
 
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(special=lambda fields, layers: read_biases(fields)),
-    "MistralForCausalLM": Family(special=_sliding(4096), kv_heads=8),
-    "Qwen2ForCausalLM": Family(special=_qwen2, kv_heads=32, ignored=("attention_bias",)),
-    "Qwen3ForCausalLM": Family(special=_qwen3, head_dim=128, kv_heads=32),
-    "SmolLM3ForCausalLM": Family(special=_smollm3, theta=2_000_000.0, tied=True, kv_heads=4),
-    "GemmaForCausalLM": Family(
-        special=_gemma,
-        tied=True,
-        head_dim=256,
-        kv_heads=16,
-        ignored=("hidden_activation",),
-        default_activation="gelu_pytorch_tanh",
-    ),
-    "Gemma2ForCausalLM": Family(
-        special=_gemma2,
-        names=GEMMA_NAMES,
-        tied=True,
-        head_dim=256,
-        kv_heads=4,
-        ignored=("hidden_act",),
-        activation="hidden_activation",
-        default_activation="gelu_pytorch_tanh",
-    ),
-    "Gemma3ForCausalLM": Family(
-        special=_gemma3,
-        names=GEMMA_NAMES,
-        theta=1_000_000.0,
-        local_theta=10_000.0,
-        tied=True,
-        head_dim=256,
-        kv_heads=4,
-        ignored=("hidden_act",),
-        activation="hidden_activation",
-        default_activation="gelu_pytorch_tanh",
-    ),
-    "Phi3ForCausalLM": Family(
-        special=_sliding(0),
-        names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
-        eps=1e-5,
-        rope_names={"su": "longrope", "yarn": "longrope"},
-        partial=True,
-        original=4096,
-    ),
-    "CwmForCausalLM": Family(
-        special=_cwm,
-        theta=1_000_000.0,
-        eps=1e-5,
-        head_dim=128,
-        kv_heads=8,
-        default_rope={
-            "rope_type": "llama3",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "high_freq_factor": 4.0,
-            "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192,
-        },
-        ignored=("attention_bias",),
-    ),
-    "Ernie4_5ForCausalLM": Family(
-        special=_ernie, theta=500_000.0, eps=1e-5, tied=True, head_dim=128, kv_heads=2
-    ),
-    "GlmForCausalLM": Family(
-        special=_glm,
-        names=Names(gate_up=("mlp.gate_up_proj",)),
-        eps=1.5625e-7,
-        head_dim=128,
-        kv_heads=2,
-        partial=True,
-        share=0.5,
-    ),
-    "Glm4ForCausalLM": Family(
-        special=_glm,
-        names=Names(
-            post_attention="post_self_attn_layernorm",
-            pre_mlp="post_attention_layernorm",
-            post_mlp="post_mlp_layernorm",
-            gate_up=("mlp.gate_up_proj",),
+FAMILIES: dict[str, Family] = (
+    {
+        "LlamaForCausalLM": Family(special=lambda fields, layers: read_biases(fields)),
+        "MistralForCausalLM": Family(special=_sliding(4096), kv_heads=8),
+        "Qwen2ForCausalLM": Family(special=_qwen2, kv_heads=32, ignored=("attention_bias",)),
+        "Qwen3ForCausalLM": Family(special=_qwen3, head_dim=128, kv_heads=32),
+        "SmolLM3ForCausalLM": Family(special=_smollm3, theta=2_000_000.0, tied=True, kv_heads=4),
+        "GemmaForCausalLM": Family(
+            special=_gemma,
+            tied=True,
+            head_dim=256,
+            kv_heads=16,
+            ignored=("hidden_activation",),
+            default_activation="gelu_pytorch_tanh",
         ),
-        eps=1.5625e-7,
-        head_dim=128,
-        kv_heads=2,
-        partial=True,
-        share=0.5,
-    ),
-    "Glm4MoeForCausalLM": Family(
-        special=_glm4_moe, eps=1e-5, kv_heads=8, partial=True, share=0.5, ignored=("num_mtp_layers",)
-    ),
-    "Olmo2ForCausalLM": Family(special=_olmo2, names=POST_NAMES, eps=1e-5),
-    "Olmo3ForCausalLM": Family(
-        special=_olmo3,
-        names=POST_NAMES,
-        eps=1e-5,
-        theta=500_000.0,
-        local_theta=500_000.0,
-        local_key=None,
-    ),
-    "Exaone4ForCausalLM": Family(
-        special=_exaone4, names=POST_NAMES, eps=1e-5, kv_heads=32, ignored=("attention_bias",)
-    ),
-    "GraniteForCausalLM": Family(special=lambda fields, layers: read_granite(fields)),
-    "MixtralForCausalLM": Family(
-        special=_mixtral,
-        names=Names(
-            router="block_sparse_moe.gate",
-            expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-            expert_down="block_sparse_moe.experts.{}.w2",
+        "Gemma2ForCausalLM": Family(
+            special=_gemma2,
+            names=GEMMA_NAMES,
+            tied=True,
+            head_dim=256,
+            kv_heads=4,
+            ignored=("hidden_act",),
+            activation="hidden_activation",
+            default_activation="gelu_pytorch_tanh",
         ),
-        theta=1_000_000.0,
-        eps=1e-5,
-        kv_heads=8,
-    ),
-    "Qwen3MoeForCausalLM": Family(special=_qwen3_moe, kv_heads=4),
-    "OlmoeForCausalLM": Family(special=_olmoe, eps=1e-5),
-    "GptOssForCausalLM": Family(
-        special=_gpt_oss,
-        names=Names(
-            router="mlp.router",
-            expert_gate_up=("mlp.experts.gate_up_proj",),
-            expert_down="mlp.experts.down_proj",
+        "Gemma3ForCausalLM": Family(
+            special=_gemma3,
+            names=GEMMA_NAMES,
+            theta=1_000_000.0,
+            local_theta=10_000.0,
+            tied=True,
+            head_dim=256,
+            kv_heads=4,
+            ignored=("hidden_act",),
+            activation="hidden_activation",
+            default_activation="gelu_pytorch_tanh",
         ),
-        theta=150_000.0,
-        eps=1e-5,
-        head_dim=64,
-        kv_heads=8,
-        default_rope={
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-        ignored=("initial_context_length", "experts_per_token"),
-    ),
-    "SeedOssForCausalLM": Family(special=_seed_oss, head_dim=128, kv_heads=8),
-} | RECURRENT
+        "Phi3ForCausalLM": Family(
+            special=_sliding(0),
+            names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+            eps=1e-5,
+            rope_names={"su": "longrope", "yarn": "longrope"},
+            partial=True,
+            original=4096,
+        ),
+        "CwmForCausalLM": Family(
+            special=_cwm,
+            theta=1_000_000.0,
+            eps=1e-5,
+            head_dim=128,
+            kv_heads=8,
+            default_rope={
+                "rope_type": "llama3",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+            ignored=("attention_bias",),
+        ),
+        "Ernie4_5ForCausalLM": Family(
+            special=_ernie, theta=500_000.0, eps=1e-5, tied=True, head_dim=128, kv_heads=2
+        ),
+        "GlmForCausalLM": Family(
+            special=_glm,
+            names=Names(gate_up=("mlp.gate_up_proj",)),
+            eps=1.5625e-7,
+            head_dim=128,
+            kv_heads=2,
+            partial=True,
+            share=0.5,
+        ),
+        "Glm4ForCausalLM": Family(
+            special=_glm,
+            names=Names(
+                post_attention="post_self_attn_layernorm",
+                pre_mlp="post_attention_layernorm",
+                post_mlp="post_mlp_layernorm",
+                gate_up=("mlp.gate_up_proj",),
+            ),
+            eps=1.5625e-7,
+            head_dim=128,
+            kv_heads=2,
+            partial=True,
+            share=0.5,
+        ),
+        "Glm4MoeForCausalLM": Family(
+            special=_glm4_moe, eps=1e-5, kv_heads=8, partial=True, share=0.5, ignored=("num_mtp_layers",)
+        ),
+        "Olmo2ForCausalLM": Family(special=_olmo2, names=POST_NAMES, eps=1e-5),
+        "Olmo3ForCausalLM": Family(
+            special=_olmo3,
+            names=POST_NAMES,
+            eps=1e-5,
+            theta=500_000.0,
+            local_theta=500_000.0,
+            local_key=None,
+        ),
+        "Exaone4ForCausalLM": Family(
+            special=_exaone4, names=POST_NAMES, eps=1e-5, kv_heads=32, ignored=("attention_bias",)
+        ),
+        "GraniteForCausalLM": Family(special=lambda fields, layers: read_granite(fields)),
+        "MixtralForCausalLM": Family(
+            special=_mixtral,
+            names=Names(
+                router="block_sparse_moe.gate",
+                expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+                expert_down="block_sparse_moe.experts.{}.w2",
+            ),
+            theta=1_000_000.0,
+            eps=1e-5,
+            kv_heads=8,
+        ),
+        "Qwen3MoeForCausalLM": Family(special=_qwen3_moe, kv_heads=4),
+        "OlmoeForCausalLM": Family(special=_olmoe, eps=1e-5),
+        "GptOssForCausalLM": Family(
+            special=_gpt_oss,
+            names=Names(
+                router="mlp.router",
+                expert_gate_up=("mlp.experts.gate_up_proj",),
+                expert_down="mlp.experts.down_proj",
+            ),
+            theta=150_000.0,
+            eps=1e-5,
+            head_dim=64,
+            kv_heads=8,
+            default_rope={
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            ignored=("initial_context_length", "experts_per_token"),
+        ),
+        "SeedOssForCausalLM": Family(special=_seed_oss, head_dim=128, kv_heads=8),
+    }
+    | GEMMA4
+    | LATENT
+    | RECURRENT
+)
 """Architecture, as config.json names it, → family."""
 
 

@@ -50,6 +50,22 @@ class Names:
     decay: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
     mamba_in: str = "mamba.in_proj"
     mamba_out: str = "mamba.out_proj"
+    query: tuple[str, ...] = ("self_attn.q_a_proj", "self_attn.q_b_proj")
+    """Two projections of latent attention with a norm between them, in place of the one in `qkv`."""
+    query_norm: str = "self_attn.q_a_layernorm"
+    latent: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    from_latent: str = "self_attn.kv_b_proj"
+    input_gate: str = "per_layer_input_gate"
+    """Tensors that only the layers of Gemma 4 have, from here on."""
+    input_out: str = "per_layer_projection"
+    post_input: str = "post_per_layer_input_norm"
+    post_dense: str = "post_feedforward_layernorm_1"
+    pre_experts: str = "pre_feedforward_layernorm_2"
+    post_experts: str = "post_feedforward_layernorm_2"
+    router_scale: str = "router.scale"
+    expert_scale: str = "router.per_expert_scale"
+    layer_scale: str = "layer_scalar"
     final_norm: str = "model.norm"
     """The last norm's whole name."""
 
@@ -75,6 +91,9 @@ class Family:
     tied: bool = False
     head_dim: int | None = None
     """None: the model size over the heads."""
+    rotary_sizes: Callable[[Fields, int], tuple[int, int]] | None = None
+    """Reads the dimensions of what turns in full-attention and in sliding-window layers, given the size of heads; None
+    where both are that size."""
     kv_heads: int | None = None
     """Default without such a key in config.json; None, and null in the file, mean one per query head."""
     width: str = "intermediate_size"
@@ -131,7 +150,8 @@ class Family:
             "eos": fields.ids("eos_token_id"),
             "bos": bos[0] if bos else None,
         }
-        full, local = self._ropes(fields, head_dim, positions)
+        sizes = self.rotary_sizes(fields, head_dim) if self.rotary_sizes else (head_dim, head_dim)
+        full, local = self._ropes(fields, sizes, positions)
         values = common | self.special(fields, layers)
         _check_layer_types(fields, values["windows"], values.get("recurrent") or (False,) * layers)
         fields.settle(*self.ignored)
@@ -143,14 +163,14 @@ class Family:
         )
         return DecoderConfig(**values, context=max(full.context(positions), local.context(positions)))
 
-    def _ropes(self, fields: Fields, head_dim: int, positions: int) -> tuple[Rope, Rope]:
+    def _ropes(self, fields: Fields, sizes: tuple[int, int], positions: int) -> tuple[Rope, Rope]:
         """Return the embeddings of full-attention and of sliding-window layers."""
         trained = fields.get("original_max_position_embeddings")
         original = None if trained is None else fields.integer("original_max_position_embeddings")
         partial = fields.optional("partial_rotary_factor")
         partial = self.share if partial is None else partial
 
-        def read(section: Fields, theta: float) -> Rope:
+        def read(section: Fields, theta: float, head_dim: int) -> Rope:
             rope = read_rope(
                 section,
                 theta=theta,
@@ -177,7 +197,7 @@ class Family:
         if self.local_theta is None:
             if nested:
                 raise fields.wrong(key, "one rotary embedding for all layers")
-            return (rope := read(section, theta)), rope
+            return (rope := read(section, theta, sizes[0])), rope
         if section.data and older == nested:
             raise fields.wrong(key, f"{FULL} and {SLIDING} in rope_parameters, or one rope_scaling")
         if older and fields.data.get("rope_parameters"):
@@ -186,7 +206,8 @@ class Family:
         local_theta = self.local_theta
         if self.local_key is not None:
             local_theta = fields.number(self.local_key, local_theta)
-        return read(section.section(FULL) if nested else section, theta), read(local, local_theta)
+        full = section.section(FULL) if nested else section
+        return read(full, theta, sizes[0]), read(local, local_theta, sizes[1])
 
 
 def _check_layer_types(fields: Fields, windows: tuple[int, ...], recurrent: tuple[bool, ...]) -> None:
@@ -257,3 +278,41 @@ def read_experts(fields: Fields, *, feed_forward: str, normalize: bool) -> Exper
         normalize=normalize,
         bias=method == BIASED,
     )
+
+
+def read_deepseek_experts(
+    fields: Fields, *, count: int | None = None, groups: int = 1, chosen_groups: int = 1, scale: float = 1.0
+) -> ExpertsConfig:
+    """Experts as DeepSeek V3 chooses them: by sigmoids, a bias and groups, next to a shared one; with the defaults of a
+    family's configuration class.
+    """
+    count, groups = fields.integer("n_routed_experts", count), fields.integer("n_group", groups)
+    chosen = fields.integer("num_experts_per_tok", None if count is None else 8)
+    chosen_groups = fields.integer("topk_group", chosen_groups)
+    if count % groups or chosen_groups > groups:
+        raise fields.wrong("n_group", f"a divisor of the {count} experts, and at least topk_group")
+    if chosen > count // groups * chosen_groups:
+        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups")
+    if groups > 1 and count // groups < 2:
+        raise fields.wrong("n_group", "groups of two experts at least")
+    inner = fields.integer("moe_intermediate_size")
+    return ExpertsConfig(
+        count=count,
+        chosen=chosen,
+        feed_forward=inner,
+        normalize=fields.flag("norm_topk_prob", True),
+        bias=True,
+        sigmoid=True,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        scale=fields.positive("routed_scaling_factor", scale),
+        shared=inner * fields.integer("n_shared_experts", 1),
+    )
+
+
+def read_cap(fields: Fields, key: str, default: float) -> float:
+    """Return a soft cap: the family's own where the key is absent, none (0) where it is null."""
+    cap = fields.optional(key)
+    if cap is not None and cap <= 0:
+        raise fields.wrong(key, "a number above 0, or null for none")
+    return default if key not in fields.data else cap or 0.0

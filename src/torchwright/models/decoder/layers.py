@@ -15,6 +15,7 @@ from torchwright.models.decoder.batch import Batch, WholePictures
 from torchwright.models.decoder.cache import LayerPages
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.latent import LatentAttention
 from torchwright.models.decoder.low_rank import LayerAdapters, project
 from torchwright.models.decoder.recurrent import mixer
 from torchwright.models.decoder.rotary_cache import RotaryAngles
@@ -30,15 +31,18 @@ class PagedAttention(nn.Module):
     k_norm: torch.Tensor | None
     bias: torch.Tensor | None
     sinks: torch.Tensor | None
+    value_norm: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
-        self.config, self.window, self.layer = config, config.windows[layer], layer
+        self.config, self.window, self.layer = config.at(layer), config.windows[layer], layer
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
         self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
         self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
         self.register_buffer("bias", weights.attention_bias())
         self.register_buffer("sinks", weights.sinks(layer) if config.sinks else None)
+        ones_D = torch.ones(self.config.head_dim) if config.value_norm and self.config.kv_heads else None
+        self.register_buffer("value_norm", ones_D, persistent=False)
 
     @property
     def unplanned(self) -> str | None:
@@ -104,6 +108,8 @@ class PagedAttention(nn.Module):
         if config.output_gate:
             qkv, gate = qkv.split([(config.heads + 2 * config.kv_heads) * D, config.heads * D], dim=-1)
             qkv = qkv.contiguous()
+        if self.value_norm is not None:
+            qkv = self._norm_values(qkv, self.value_norm)
         if config.qk_norm == "projection":
             assert self.q_norm is not None
             assert self.k_norm is not None
@@ -112,6 +118,15 @@ class PagedAttention(nn.Module):
             k = ops.rms_norm(k.contiguous(), self.k_norm, config.eps)
             qkv = torch.cat([q, k, v], dim=-1)
         return qkv if config.clip_qkv is None else qkv.clamp(-config.clip_qkv, config.clip_qkv), gate
+
+    def _norm_values(self, qkv: torch.Tensor, ones_D: torch.Tensor) -> torch.Tensor:
+        """Queries and keys as they are, and normed values, which may be keys."""
+        config, D = self.config, self.config.head_dim
+        q, k, *values = qkv.split(
+            [config.heads * D, *[config.kv_heads * D] * (2 - config.keys_as_values)], -1
+        )
+        v_TKD = (values[0] if values else k).unflatten(1, (-1, D)).contiguous()
+        return torch.cat([q, k, ops.rms_norm(v_TKD, ones_D, config.eps).flatten(1)], dim=-1)
 
 
 class MemoryAttention(nn.Module):
@@ -192,6 +207,7 @@ class RoutedExperts(nn.Module):
     packed_router: torch.Tensor | None
     bias: torch.Tensor | None
     router_bias: torch.Tensor | None
+    scale: torch.Tensor | None
     unplanned = "a mixture of experts, whose rows go different ways"
 
     def __init__(
@@ -208,6 +224,7 @@ class RoutedExperts(nn.Module):
         self.register_buffer("packed_router", packed, persistent=False)
         self.register_buffer("bias", weights.expert_bias(layer))
         self.register_buffer("router_bias", weights.router_bias(layer) if experts.router_bias else None)
+        self.register_buffer("scale", weights.vector(layer, "expert_scale") if experts.expert_scale else None)
         self.experts = nn.ModuleList(
             GatedFeedForward(config.activation, *weights.expert(layer, expert))
             for expert in range(experts.count)
@@ -215,12 +232,14 @@ class RoutedExperts(nn.Module):
         self.shared = GatedFeedForward(config.activation, *weights.shared(layer)) if experts.shared else None
         self.shared_gate = weights.shared_gate(layer) if experts.shared_gate else None
 
-    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TE: torch.Tensor, routed_TE: torch.Tensor | None = None) -> torch.Tensor:
+        """The router reads `routed_TE`, or `x_TE` if that is not given."""
+        routed_TE = x_TE if routed_TE is None else routed_TE
         if self.packed_router is None:
-            score_TX = F.linear(x_TE, self.router)
+            score_TX = F.linear(routed_TE, self.router)
         else:
             kernels = ops.on(x_TE.device, x_TE.dtype)
-            score_TX = kernels.linear_bf16(x_TE, self.packed_router, None, self.count)
+            score_TX = kernels.linear_bf16(routed_TE, self.packed_router, None, self.count)
         if self.router_bias is not None:
             score_TX = score_TX + self.router_bias
         _, expert_TC, share_TC = route(score_TX, self.bias, self.config)
@@ -228,6 +247,8 @@ class RoutedExperts(nn.Module):
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         if self.config.scale != 1:
             share_TC = share_TC * self.config.scale
+        if self.scale is not None:
+            share_TC = share_TC * self.scale[expert_TC]
         out_TE = torch.zeros_like(x_TE)
         # In the order of the experts' numbers, so that a token's sum does not depend on the others.
         for expert in expert_TC.unique().tolist():
@@ -254,6 +275,14 @@ def feed_forward(
     )
 
 
+def token_mixer(config: DecoderConfig, weights: LayerParts, layer: int) -> nn.Module:
+    """The recurrent part or the attention of a layer."""
+    if config.recurrent and config.recurrent[layer]:
+        return mixer(config, weights, layer)
+    attention = PagedAttention if config.latent is None else LatentAttention
+    return attention(config, weights, layer)
+
+
 class Layer(nn.Module):
     """Attention, perhaps attention to a memory, and feed-forward block, each with a norm before it, after it, or both.
 
@@ -271,8 +300,7 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
         self.eps, self.residual_scale, self.layer = config.eps, config.residual_scale, layer
-        recurrent = config.recurrent and config.recurrent[layer]
-        self.attention = (mixer if recurrent else PagedAttention)(config, weights, layer)
+        self.attention = token_mixer(config, weights, layer)
         self.mlp = feed_forward(config, weights, layer)
         self.memory = MemoryAttention(config, weights, layer) if config.remembers else None
         self.register_buffer("pre_memory", weights.norm(layer, "pre_memory") if self.memory else None)

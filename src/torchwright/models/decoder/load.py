@@ -96,7 +96,7 @@ def linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 def _repacker(
     quantize: str | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> Repack | None:
-    """Return the function that repacks a checkpoint's own integers.
+    """Return the function that repacks a checkpoint's own numbers.
 
     The target is the requested scheme or, without one and in bfloat16, the checkpoint's own."""
     if scheme is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torchwright.hardware.kernels import ops
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache, PagedCache
 from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.layer_inputs import TokenInputs
 from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.pages import LayerPages
@@ -33,6 +35,7 @@ class Decoder(PagedModel):
     """
 
     config: DecoderConfig
+    placeholders: torch.Tensor | None
     positions: torch.Tensor | None
     norm: torch.Tensor | None
 
@@ -43,8 +46,12 @@ class Decoder(PagedModel):
         self.register_buffer("embedding", embedding_VE.to(weights.device))
         # Gemma scales by the factor as the model's dtype rounds it.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding_VE.dtype).item()
+        tokens = torch.tensor(config.placeholders, device=weights.device) if config.placeholders else None
+        self.register_buffer("placeholders", tokens, persistent=False)
         self.register_buffer("positions", weights.positions())
         self.embedding_norm = embedding_norm(config, weights)
+        has_inputs = config.layer_inputs is not None and config.layer_inputs.width > 0
+        self.inputs = TokenInputs(config, weights).to(weights.device) if has_inputs else None
         self.layers = nn.ModuleList()
         for layer in range(config.layers):
             self.layers.append(layer_of(config, weights, layer).to(weights.device))
@@ -64,7 +71,10 @@ class Decoder(PagedModel):
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
         if plan := self._plan(batch, cache):
             return plan.hidden(self.rotary(batch), batch)
-        stream_TE = F.embedding(batch.ids_T, self.embedding)
+        ids_T = batch.ids_T
+        if self.placeholders is not None:
+            ids_T = ids_T.masked_fill(torch.isin(ids_T, self.placeholders), self.config.padding)
+        stream_TE = F.embedding(ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
         if batch.pictures is not None:
@@ -75,6 +85,8 @@ class Decoder(PagedModel):
             stream_TE = stream_TE + F.embedding(batch.positions_T, self.positions)
         if self.embedding_norm is not None:
             stream_TE = self.embedding_norm(stream_TE)
+        if self.inputs is not None:
+            batch = replace(batch, inputs_TLI=self.inputs(ids_T, stream_TE))
         delta_TE = None
         deep = iter(batch.pictures.deep if batch.pictures else ())
         for index, (layer, angles, kept) in enumerate(
@@ -106,11 +118,17 @@ class Decoder(PagedModel):
         """Logits (N, V) in float32 of hidden states (N, E)."""
         return shape_logits(self.config, self.head(hidden_NE).float())
 
-    def _kept(self, cache: LayerCache) -> Sequence[LayerPages | LayerStates]:
-        """Return each layer's part of the cache: keys and values, or states."""
+    def _kept(self, cache: LayerCache) -> Sequence[LayerPages | LayerStates | tuple[LayerPages, LayerStates]]:
+        """Return each layer's part of the cache: keys and values, states, or both."""
+        pages = iter(cache.layers)
+        if reads := self.config.reads:
+            own = {layer: next(pages) for layer in dict.fromkeys(reads)}
+            return [own[layer] for layer in reads]
         if cache.states is None:
             return cache.layers
-        pages, states = iter(cache.layers), iter(cache.states.layers)
+        if self.config.parallel is not None:
+            return list(zip(cache.layers, cache.states.layers, strict=True))
+        states = iter(cache.states.layers)
         return [next(states if recurrent else pages) for recurrent in self.config.recurrent]
 
     def _plan(self, batch: Batch, cache: LayerCache) -> DecodePlan | None:

@@ -21,10 +21,12 @@ from torchwright.core.errors import ArtifactError
 from torchwright.core.json_file import read_json
 from torchwright.hardware.kernels.cpu.memory import HUGE, lasting, read
 from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.head_linears import HeadLinears
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hub.folder import read_config
 from torchwright.hub.language_part import language_part
 from torchwright.hub.tensor_header import read_header
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import decoder_config
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.load import KV_DTYPES, stop_ids
@@ -32,9 +34,11 @@ from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.weights import DecoderParts, plain_linear
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
-FEED_FORWARD = ("gate_up", "down")
-"""Linear layers that hang on a layer's feed-forward block; the others on its attention or token mixer."""
-NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
+HOLDERS = {"gate_up": "mlp.", "down": "mlp.", "input_gate": "", "input_out": ""}
+"""The place of a linear layer in its layer; those not named are in its attention or token mixer."""
+ATTENTION = "attention."
+MIXERS = ("mamba_in", "mamba_out", "decay")
+NORMS = {part: f"{ATTENTION}{part}" for part in ("q_norm", "k_norm", "query_norm", "latent_norm")}
 
 
 def write_packed(model: LoadedDecoder, folder: Path) -> None:
@@ -65,7 +69,7 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
         place = torch.device(device)
         if forms and for_gpu != gpu.takes(place):
             raise ValueError(f"its weights are packed for a {'GPU' if for_gpu else 'CPU'}, not for {device}")
-        with closing(_PackedWeights(forms, folder / TENSORS, place)) as weights:
+        with closing(_PackedWeights(config, forms, folder / TENSORS, place)) as weights:
             decoder = Decoder(config, weights).eval()
     except (
         OSError,
@@ -85,8 +89,10 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
 class _PackedWeights(DecoderParts):
     """Gives a `Decoder` its parts by the names that they have in its own state dict."""
 
-    def __init__(self, forms: dict[str, PackedForm], path: Path, device: torch.device) -> None:
-        self._forms, self._path, self.device = forms, path, device
+    def __init__(
+        self, config: DecoderConfig, forms: dict[str, PackedForm], path: Path, device: torch.device
+    ) -> None:
+        self._config, self._forms, self._path, self.device = config, forms, path, device
         self._file: Any = None
         self._offsets = {name: tensor.begin for name, tensor in read_header(path).items()}
         self._bytes = FileIO(path)
@@ -105,26 +111,26 @@ class _PackedWeights(DecoderParts):
         return self._optional(f"layers.{layer}.{NORMS.get(part, part)}")
 
     def linear(self, layer: int, part: str) -> nn.Module:
-        return self._layer(f"layers.{layer}.{'mlp' if part in FEED_FORWARD else 'attention'}.{part}")
+        return self._layer(f"layers.{layer}.{HOLDERS.get(part, self._mixer(part))}{part}")
 
     def recurrent(self, layer: int, part: str) -> torch.Tensor | None:
-        return self._optional(f"layers.{layer}.attention.{part}")
+        return self._optional(f"layers.{layer}.{self._mixer('mamba_in')}{part}")
 
     def sinks(self, layer: int) -> torch.Tensor:
         return self._read(f"layers.{layer}.attention.sinks")
 
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
-        at = f"layers.{layer}.mlp.experts.{expert}"
+        at = f"{self._routed(layer)}.experts.{expert}"
         return self._layer(f"{at}.gate_up"), self._layer(f"{at}.down")
 
     def router(self, layer: int) -> torch.Tensor:
-        return self._read(f"layers.{layer}.mlp.router")
+        return self._read(f"{self._routed(layer)}.router")
 
     def router_bias(self, layer: int) -> torch.Tensor:
-        return self._read(f"layers.{layer}.mlp.router_bias")
+        return self._read(f"{self._routed(layer)}.router_bias")
 
     def expert_bias(self, layer: int) -> torch.Tensor | None:
-        return self._optional(f"layers.{layer}.mlp.bias")
+        return self._optional(f"{self._routed(layer)}.bias")
 
     def shared(self, layer: int) -> tuple[nn.Module, nn.Module]:
         at = f"layers.{layer}.mlp.shared"
@@ -132,6 +138,31 @@ class _PackedWeights(DecoderParts):
 
     def shared_gate(self, layer: int) -> nn.Module:
         return self._layer(f"layers.{layer}.mlp.shared_gate")
+
+    def from_latent(self, layer: int, part: str) -> HeadLinears:
+        latent, at = self._config.latent, f"layers.{layer}.{ATTENTION}{part}"
+        assert latent
+        features = latent.rank if part == "keys" else latent.value
+        return HeadLinears.from_tensors(
+            features, self._optional(f"{at}.packed"), self._optional(f"{at}.weight")
+        )
+
+    def vector(self, layer: int, part: str) -> torch.Tensor:
+        at = f"{self._routed(layer)}.scale" if part == "expert_scale" else f"layers.{layer}.{part}"
+        return self._read(at)
+
+    def layer_inputs(self) -> tuple[torch.Tensor, nn.Module, torch.Tensor]:
+        """The table is mapped, as the embedding is."""
+        table_VI = self._open().get_tensor("inputs.table")
+        return table_VI, self._layer("inputs.project"), self._read("inputs.norm")
+
+    def _mixer(self, part: str) -> str:
+        """The place of a token mixer: a recurrent part is a layer's attention, or lies next to it."""
+        return "mixer." if self._config.parallel is not None and part in MIXERS else ATTENTION
+
+    def _routed(self, layer: int) -> str:
+        """The place of a layer's experts: they are its feed-forward block, or lie next to it."""
+        return f"layers.{layer}.{'mlp' if self._config.layer_inputs is None else 'experts'}"
 
     def release(self) -> None:
         """Let go of what was read of the file, which would count twice."""

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.layer_inputs import InputLayer
 from torchwright.models.decoder.layers import Layer, MemoryAttention, PagedAttention, feed_forward
 from torchwright.models.decoder.pages import LayerPages
+from torchwright.models.decoder.parallel_layer import ParallelLayer
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.weights import LayerParts
 
@@ -84,8 +86,14 @@ class PostNormLayer(nn.Module):
         return iter(())
 
 
-def layer_of(config: DecoderConfig, weights: LayerParts, layer: int) -> Layer | PostNormLayer:
+def layer_of(
+    config: DecoderConfig, weights: LayerParts, layer: int
+) -> Layer | PostNormLayer | InputLayer | ParallelLayer:
     """A layer with its norms where the configuration has them."""
+    if config.layer_inputs is not None:
+        return InputLayer(config, weights, layer)
+    if config.parallel is not None:
+        return ParallelLayer(config, weights, layer)
     if config.post_norm:
         return PostNormLayer(config, cast(PostNormParts, weights), layer)
     return Layer(config, weights, layer)

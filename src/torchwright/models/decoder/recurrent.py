@@ -80,7 +80,8 @@ class Mamba2(nn.Module):
     rate: torch.Tensor
     shift: torch.Tensor
     skip: torch.Tensor
-    out_norm: torch.Tensor
+    out_norm: torch.Tensor | None
+    scales: torch.Tensor | None
     unplanned = UNPLANNED
 
     def __init__(self, config: MambaConfig, eps: float, weights: MixerParts, layer: int) -> None:
@@ -88,19 +89,29 @@ class Mamba2(nn.Module):
         self.config, self.eps = config, eps
         self.mamba_in, self.mamba_out = weights.linear(layer, "mamba_in"), weights.linear(layer, "mamba_out")
         self.decay = weights.linear(layer, "decay")
-        for part in ("conv", "conv_bias", "rate", "shift", "skip", "out_norm"):
+        for part in ("conv", "conv_bias", "rate", "shift", "skip"):
             self.register_buffer(part, weights.recurrent(layer, part))
+        self.register_buffer("out_norm", weights.recurrent(layer, "out_norm") if config.normed else None)
+        sizes = torch.tensor([config.values, config.values, config.keys, config.keys])
+        scales = torch.tensor(config.scales[:4]).repeat_interleave(sizes) if config.scales else None
+        self.register_buffer("scales", scales, persistent=False)
 
     def forward(self, x_TE: torch.Tensor, batch: Batch, states: LayerStates) -> torch.Tensor:
         config, at = self.config, rows(batch)
-        gate, vkq = self.mamba_in(x_TE).split([config.values, 2 * config.keys + config.values], dim=-1)
+        x_TE = x_TE if config.input_scale == 1 else x_TE * config.input_scale
+        wide = self.mamba_in(x_TE)
+        wide = wide if self.scales is None else wide * self.scales.to(wide.dtype)
+        gate, vkq = wide.split([config.values, 2 * config.keys + config.values], dim=-1)
         vkq = ops.short_conv(vkq, self.conv, self.conv_bias, states.parts[0], *at, True)
         v, k, q = vkq.split([config.values, config.keys, config.keys], dim=-1)
-        steps_TH = self.decay(x_TE)
+        steps_TH = self.decay(x_TE) * config.scales[4] if config.scales else self.decay(x_TE)
         out = ops.selective_scan(
             q, k, v, steps_TH, self.rate, self.shift, self.skip, states.parts[1], *at, config.key_heads
         )
-        return self.mamba_out(ops.gated_norm(out, gate, self.out_norm, self.eps, gate_first=True))
+        if self.out_norm is None:
+            return self.mamba_out(out * ops.activate(gate.contiguous(), "silu"))
+        gated = ops.gated_norm(out, gate, self.out_norm, self.eps, gate_first=config.gate_first)
+        return self.mamba_out(gated)
 
 
 def rows(batch: Batch) -> tuple[Any, ...]:

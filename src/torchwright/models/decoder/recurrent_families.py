@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from torchwright.hub.fields import Fields
-from torchwright.models.decoder.config import DeltaConfig, MambaConfig, ShortConvConfig
+from torchwright.models.decoder.config import DeltaConfig, MambaConfig, ParallelConfig, ShortConvConfig
 from torchwright.models.decoder.family import (
     FULL,
     Family,
     Names,
+    read_biases,
     read_experts,
     read_granite,
     read_recurrent,
@@ -106,8 +107,10 @@ def _delta_experts(fields: Fields, layers: int, *, normalize: bool) -> dict[str,
     }
 
 
-def _mamba(fields: Fields, layers: int) -> tuple[MambaConfig, tuple[bool, ...]]:
-    inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+def _mamba(fields: Fields, inner: int | None = None) -> MambaConfig:
+    """Read the fields that all families with Mamba-2 share; `inner` are the values of a token."""
+    expanded = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+    inner = expanded if inner is None else inner
     heads, groups = fields.integer("mamba_n_heads", 128), fields.integer("mamba_n_groups", 1)
     size = fields.get("mamba_d_head")
     size = inner // heads if size in (None, "auto") else fields.integer("mamba_d_head")
@@ -121,21 +124,71 @@ def _mamba(fields: Fields, layers: int) -> tuple[MambaConfig, tuple[bool, ...]]:
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.wrong("hidden_act", "silu, which the convolutions have as well")
     fields.settle("mamba_chunk_size")
-    mixer = MambaConfig(
+    bias = fields.flag("mamba_proj_bias", False)
+    return MambaConfig(
         key_heads=groups,
         heads=heads,
         key_dim=fields.integer("mamba_d_state", 256),
         head_dim=size,
         width=fields.integer("mamba_d_conv", 4, minimum=2),
         conv_bias=fields.flag("mamba_conv_bias", True),
-        bias=fields.flag("mamba_proj_bias", False),
+        bias=bias,
+        out_bias=bias,
     )
-    kinds, others = ("linear_attention", "mamba"), (FULL, "attention")
-    return mixer, read_recurrent(fields, kinds, [True] * layers, others=others)
+
+
+def _mamba_layers(fields: Fields, default: list[bool]) -> tuple[bool, ...]:
+    return read_recurrent(fields, ("linear_attention", "mamba"), default, others=(FULL, "attention"))
+
+
+def _bamba(fields: Fields, layers: int) -> dict[str, Any]:
+    attends = fields.integers("attn_layer_indices", "a list of layers")
+    recurrent = tuple(layer not in attends for layer in range(layers))
+    if _mamba_layers(fields, list(recurrent)) != recurrent:
+        raise fields.wrong("layer_types", f"{FULL} for attn_layer_indices, {list(attends)}, alone")
+    if fields.number("partial_rotary_factor", 0.5) != 0.5:
+        raise fields.wrong("partial_rotary_factor", "0.5, which transformers takes whatever is written there")
+    return read_biases(fields) | {"mixer": _mamba(fields), "recurrent": recurrent}
+
+
+def _falcon_h1(fields: Fields, layers: int) -> dict[str, Any]:
+    def factor(key: str) -> float:
+        return fields.number(key, 1.0)
+
+    def factors(key: str, count: int) -> tuple[float, ...]:
+        return (1.0,) * count if fields.get(key) is None else fields.numbers(key, count)
+
+    if fields.items("layer_types", layers) not in (None, ["hybrid"] * layers):
+        raise fields.wrong("layer_types", "hybrid for all layers")
+    absent = "mamba_d_ssm" not in fields.data
+    inner = None if not absent and fields.get("mamba_d_ssm") is None else fields.integer("mamba_d_ssm", 1024)
+    gate, down = factors("mlp_multipliers", 2)
+    heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
+    return read_biases(fields) | {
+        "scale": head_dim**-0.5 * factor("key_multiplier"),
+        "embedding_scale": factor("embedding_multiplier"),
+        "logit_scale": factor("lm_head_multiplier"),
+        "mixer": replace(
+            _mamba(fields, inner),
+            out_bias=fields.flag("projectors_bias", False),
+            normed=fields.flag("mamba_rms_norm", False),
+            gate_first=not fields.flag("mamba_norm_before_gate", True),
+            input_scale=factor("ssm_in_multiplier"),
+            scales=factors("ssm_multipliers", 5),
+        ),
+        "parallel": ParallelConfig(
+            attention_in=factor("attention_in_multiplier"),
+            attention_out=factor("attention_out_multiplier"),
+            mixer_out=factor("ssm_out_multiplier"),
+            gate=gate,
+            down=down,
+        ),
+    }
 
 
 def _granite_hybrid(fields: Fields, layers: int) -> dict[str, Any]:
-    mixer, recurrent = _mamba(fields, layers)
+    mixer, recurrent = _mamba(fields), _mamba_layers(fields, [True] * layers)
     width = fields.integer("shared_intermediate_size", 1024)
     positions = fields.get("position_embedding_type")
     if positions not in (None, "nope", "rope"):
@@ -172,6 +225,14 @@ LFM2_NAMES = Names(
 DELTA_NAMES = Names(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
+)
+
+BAMBA_NAMES = Names(
+    pre_mlp="pre_ff_layernorm",
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    conv="mamba.conv1d",
+    final_norm="model.final_layernorm",
 )
 
 QWEN3_5_NOTES = (
@@ -228,6 +289,18 @@ RECURRENT: dict[str, Family] = {
         partial=True,
         share=0.25,
         ignored=("intermediate_size", *QWEN3_5_NOTES),
+    ),
+    "FalconH1ForCausalLM": Family(
+        special=_falcon_h1, names=BAMBA_NAMES, eps=1e-5, kv_heads=8, ignored=("num_logits_to_keep",)
+    ),
+    "BambaForCausalLM": Family(
+        special=_bamba,
+        names=BAMBA_NAMES,
+        eps=1e-5,
+        kv_heads=8,
+        partial=True,
+        share=0.5,
+        ignored=("num_logits_to_keep", "z_loss_coefficient"),
     ),
     "GraniteMoeHybridForCausalLM": Family(
         special=_granite_hybrid,

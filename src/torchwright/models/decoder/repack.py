@@ -1,19 +1,23 @@
-"""Integers of a quantized checkpoint as they are, in the layouts of the kernels: no number is rounded a second time."""
+"""Numbers of a quantized checkpoint as they are, in the layouts of the kernels: none is rounded a second time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
-from torchwright.core.scheme import KEPT, W8A8, Scheme, scheme_of
+from torchwright.core.scheme import FLOATS, INTEGERS, W4BF16, W8A8, Scheme, scheme_of
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.linear import PackedLinear
-from torchwright.hub.weight import Grouped, Integers
+from torchwright.hardware.kernels.pack_floats import packable
+from torchwright.hub.weight import Floats, Grouped, Integers, SmallFloats, Weight
+
+Kind = TypeVar("Kind", Grouped, Floats)
 
 
 def repack(
-    weights: Sequence[Grouped],
+    weights: Sequence[Weight],
     bias_N: torch.Tensor | None,
     scheme: Scheme,
     device: torch.device,
@@ -23,10 +27,11 @@ def repack(
     They fit where a row has one scale and its integers lie around zero: the layouts' scales of groups are whole
     multiples of the row's, and other groups' would have to be rounded to them.
     """
-    if not all(weight.bits == scheme.weight_bits and weight.group >= weight.shape[1] for weight in weights):
+    grouped = _all(weights, Grouped)
+    if not all(weight.bits == scheme.weight_bits and weight.group >= weight.shape[1] for weight in grouped):
         return None
-    parts = [weight.part(0, weight.shape[0]) for weight in weights]
-    if any(part.zeros_NG is not None or part.least_NG is not None for part in parts):
+    parts = [weight.part(0, weight.shape[0]) for weight in grouped]
+    if not parts or any(part.zeros_NG is not None or part.least_NG is not None for part in parts):
         return None
     return PackedLinear.from_integers(
         torch.cat([part.integers_NK for part in parts]),
@@ -38,34 +43,70 @@ def repack(
 
 
 def repack_as_stored(
-    weights: Sequence[Grouped], bias_N: torch.Tensor | None, device: torch.device
+    weights: Sequence[Weight], bias_N: torch.Tensor | None, device: torch.device
 ) -> PackedLinear | None:
     """The layer that computes as the checkpoint means it: on inputs rounded as it rounds them, else on bfloat16 ones.
 
-    None for inputs that are not in the order of their groups, for groups that no layout has, and on GPUs.
+    None for weights of another kind, and where `_grouped` and `_floats` have none.
     """
-    if all(weight.bits == 8 and weight.activations == 8 for weight in weights):
+    grouped, floats = _all(weights, Grouped), _all(weights, Floats)
+    if grouped and all(weight.bits == 8 and weight.activations == 8 for weight in grouped):
         return repack(weights, bias_N, W8A8, device)
-    sizes = {_group(weight) for weight in weights}
-    ordered = all(weight.group_of_K is None for weight in weights)
-    if len(sizes) > 1 or None in sizes or not ordered or gpu.takes(device):
+    if gpu.takes(device):
         return None
-    group = next(size for size in sizes if size)
+    if grouped:
+        return _grouped(grouped, bias_N)
+    return _floats(floats, bias_N) if floats else None
+
+
+def _all(weights: Sequence[Weight], kind: type[Kind]) -> list[Kind]:
+    """The weights if all are of a kind, else none."""
+    found = [weight for weight in weights if isinstance(weight, kind)]
+    return found if len(found) == len(weights) else []
+
+
+def _grouped(weights: Sequence[Grouped], bias_N: torch.Tensor | None) -> PackedLinear | None:
+    """None for inputs that are not in the order of their groups, and for groups that no layout has."""
+    ordered = all(weight.group_of_K is None for weight in weights)
+    group = _common_group(weights, W4BF16.groups)
+    if group is None or not ordered:
+        return None
     bits = max(weight.bits for weight in weights)
-    name = next(name for name, scheme in KEPT.items() if scheme.weight_bits >= bits)
+    name = next(name for name, scheme in INTEGERS.items() if scheme.weight_bits >= bits)
     scheme = scheme_of(name, group)
     each = [_parts(weight, group, scheme.weight_bits) for weight in weights]
     integers, scale, offset = (torch.cat(parts) for parts in zip(*each, strict=True))
     return PackedLinear.from_groups(integers, scale, offset, bias_N, scheme)
 
 
-def _group(weight: Grouped) -> int | None:
+def _floats(weights: Sequence[Floats], bias_N: torch.Tensor | None) -> PackedLinear | None:
+    """None for groups that no layout has, and for numbers that no kernel makes bfloat16."""
+    bits = weights[0].bits
+    scheme = next(scheme for scheme in FLOATS.values() if scheme.weight_bits == bits)
+    group = _common_group(weights, scheme.groups)
+    if group is None or any(weight.bits != bits for weight in weights):
+        return None
+    parts = [weight.part(0, weight.shape[0]) for weight in weights]
+    scales = [
+        part.scales_NG[:, _of_group(weight, group)] for part, weight in zip(parts, weights, strict=True)
+    ]
+    whole = SmallFloats(
+        codes_NK=torch.cat([part.codes_NK for part in parts]), scales_NG=torch.cat(scales), bits=bits
+    )
+    return PackedLinear.from_floats(whole, bias_N, scheme_of(scheme.name, group)) if packable(whole) else None
+
+
+def _common_group(weights: Sequence[Grouped] | Sequence[Floats], sizes: Sequence[int]) -> int | None:
+    """The layouts' size of groups for all weights, None where they have no common one."""
+    found = {_group(weight, sizes) for weight in weights}
+    return found.pop() if len(found) == 1 else None
+
+
+def _group(weight: Grouped | Floats, sizes: Sequence[int]) -> int | None:
     """The layouts' size of groups for a weight: its own, or the largest that divides it."""
-    sizes = next(iter(KEPT.values())).groups
-    if weight.group in sizes:
-        return weight.group
-    widest = sizes[-1]
-    return widest if weight.group >= weight.shape[1] or weight.group % widest == 0 else None
+    if weight.group >= weight.shape[1]:
+        return max(sizes)
+    return max((size for size in sizes if weight.group % size == 0), default=None)
 
 
 def _parts(weight: Grouped, group: int, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -81,5 +122,10 @@ def _parts(weight: Grouped, group: int, bits: int) -> tuple[torch.Tensor, torch.
         offset = offset - found.zeros_NG.float() * scale
     if found.least_NG is not None:
         offset = offset - found.least_NG
-    of_group = torch.arange(-(-weight.shape[1] // group)) * group // weight.group
+    of_group = _of_group(weight, group)
     return integers, scale[:, of_group], offset[:, of_group]
+
+
+def _of_group(weight: Grouped | Floats, group: int) -> torch.Tensor:
+    """The weight's own group for each of the layout's."""
+    return torch.arange(-(-weight.shape[1] // group)) * group // weight.group

@@ -60,6 +60,8 @@ class Rope:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
+    """The share of a proportional embedding's pairs that turn; all have a place."""
     sections: tuple[int, ...] = ()
     """Frequencies that turn with time, height and width of a picture's token (Qwen2-VL)."""
     interleaved: bool = False
@@ -97,7 +99,7 @@ def read_rope(
     if theta <= 1:
         raise section.wrong("rope_theta", "a number above 1")
     share = section.positive("partial_rotary_factor", 1.0 if partial is None else partial)
-    rotated = int(head_dim * share)
+    rotated = head_dim if kind == "proportional" else int(head_dim * share)
     if rotated < 2 or rotated % 2 or rotated > head_dim:
         raise section.wrong("partial_rotary_factor", f"an even part of the head's {head_dim} dimensions")
     if kind == "dynamic" and rotated == 2:
@@ -108,6 +110,10 @@ def read_rope(
     plain |= _sections(section, kind, rotated // 2)
     if kind == "default":
         return Rope(**plain)
+    if kind == "proportional":
+        if share > 1:
+            raise section.wrong("partial_rotary_factor", "a number of at most 1")
+        return Rope(**plain, factor=section.positive("factor", 1.0), share=share)
     if kind in ("linear", "dynamic"):
         return Rope(**plain | {"factor": section.positive("factor"), "original": positions})
     if kind == "llama3":
@@ -235,6 +241,12 @@ def _linear(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
     return _default(rope, lengths_T) / rope.factor
 
 
+def _proportional(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    """Frequencies of the first pairs, in steps of the whole head; the others do not turn (Gemma 4)."""
+    turns = torch.arange(rope.rotated // 2, device=lengths_T.device) < int(rope.share * rope.rotated // 2)
+    return torch.where(turns, _linear(rope, lengths_T), 0.0)
+
+
 def _dynamic(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
     """Beyond the trained length the base grows with the sequence (NTK-aware scaling)."""
     lengths = lengths_T.clamp_min(rope.original)[:, None]
@@ -295,6 +307,7 @@ def _yarn_attention(section: Fields, factor: float) -> float:
 ROPES: dict[str, Callable[[Rope, torch.Tensor], torch.Tensor]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,

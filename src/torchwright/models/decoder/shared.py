@@ -20,7 +20,7 @@ def route(
     rank_TX = share_TX if bias_X is None else share_TX + bias_X
     if experts.chosen_groups < experts.groups:
         rank_TGM = rank_TX.unflatten(-1, (experts.groups, -1))
-        group_TG = rank_TGM.topk(2, dim=-1).values.sum(-1)
+        group_TG = rank_TGM.topk(experts.ranked, dim=-1).values.sum(-1)
         kept_TG = group_TG.topk(experts.chosen_groups, dim=-1).indices
         hidden_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, kept_TG, False)
         rank_TX = rank_TGM.masked_fill(hidden_TG[..., None], -torch.inf).flatten(-2)

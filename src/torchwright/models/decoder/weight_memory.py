@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torchwright.core.errors import ModelError
 from torchwright.core.scheme import ASKED, Scheme
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.hub.checkpoint import QUANTIZATION
+from torchwright.hub.gguf.folder import FILE
 from torchwright.hub.language_part import loaded_tensors
-from torchwright.hub.tensor_header import read_header
+from torchwright.hub.tensor_header import Stored, read_header
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,10 @@ class WeightCount:
 
 
 def count_weights(folder: Path, described: dict[str, Any]) -> WeightCount:
-    """Count the numbers in a folder's safetensors by their headers, in a multimodal folder the language model's alone.
-
-    A header that cannot be read counts nothing: reading the weights says what is wrong.
-    """
+    """Count the numbers in a folder's safetensors by their headers; in a multimodal one the language model's alone."""
     loaded = loaded_tensors(described)
     matrices = others = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            tensors = read_header(file)
-        except (OSError, ValueError):
-            continue
+    for tensors in _headers(folder):
         for name, tensor in tensors.items():
             if not loaded(name):
                 continue
@@ -52,6 +47,25 @@ def count_weights(folder: Path, described: dict[str, Any]) -> WeightCount:
             else:
                 others += math.prod(tensor.shape)
     return WeightCount(matrices, others)
+
+
+def stored_bytes(folder: Path, described: dict[str, Any]) -> int:
+    """Return the bytes of a folder's tensors as they lie in its files; a GGUF file counts whole."""
+    loaded = loaded_tensors(described)
+    gguf = folder / FILE
+    total = gguf.stat().st_size if gguf.is_file() else 0
+    for tensors in _headers(folder):
+        total += sum(tensor.end - tensor.begin for name, tensor in tensors.items() if loaded(name))
+    return total
+
+
+def _headers(folder: Path) -> Iterator[dict[str, Stored]]:
+    """The tensors of each safetensors file; a header that cannot be read has none: reading it says what is wrong."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            yield read_header(file)
+        except (OSError, ValueError):
+            continue
 
 
 def require_memory(
@@ -65,15 +79,18 @@ def require_memory(
 ) -> None:
     """Raise `ModelError` where a folder's weights take more than the memory that is free.
 
-    With `schemes` the error names one that fits. A quantized checkpoint is not counted: its files say how large it is.
+    With `schemes` the error names one that fits. A quantized checkpoint whose numbers stay as they are takes at least
+    the bytes of its files; any other is not counted.
     """
-    if described.get(QUANTIZATION) is not None:
+    quantized = described.get(QUANTIZATION) is not None
+    available = available_memory_bytes() if available is None else available
+    if quantized and (scheme is not None or dtype != torch.bfloat16):
         return
     count = count_weights(folder, described)
-    needed = count.bytes_of(scheme, dtype)
-    available = available_memory_bytes() if available is None else available
+    needed = stored_bytes(folder, described) if quantized else count.bytes_of(scheme, dtype)
     if needed <= available:
         return
+    schemes &= not quantized
     fitting = [other for other in ASKED.values() if schemes and count.bytes_of(other, dtype) <= available]
     best = max(fitting, key=lambda other: other.weight_bits, default=None)
     raise ModelError(

@@ -8,7 +8,13 @@ from typing import NamedTuple
 import torch
 
 from torchwright.hub.checkpoint import Checkpoint
-from torchwright.models.decoder.config import DecoderConfig, DeltaConfig, MambaConfig, ShortConvConfig
+from torchwright.models.decoder.config import (
+    DecoderConfig,
+    DeltaConfig,
+    LatentConfig,
+    MambaConfig,
+    ShortConvConfig,
+)
 from torchwright.models.decoder.family import Names
 
 
@@ -25,13 +31,21 @@ class Rows(NamedTuple):
 def linear_rows(config: DecoderConfig, names: Names, part: str) -> Rows:
     """The rows of one of a layer's linear layers, in the order of this decoder."""
     mixer, E, F = config.mixer, config.model, config.feed_forward
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    q = config.heads * config.head_dim
     parts = {
-        "qkv": Rows(names.qkv, (2 * q if config.output_gate else q, kv, kv), E, config.qkv_bias),
+        "qkv": _query_key_value(config, names),
         "o": Rows((names.o,), (E,), q, config.o_bias),
         "gate_up": Rows(names.gate_up, (F, F), E, config.mlp_bias),
         "down": Rows((names.down,), (E,), F, config.mlp_bias),
     }
+    if config.latent is not None:
+        parts |= _latent_rows(config, config.latent, names)
+    if config.layer_inputs is not None:
+        width = config.layer_inputs.width
+        parts |= {
+            "input_gate": Rows((names.input_gate,), (width,), E),
+            "input_out": Rows((names.input_out,), (E,), width),
+        }
     if isinstance(mixer, ShortConvConfig):
         parts |= {
             "conv_in": Rows((names.conv_in,), (3 * E,), E, mixer.bias),
@@ -48,9 +62,29 @@ def linear_rows(config: DecoderConfig, names: Names, part: str) -> Rows:
         parts |= {
             "mamba_in": whole,
             "decay": whole,
-            "mamba_out": Rows((names.mamba_out,), (E,), mixer.values, mixer.bias),
+            "mamba_out": Rows((names.mamba_out,), (E,), mixer.values, mixer.out_bias),
         }
     return parts[part]
+
+
+def _query_key_value(config: DecoderConfig, names: Names) -> Rows:
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    if not kv:
+        return Rows(names.qkv[:1], (q,), config.model, config.qkv_bias)
+    if config.keys_as_values:
+        return Rows(names.qkv[:2], (q, kv), config.model, config.qkv_bias)
+    return Rows(names.qkv, (2 * q if config.output_gate else q, kv, kv), config.model, config.qkv_bias)
+
+
+def _latent_rows(config: DecoderConfig, latent: LatentConfig, names: Names) -> dict[str, Rows]:
+    E, q = config.model, config.heads * (latent.plain + latent.turned)
+    rank = latent.query_rank
+    return {
+        "query_in": Rows(names.query[:1], (rank or 0,), E, config.qkv_bias),
+        "query": Rows(names.query[1:] if rank else names.qkv[:1], (q,), rank or E),
+        "latent": Rows((names.latent,), (latent.rank + latent.turned,), E, config.qkv_bias),
+        "o": Rows((names.o,), (E,), config.heads * latent.value, config.o_bias),
+    }
 
 
 def row_order(config: DecoderConfig, layer: int, part: str, files: int) -> torch.Tensor | None:

@@ -11,19 +11,20 @@ from torch import nn
 
 from torchwright.core.scheme import BF16
 from torchwright.hardware.kernels import ops
+from torchwright.hardware.kernels.head_linears import HeadLinears
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.kernels.pack import finite
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
-from torchwright.hub.weight import Grouped, Weight, fill
+from torchwright.hub.weight import FloatStack, Weight, fill
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.models.decoder.families import FAMILIES
 from torchwright.models.decoder.weight_rows import Rows, linear_rows, recurrent_part, row_order
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""
-Repack = Callable[[Sequence[Grouped], torch.Tensor | None], PackedLinear | None]
-"""Maps the stacked parts of a weight and a bias to a layer that computes with their integers.
+Repack = Callable[[Sequence[Weight], torch.Tensor | None], PackedLinear | None]
+"""Maps the stacked parts of a weight and a bias to a layer that computes with their integers or small floats.
 
 None if no layer does."""
 
@@ -70,6 +71,14 @@ class LayerParts(Protocol):
         """(H,) in float32, as `paged_attention` wants them."""
         raise AssertionError("these parts have no sinks")
 
+    def from_latent(self, layer: int, part: str) -> HeadLinears:
+        """The keys' part, keys (H, R, D) by which queries are multiplied, or the values' (H, D, R)."""
+        raise AssertionError("these parts have no latent attention")
+
+    def vector(self, layer: int, part: str) -> torch.Tensor:
+        """layer_scale (1,), router_scale (E,) · E^-1/2 or expert_scale (experts,), in float32."""
+        raise AssertionError("these parts have no scales")
+
     def attention_bias(self) -> torch.Tensor | None:
         """(H, 2L) as `paged_attention` wants it; None where scores know no distances."""
         return None
@@ -85,6 +94,10 @@ class DecoderParts(LayerParts, Protocol):
     def positions(self) -> torch.Tensor | None:
         """(P, E), what is added at each position; None where the model turns by positions, and learns none."""
         return None
+
+    def layer_inputs(self) -> tuple[torch.Tensor, nn.Module, torch.Tensor]:
+        """Gemma 4's table (V, L · I), linear layer (L · I, E) and norm (I,) of the inputs of its layers."""
+        raise AssertionError("these parts have no inputs of layers")
 
 
 class DecoderWeights(DecoderParts):
@@ -136,21 +149,24 @@ class DecoderWeights(DecoderParts):
         return self._norm(f"{self.names.final_norm}.weight", self.config.model)
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None:
-        """pre_attention, post_attention, pre_mlp or post_mlp (E,), q_norm or k_norm; None where the family has none."""
-        config, name = self.config, getattr(self.names, part)
+        """pre_attention, post_attention, pre_mlp or post_mlp (E,), q_norm or k_norm, and others by `Names`; None where
+        the family has none."""
+        config, name = self.config.at(layer), getattr(self.names, part)
         if name is None:
             return None
         size = config.model
         if part in ("q_norm", "k_norm"):
-            if config.qk_norm == "none":
-                return None
             heads = config.heads if part == "q_norm" else config.kv_heads
+            if config.qk_norm == "none" or not heads:
+                return None
             size = config.head_dim * (1 if config.qk_norm == "head" else heads)
+        if config.latent is not None and part in ("query_norm", "latent_norm"):
+            size = config.latent.rank if part == "latent_norm" else config.latent.query_rank or 0
         return self._norm(f"model.layers.{layer}.{name}.weight", size)
 
     def linear(self, layer: int, part: str) -> nn.Module:
         """One of a layer's linear layers: (N, K) with query, key and value, or gate and up, one below the other."""
-        rows = linear_rows(self.config, self.names, part)
+        rows = linear_rows(self.config.at(layer), self.names, part)
         order_N = row_order(self.config, layer, part, len(rows.names))
         return (self._exact if part == "decay" else self._linear)(layer, rows, order_N)
 
@@ -200,21 +216,44 @@ class DecoderWeights(DecoderParts):
         gpt-oss has them transposed, gate and up alternate row by row, and their names are those of parameters.
         """
         F, E = experts.feed_forward, self.config.model
-
-        def part(name: str, *shape: int) -> torch.Tensor:
-            whole = self.checkpoint.weight(f"model.layers.{layer}.{name}", (experts.count, *shape))
-            return whole.rows(expert, expert + 1)[0].to(self.dtype)
-
         (both,), down = self.names.expert_gate_up, self.names.expert_down
         if not experts.linear_bias:
-            gate_up_NK, down_NK = part(f"{both}.weight", 2 * F, E), part(f"{down}.weight", E, F)
-            return self._made(both, gate_up_NK.clone(), None), self._made(down, down_NK.clone(), None)
-        gate_up_NK, down_NK = part(both, E, 2 * F).t(), part(down, F, E).t().contiguous()
-        gate_up_NK = torch.cat([gate_up_NK[::2], gate_up_NK[1::2]])
-        offsets = part(f"{both}_bias", 2 * F)
-        offsets = torch.cat([offsets[::2], offsets[1::2]])
-        bias_E = part(f"{down}_bias", E).clone()
-        return self._made(both, gate_up_NK, offsets), self._made(down, down_NK, bias_E)
+            gate_up_NK = self._of_expert(layer, expert, both, 2 * F, E)
+            down_NK = self._of_expert(layer, expert, down, E, F)
+            return self._made(both, gate_up_NK, None), self._made(down, down_NK, None)
+        halves = torch.arange(2 * F).view(F, 2).t().flatten()
+        offsets = self._of_expert(layer, expert, f"{both}_bias", 2 * F)[halves]
+        gate_up = self._transposed(layer, expert, both, offsets, halves)
+        return gate_up, self._transposed(
+            layer, expert, down, self._of_expert(layer, expert, f"{down}_bias", E), torch.arange(E)
+        )
+
+    def _of_expert(self, layer: int, expert: int, name: str, *shape: int) -> torch.Tensor:
+        """One expert's part of a tensor of all, in the model's dtype and in memory of its own."""
+        whole = self._of_all(layer, name, *shape)
+        return whole.rows(expert, expert + 1)[0].to(self.dtype, copy=True)
+
+    def _of_all(self, layer: int, name: str, *shape: int) -> Weight:
+        """A tensor of all experts: a parameter of theirs, or the weight of a module."""
+        assert self.config.experts
+        name = f"model.layers.{layer}.{name}"
+        name = f"{name}.weight" if f"{name}.weight" in self.checkpoint else name
+        return self.checkpoint.weight(name, (self.config.experts.count, *shape))
+
+    def _transposed(
+        self, layer: int, expert: int, name: str, bias_N: torch.Tensor, order_N: torch.Tensor
+    ) -> nn.Module:
+        """One expert's linear layer, whose weights lie transposed in a tensor of all, its rows in this order."""
+        assert self.config.experts
+        F, E = self.config.experts.feed_forward, self.config.model
+        whole = self._of_all(layer, name, *((F, E) if name == self.names.expert_down else (E, 2 * F)))
+        if isinstance(whole, FloatStack):
+            made = self._repacked([whole.matrix(expert, order_N)], bias_N)
+            if made is not None:
+                return made
+            self.repacked[""] += 1
+        wide_NK = whole.rows(expert, expert + 1)[0].to(self.dtype).t()[order_N]
+        return self._made(name, wide_NK, bias_N)
 
     def _made(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Module:
         if self.rounded:
@@ -228,6 +267,33 @@ class DecoderWeights(DecoderParts):
             return None
         name = f"model.layers.{layer}.{self.names.expert_bias}"
         return self.checkpoint.weight(name, (experts.count,)).rows(0, experts.count).float()
+
+    def from_latent(self, layer: int, part: str) -> HeadLinears:
+        latent, heads = self.config.latent, self.config.heads
+        assert latent
+        shape = (heads * (latent.plain + latent.value), latent.rank)
+        wide_NR = self._stack([f"model.layers.{layer}.{self.names.from_latent}.weight"], [shape])
+        keys_HDR, values_HDR = wide_NR.view(heads, -1, latent.rank).split([latent.plain, latent.value], dim=1)
+        return HeadLinears(keys_HDR.transpose(1, 2) if part == "keys" else values_HDR, device=self.device)
+
+    def vector(self, layer: int, part: str) -> torch.Tensor:
+        experts = self.config.experts
+        size = {
+            "layer_scale": 1,
+            "router_scale": self.config.model,
+            "expert_scale": experts and experts.count,
+        }
+        name, count = f"model.layers.{layer}.{getattr(self.names, part)}", size[part] or 0
+        found = self.checkpoint.weight(name, (count,)).rows(0, count).float().clone()
+        return found * self.config.model**-0.5 if part == "router_scale" else found
+
+    def layer_inputs(self) -> tuple[torch.Tensor, nn.Module, torch.Tensor]:
+        config, inputs = self.config, self.config.layer_inputs
+        assert inputs
+        width = config.layers * inputs.width
+        table_VI = self._stack(["model.embed_tokens_per_layer.weight"], [(inputs.vocabulary, width)])
+        project = self._layer(["model.per_layer_model_projection.weight"], [(width, config.model)], None)
+        return table_VI, project, self._norm("model.per_layer_projection_norm.weight", inputs.width)
 
     def release(self) -> None:
         """Let go of the files' memory, called after each layer; parts given before stay good."""
@@ -271,12 +337,9 @@ class DecoderWeights(DecoderParts):
     ) -> nn.Module:
         """The linear layer of the weights of these names, one below the other, which `wide_NK` holds already."""
         weights = self._read(names, shapes)
-        grouped = [weight for weight in weights if isinstance(weight, Grouped)]
-        if self.repack and len(grouped) == len(weights):
-            made = self.repack(grouped, bias_N)
-            if made is not None:
-                self.repacked[made.scheme.name] += 1
-                return made
+        made = self._repacked(weights, bias_N)
+        if made is not None:
+            return made
         if all(map(self.checkpoint.holds, names)):
             self.repacked[""] += 1
         wide_NK = self._wide(weights) if wide_NK is None else wide_NK
@@ -284,6 +347,13 @@ class DecoderWeights(DecoderParts):
             for name, part in zip(names, wide_NK.split([shape[0] for shape in shapes]), strict=True):
                 finite(part, name)
         return self.make_linear(wide_NK, bias_N)
+
+    def _repacked(self, weights: Sequence[Weight], bias_N: torch.Tensor | None) -> PackedLinear | None:
+        """The layer that computes with a checkpoint's own numbers, or None."""
+        made = self.repack(weights, bias_N) if self.repack else None
+        if made is not None:
+            self.repacked[made.scheme.name] += 1
+        return made
 
     def _stack(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """The tensors one below the other, in the model's dtype and in memory of their own."""

@@ -18,7 +18,7 @@ from torchwright.core.layer_types import attached
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.gpu import operators as gpu
-from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD
+from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD_OF_GPUS
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import of_classes, replace_where
 
@@ -103,6 +103,6 @@ def _reason(module: Any) -> str | None:
     if not module.use_rel_pos:
         return "it knows no positions"
     size = module.rel_pos_h.shape[1]
-    if size % LANES or size > LARGEST_HEAD:
-        return f"heads of {size} features; multiples of {LANES} up to {LARGEST_HEAD} are taken"
+    if size % LANES or size > LARGEST_HEAD_OF_GPUS:
+        return f"heads of {size} features; multiples of {LANES} up to {LARGEST_HEAD_OF_GPUS} are taken"
     return attached(module)

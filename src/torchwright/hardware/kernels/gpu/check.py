@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from torchwright.core.scheme import GROUPS
-from torchwright.hardware.kernels.limits import LARGEST_HEAD
+from torchwright.hardware.kernels.limits import LARGEST_HEAD_OF_GPUS
 from torchwright.hardware.kernels.pack import PANEL, padded_depth
 from torchwright.hardware.kernels.reference import PAGE
 
@@ -84,8 +84,8 @@ def pages(
     if not (k.is_contiguous() and v.is_contiguous()) or k.device != like.device or v.device != like.device:
         raise ValueError(f"k_pages and v_pages must be contiguous on {like.device}")
     count, heads, size = k.shape[:3]
-    if not 0 < size <= LARGEST_HEAD or not heads or not count:
-        raise ValueError(f"k_pages of shape {list(k.shape)}: heads of 1 to {LARGEST_HEAD} are wanted")
+    if not 0 < size <= LARGEST_HEAD_OF_GPUS or not heads or not count:
+        raise ValueError(f"k_pages of shape {list(k.shape)}: heads of 1 to {LARGEST_HEAD_OF_GPUS} are wanted")
     if k.dtype == torch.int8:
         if k_scale is None or v_scale is None:
             raise ValueError("pages of int8 need k_scale and v_scale")

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from torchwright.hardware.kernels.gpu import check
 from torchwright.hardware.kernels.gpu.language import convert, dot
-from torchwright.hardware.kernels.limits import LARGEST_HEAD
+from torchwright.hardware.kernels.limits import LARGEST_HEAD_OF_GPUS
 
 WIDEST = 64
 """Keys of a tile: several rows of a narrow grid, part of a row of a wider one."""
@@ -125,7 +125,7 @@ def _grid(
     check.floats(q, "q")
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}; one type is wanted")
-    if q.dim() != 4 or k.shape != q.shape or v.shape != q.shape or q.shape[3] > LARGEST_HEAD:
+    if q.dim() != 4 or k.shape != q.shape or v.shape != q.shape or q.shape[3] > LARGEST_HEAD_OF_GPUS:
         raise ValueError(
             f"q, k and v of shape {list(q.shape)}, {list(k.shape)} and {list(v.shape)}; (B, H, T, D) is wanted"
         )

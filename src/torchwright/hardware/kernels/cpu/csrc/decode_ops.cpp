@@ -31,13 +31,13 @@ class DecodePlan : public torch::CustomClassHolder {
   // One of a layer's four, in the order qkv, o, gate_up (or up), down, before `add_layer`; the query and the output of
   // its attention to a memory, before `add_memory`; or the output layer, after all.
   void add_linear(const Tensor& weight, const optional<Tensor>& weight_scale, const optional<Tensor>& bias,
-                  int64_t width, int64_t features, int64_t group, int64_t bits, int64_t digits) {
+                  int64_t width, int64_t features, int64_t group, int64_t bits, int64_t digits, bool floats) {
     if (weight_scale) {
       if (group) check_group(group);
       linears.push_back(packed_integers(weight, *weight_scale, bias, width, features, group, digits));
     } else {
       if (group) check_kept(group, bits);
-      linears.push_back(packed_wide(weight, bias, width, features, group, group ? bits : 16));
+      linears.push_back(packed_wide(weight, bias, width, features, group, group ? bits : 16, floats));
     }
     for (const optional<Tensor>& tensor : {optional(weight), weight_scale, bias}) kept(tensor);
   }

@@ -9,7 +9,7 @@ namespace tw {
 constexpr int64_t PANEL = 64;   // output features per panel of packed weights
 constexpr int64_t DEPTH = 64;   // input features are padded to a multiple of this
 constexpr int64_t PAGE = 16;    // tokens per page of the KV cache
-constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
+constexpr int64_t LARGEST_HEAD = 576;  // elements of an attention head
 constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order
 
 enum class Type { f32, bf16, s8, f16 };
@@ -29,8 +29,14 @@ struct QuantizedRows {
   int64_t depth, stride, digits;
 };
 
-// Bytes of a panel's group of integers with a scale and an offset of its own for each feature.
-constexpr int64_t grouped_bytes(int64_t group, int64_t bits) { return PANEL * (2 * 4 + group * bits / 8); }
+// Bytes that a group has for each feature before its numbers: scale and offset of integers, the exponent of 4-bit
+// floats, the scale of 8-bit ones.
+constexpr int64_t head_bytes(int64_t bits, bool floats) { return !floats ? 2 * 4 : bits == 4 ? 1 : 4; }
+
+// Bytes of a panel's group of kept numbers.
+constexpr int64_t grouped_bytes(int64_t group, int64_t bits, bool floats) {
+  return PANEL * (head_bytes(bits, floats) + group * bits / 8);
+}
 
 // Some rows against some panels of a packed linear layer.
 struct LinearTask {
@@ -44,7 +50,8 @@ struct LinearTask {
   Type out_type;
   int64_t row_begin, row_end, panel_begin, panel_end;  // rows are tokens
   int64_t depth, row_stride, digits, group, features, out_stride;  // row_stride in bytes
-  int64_t bits;  // of grouped weights
+  int64_t bits;  // of grouped weights, which may be
+  bool floats;
 };
 
 struct AttentionTask {

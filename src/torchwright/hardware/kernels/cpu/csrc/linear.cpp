@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "amx.h"
+#include "codes.h"
 #include "kernels.h"
 #include "vec.h"
 
@@ -21,7 +22,6 @@ using tw::PANEL;
 using tw::SUMMED;
 using tw::Type;
 
-constexpr int BLOCKS = PANEL / LANES;
 #if defined(__AVX512F__)
 // 6 rows by a panel's 4 blocks leave room for the weights in 32 registers, and a panel that comes from memory is read in
 // one go. 4-bit sums take twice the registers.
@@ -36,12 +36,6 @@ constexpr int WIDENED = 6;
 constexpr int WIDENED = 24;
 #else
 constexpr int WIDENED = 1 << 30;  // without byte dot products of full range the widened panel is slower
-#endif
-// Bytes to prefetch ahead in a panel that comes from memory: what a core has under way at its bandwidth and latency.
-#if defined(TW_AMX)
-constexpr int AHEAD = 1024;
-#else
-constexpr int AHEAD = 3072;
 #endif
 
 inline U nibbles(U x, int which) { return (which ? x >> 4 : x) & 0x0f0f0f0fu; }
@@ -339,54 +333,27 @@ struct WidenedPanels {
   const char* from_memory(int64_t, int64_t) const { return nullptr; }
 };
 
-// Panels of small integers in groups, each group with a float32 scale and offset for each feature, as BF16 reads them: a
-// weight is integer · scale + offset, rounded to bfloat16. So a layer's results are to the bit those of its weights in
-// bfloat16.
-//
-// A group: PANEL scales, PANEL offsets, the integers. Value j of lane i of a 32-bit word is that of feature 8 · (j % 2) +
-// i / 2 and input 2 · (j / 2) + i % 2, so that sixteen of a kind are half a line of a bfloat16 panel.
-template <int BITS>
+// Panels of grouped numbers (codes.h), made bfloat16 when they are asked for.
+template <class Code>
 struct GroupedPanels {
   static constexpr int64_t FEW_STEPS = 2, STEP_DEPTH = 32;
-  static constexpr int VALUES = 32 / BITS;
   const LinearTask& t;
   const Bytes wide;
   explicit GroupedPanels(const LinearTask& t) : t(t), wide(allocate(BF16::panel_bytes(t))) {}
 
   const char* at(int64_t panel, int64_t begin, int64_t end) const {
-    const int64_t bytes = tw::grouped_bytes(t.group, BITS);
+    const int64_t bytes = tw::grouped_bytes(t.group, Code::BITS, Code::FLOATS);
     const char* first = (const char*)t.weight + panel * (t.depth / t.group) * bytes;
     char* out = (char*)wide.get();
     for (int64_t k = begin * STEP_DEPTH, stop; k < end * STEP_DEPTH; k = stop) {
       const char* group = first + k / t.group * bytes;
+      const char* from = group + PANEL * tw::head_bytes(Code::BITS, Code::FLOATS);
       stop = std::min(end * STEP_DEPTH, (k / t.group + 1) * t.group);
-      out = widen((const float*)group, group + 2 * PANEL * 4 + k % t.group * (PANEL * BITS / 8), stop - k, out);
+      out = Code::widen(group, from + k % t.group * (PANEL * Code::BITS / 8), stop - k, out);
     }
     return (const char*)wide.get();
   }
   const char* from_memory(int64_t, int64_t) const { return nullptr; }
-
- private:
-  static inline char* widen(const float* scales, const char* from, int64_t depth, char* out) {
-    F scale[BLOCKS][2], offset[BLOCKS][2];
-    for (int b = 0; b < BLOCKS; b++) {
-      twice(load<F>(scales + b * LANES), scale[b]);
-      twice(load<F>(scales + PANEL + b * LANES), offset[b]);
-    }
-    for (int64_t k = 0; k < depth; k += VALUES, from += PANEL * 4, out += VALUES * PANEL * 2)
-      for (int b = 0; b < BLOCKS; b++) {
-        __builtin_prefetch(from + AHEAD + b * 64);
-        const U words = load<U>(from + b * 64);
-        for (int j = 0; j < VALUES; j += 2) {
-          const F low = fma(value(words, j), scale[b][0], offset[b][0]);
-          const F high = fma(value(words, j + 1), scale[b][1], offset[b][1]);
-          store_pair((uint16_t*)(out + j / 2 * PANEL * 4 + b * 64), low, high);
-        }
-      }
-    return out;
-  }
-
-  static inline F value(U words, int j) { return to_float((I)((words >> (BITS * j)) & ((1u << BITS) - 1))); }
 };
 
 template <class Kind, class Panels>
@@ -430,9 +397,9 @@ void few_rows(const LinearTask& t, const Panels& panels) {
 }
 #endif
 
-template <int BITS>
+template <class Code>
 void linear_grouped_of(const LinearTask& t) {
-  const GroupedPanels<BITS> panels(t);
+  const GroupedPanels<Code> panels(t);
 #if !defined(TW_AMX)
   if (t.row_end - t.row_begin <= BF16::ROWS) return few_rows<BF16::ROWS>(t, panels);
 #endif
@@ -440,8 +407,8 @@ void linear_grouped_of(const LinearTask& t) {
 }
 
 void linear_grouped(const LinearTask& t) {
-  if (t.bits == 4) return linear_grouped_of<4>(t);
-  linear_grouped_of<8>(t);
+  if (t.floats) return t.bits == 4 ? linear_grouped_of<E2M1>(t) : linear_grouped_of<E4M3>(t);
+  return t.bits == 4 ? linear_grouped_of<WholeNumber<4>>(t) : linear_grouped_of<WholeNumber<8>>(t);
 }
 
 void linear_w4(const LinearTask& t) {

@@ -277,13 +277,14 @@ Packed packed_integers(const Tensor& weight, const Tensor& scale, const optional
   return layer;
 }
 
-// Weights in bfloat16, or made so as they are read: `bits` of them is 16, or that of integers in groups.
+// Weights in bfloat16, or made so as they are read: `bits` of them is 16, or that of integers or floats in groups.
 Packed packed_wide(const Tensor& weight, const optional<Tensor>& bias, int64_t width, int64_t features, int64_t group,
-                   int64_t bits) {
+                   int64_t bits, bool floats) {
   const int64_t depth = up(width, std::max(group, DEPTH));
-  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits) : depth * PANEL * 2;
+  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits, floats) : depth * PANEL * 2;
   Packed layer = packed(weight, bytes, width, depth, group, 1, bias, features);
   layer.task.bits = bits;
+  layer.task.floats = floats;
   layer.multiply = group ? &tw::Kernels::linear_grouped : &tw::Kernels::linear_bf16;
   return layer;
 }
@@ -378,7 +379,7 @@ Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const Tensor& scale, 
 }
 
 Tensor linear_bf16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
-  return linear(x, packed_wide(weight, bias, width_of(x), features, 0, 16));
+  return linear(x, packed_wide(weight, bias, width_of(x), features, 0, 16, false));
 }
 
 void check_kept(int64_t group, int64_t bits) {
@@ -387,9 +388,46 @@ void check_kept(int64_t group, int64_t bits) {
 }
 
 Tensor linear_grouped(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
-                      int64_t group_size, int64_t bits) {
+                      int64_t group_size, int64_t bits, bool floats) {
   check_kept(group_size, bits);
-  return linear(x, packed_wide(weight, bias, width_of(x), features, group_size, bits));
+  return linear(x, packed_wide(weight, bias, width_of(x), features, group_size, bits, floats));
+}
+
+// out[t, h] = W[h] x[t, h]: each head of a token by a weight of its own, packed as one of `linear_bf16`.
+Tensor linear_heads(const Tensor& x_in, const Tensor& weight, int64_t features) {
+  const Tensor x = x_in.contiguous();
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(1) > 0 && weight.dim() == 2 && weight.size(0) == x.size(1),
+                    "x of shape ", x.sizes(), " and a packed weight of shape ", weight.sizes(),
+                    " are not (tokens, heads, features) and (heads, bytes)");
+  TORCH_CHECK_VALUE(weight.is_contiguous(), "the packed weight must be contiguous");
+  const int64_t tokens = x.size(0), heads = x.size(1), width = width_of(x), size = x.element_size();
+  const Type type = float_type(x, "x");
+  const Packed layer = packed_wide(weight.select(0, 0), std::nullopt, width, features, 0, 16, false);
+  Tensor out = at::empty({tokens, heads, features}, x.options());
+  if (!tokens) return out;
+  const Room room(layer, tokens);
+  const Tensor memory = at::empty({heads * room.bytes}, at::kByte);
+  const auto& k = kernels();
+  each(heads, [&](int64_t head) {
+    char* rows = (char*)memory.data_ptr() + head * room.bytes;
+    const char* from = (const char*)x.const_data_ptr() + head * width * size;
+    for (int64_t t = 0; t < tokens; t++)
+      k.widen_row(from + t * heads * width * size, type, width, 0, (uint16_t*)(rows + t * room.stride),
+                  layer.task.depth, 0);
+    tw::LinearTask task = layer.task;
+    task.weight = (const char*)weight.const_data_ptr() + head * weight.size(1);
+    task.rows = rows;
+    task.row_stride = room.stride;
+    task.out = (char*)out.data_ptr() + head * features * size;
+    task.out_type = type;
+    task.out_stride = heads * features;
+    task.panel_begin = 0, task.panel_end = up(features, PANEL) / PANEL;
+    for (int64_t t = 0; t < tokens; t += tw::ROWS_AT_ONCE) {
+      task.row_begin = t, task.row_end = std::min(t + tw::ROWS_AT_ONCE, tokens);
+      k.linear_bf16(task);
+    }
+  });
+  return out;
 }
 
 std::tuple<Tensor, Tensor> norm(const Tensor& x_in, const optional<Tensor>& residual_in, const Tensor& weight,
@@ -541,7 +579,8 @@ Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, co
   const Tensor qkv = qkv_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   const int64_t size = pages.head_size;
-  TORCH_CHECK_VALUE(heads >= 0 && pages.heads == kv_heads && qkv.dim() == 2 && heads <= qkv.size(1) &&
+  // Without key-value heads, the queries alone: of a layer that attends to what another has kept.
+  TORCH_CHECK_VALUE(heads >= 0 && (pages.heads == kv_heads || !kv_heads) && qkv.dim() == 2 && heads <= qkv.size(1) &&
                         qkv.size(1) == (heads + 2 * kv_heads) * size,
                     "qkv of shape ", qkv.sizes(), " is not ", heads, " + 2 x ", kv_heads, " heads of ", size);
   const int64_t tokens = qkv.size(0);
@@ -549,7 +588,7 @@ Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, co
   task.qkv = qkv.const_data_ptr();
   task.type = float_type(qkv, "qkv");
   pages.into(task);
-  task.heads = heads;
+  task.heads = heads, task.kv_heads = kv_heads;
   task.q_norm = floats(q_norm, size, "q_norm");
   task.k_norm = floats(k_norm, size, "k_norm");
   task.eps = float(eps);
@@ -733,7 +772,10 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("linear_w4a16(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
   m.def("quantize_w4(Tensor weight, Tensor importance, int group_size) -> (Tensor, Tensor, Tensor)");
   m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor");
-  m.def("linear_grouped(Tensor x, Tensor weight, Tensor? bias, int features, int group_size, int bits) -> Tensor");
+  m.def("linear_heads(Tensor x, Tensor weight, int features) -> Tensor");
+  m.def(
+      "linear_grouped(Tensor x, Tensor weight, Tensor? bias, int features, int group_size, int bits, bool floats=False)"
+      " -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("gated(Tensor x, str kind) -> Tensor");
@@ -754,6 +796,7 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("linear_w4a16", linear_w4a16);
   m.impl("linear_bf16", linear_bf16);
   m.impl("linear_grouped", linear_grouped);
+  m.impl("linear_heads", linear_heads);
   m.impl("quantize_w4", quantize_w4);
   m.impl("rms_norm", rms_norm);
   m.impl("add_rms_norm", add_rms_norm);

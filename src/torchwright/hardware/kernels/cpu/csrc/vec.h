@@ -158,6 +158,18 @@ inline F load_first(const Half* p, int64_t count) {
   return load_f32(all);
 }
 
+// Thirty-two float16, two in each lane.
+inline void from_halves(U x, F (&out)[2]) {
+#if defined(__AVX512F__)
+  out[0] = (F)_mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)x));
+  out[1] = (F)_mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)x, 1));
+#else
+  Half all[2 * LANES];
+  store(all, x);
+  out[0] = load_f32(all), out[1] = load_f32(all + LANES);
+#endif
+}
+
 // The first eight of sixteen, each two times, and the last eight.
 inline void twice(F x, F (&out)[2]) {
 #if defined(TW_TWO)
