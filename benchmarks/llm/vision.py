@@ -26,7 +26,7 @@ from benchmarks.llm import native, shapes
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.shown import Shown, with_pictures
 from torchwright.models.vision.encoder import PictureEncoder
-from torchwright.models.vision.reader import picture_token
+from torchwright.models.vision.reader import media_tokens
 from torchwright.models.vision.record import Picture, picture_of
 
 PATCH, MERGED = 14, 2
@@ -45,7 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
         folder = shapes.make(options.shape, Path(options.models or scratch))
         picture = picture_of_side(options.side)
-        place = [picture_token(folder)] * picture.tokens
+        place = [media_tokens(folder)[0]] * picture.tokens
         ids = [*range(1000, 1000 + TEXT), *place, *range(2000, 2000 + TEXT)]
         contenders = {"transformers bf16": theirs(folder, picture, ids)}
         for scheme in options.scheme:

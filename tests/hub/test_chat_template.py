@@ -114,3 +114,18 @@ def test_messages_are_not_changed(tmp_path: Path) -> None:
 def test_what_a_template_does_to_lists_it_does_not_have_is_a_refusal(tmp_path: Path) -> None:
     with pytest.raises(TemplateRefused):
         template(tmp_path, "{{ messages[5].content.x[2] }}{{ [][1] + 1 }}").render([HI])
+
+
+def test_a_text_is_a_part_for_a_template_that_knows_parts_alone(tmp_path: Path) -> None:
+    """As LLaVA's templates do, which wrote nothing of a text."""
+    source = (
+        "{% for message in messages %}[{{ message.role }}]"
+        "{% for part in message.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+        "{% for part in message.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}"
+        "{% endfor %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source)
+    parts = [{"type": "text", "text": "b"}, {"type": "image"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "c"}]
+    found = ChatTemplate(tmp_path).render([{"role": "system", "content": "a"}, *messages])
+    assert found == "[system]a[user]<image>b[assistant]c"

@@ -91,7 +91,7 @@ def test_a_second_question_on_the_same_picture_finds_it_cached(loaded: LoadedDec
         same(found[one.id, 0], alone(loaded, one)[0])
     assert found["a", 0].logprobs != found["c", 0].logprobs
     cached = {id: result.timing.cached_tokens for (id, _), result in found.items() if result.timing}
-    start = first.ids.index(loaded.vision.token) if loaded.vision else 0
+    start = first.ids.index(loaded.vision.tokens[0]) if loaded.vision else 0
     if not loaded.config.state_shapes:  # a state is kept behind some pages only
         common = next(n for n, (a, b) in enumerate(zip(first.ids, second.ids, strict=False)) if a != b)
         assert cached["b"] == common // PAGE * PAGE
@@ -102,7 +102,8 @@ def test_a_second_question_on_the_same_picture_finds_it_cached(loaded: LoadedDec
 def test_a_preempted_sequence_sees_its_pictures_again(loaded: LoadedDecoder) -> None:
     asked = [shows(loaded, str(n), f"Number {n}: ", RED, " ", BLUE, "?", tokens=40) for n in range(4)]
     pages = 3 + 2 * -(-(len(asked[0].ids) + 40) // PAGE)
-    found = answers(loaded, asked, pages=pages, step_tokens=24, max_running=8)
+    # Accepted drafts end some texts too soon to take others' pages.
+    found = answers(loaded, asked, pages=pages, step_tokens=24, max_running=8, speculate="none")
     assert sum(result.timing.preemptions for result in found.values() if result.timing) > 0
     for one in asked:
         same(found[one.id, 0], alone(loaded, one)[0])
@@ -160,7 +161,7 @@ def test_embeddings_are_kept_within_a_bound(loaded: LoadedDecoder) -> None:
     calls: list[str] = []
 
     class Counting:
-        token, whole, axes = vision.token, vision.whole, staticmethod(vision.axes)
+        tokens, whole, axes = vision.tokens, vision.whole, staticmethod(vision.axes)
 
         def embed(self, picture: Picture) -> Any:
             calls.append(picture.digest)

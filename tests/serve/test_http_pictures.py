@@ -351,7 +351,7 @@ def test_the_card_says_what_is_taken(http: httpx.Client) -> None:
     [
         (
             {"type": "input_audio", "input_audio": {}},
-            "'input_audio' is not supported: this server takes text and",
+            "'input_audio' is not supported: this server takes text",
         ),
         ({"type": "image_url", "image_url": {}}, "url' is missing"),
         ({"type": "image_url", "image_url": {"url": ""}}, "at least 1 character"),

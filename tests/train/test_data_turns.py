@@ -190,10 +190,17 @@ def test_what_a_template_leaves_out_is_reported(tmp_path: Path) -> None:
     calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     _, report = read(tmp_path, {"messages": [TALK[1], calling]}, {"messages": SAID}, template=CHATML)
     assert report.listed == [(1, "the chat template leaves out the tool calls of message 2")]
-    # As templates of models that see: their content is a list of parts.
-    parts = CHATML.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
     with pytest.raises(DataError, match="leaves out the content of message 3"):
-        read(tmp_path, {"messages": SAID}, template=parts)
+        read(tmp_path, {"messages": SAID}, template=CHATML.replace("{{ m.content }}", ""))
+
+
+def test_a_template_that_knows_parts_alone_is_given_parts(tmp_path: Path) -> None:
+    """As templates of models that see: their content is a list of parts."""
+    parts = CHATML.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    (document,), _ = read(tmp_path, {"messages": SAID}, template=parts)
+    (expected,), _ = read(tmp_path, {"messages": SAID}, template=CHATML)
+    assert text(document) == text(expected)
+    assert learnt(document) == learnt(expected)
 
 
 def test_answers_share_a_document_whatever_stands_behind_them(tmp_path: Path) -> None:

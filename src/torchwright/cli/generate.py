@@ -35,6 +35,14 @@ from torchwright.core.process.interrupts import importing
     help="A picture before the prompt, for models that take pictures; the prompt is then a user's message. Repeatable.",
 )
 @click.option(
+    "--video",
+    "videos",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A video before the prompt, for models that take videos: MP4, WebM, GIF and others. Repeatable.",
+)
+@click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     metavar="N",
@@ -78,6 +86,7 @@ def command(
     model: str | None,
     prompt: str,
     images: tuple[Path, ...],
+    videos: tuple[Path, ...],
     max_new_tokens: int | None,
     seed: int,
     quantize: str | None,
@@ -106,6 +115,7 @@ def command(
         at_revision(model, revision),
         _standard_input() if prompt == "-" else prompt,
         images=images,
+        videos=videos,
         max_new_tokens=max_new_tokens,
         seed=seed,
         sampling={name: value for name, value in sampling.items() if value is not None},

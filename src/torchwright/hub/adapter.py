@@ -135,12 +135,16 @@ class AdaptedCheckpoint(Checkpoint):
             )
         self._settings = AdapterSettings(adapter)
         self._files = TensorFiles(adapter)
-        self._left = {_module(name, self._settings.path) for name in self._files.names()}
+        modules = {f"{_module(name, self._settings.path)}.weight" for name in self._files.names()}
+        named = file_names(sorted(modules), config.get("model_type"))
+        self._modules = {usual: name.removesuffix(".weight") for usual, name in named.items()}
+        """The model's name of each layer with an adapter → the file's."""
+        self._left = {*self._modules.values()}
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
         found = super().weight(name, shape)
-        module = name.removesuffix(".weight")
-        if f"{PREFIX}{module}.{A}" not in self._files:
+        module = self._modules.get(name)
+        if module is None or f"{PREFIX}{module}.{A}" not in self._files:
             return found
         self._left.discard(module)
         return Plain(self._merged(module, found.rows(0, shape[0])))

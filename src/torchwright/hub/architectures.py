@@ -65,6 +65,8 @@ OTHER_INPUTS = {
 CAUSAL = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder", "ReformerModelWithLMHead")
 """Endings of the names of decoder-only language models."""
 
+GENERATES = "ForConditionalGeneration"
+"""Ending of the names of classes that write text of text and other inputs."""
 WITH_TEXT_ALONE = (
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
@@ -168,6 +170,19 @@ def runs_on_transformers(data: dict[str, Any]) -> bool:
     names = [name for name in named(data) if name.endswith((*CAUSAL, *WITH_TEXT_ALONE))]
     if not names or (other_inputs(data) and not set(names) <= set(WITH_TEXT_ALONE)):
         return False
+    return _has_classes(names)
+
+
+def shows_on_transformers(data: dict[str, Any]) -> bool:
+    """Check whether transformers has the class of a decoder that takes pictures besides text. Imports no torch."""
+    names = named(data)
+    takes = "pictures" in (other_inputs(data) or "") and data.get("is_encoder_decoder") is not True
+    if not names or not takes or not all(name.endswith(("ForCausalLM", GENERATES)) for name in names):
+        return False
+    return _has_classes(names)
+
+
+def _has_classes(names: list[str]) -> bool:
     with quiet_import():
         import transformers
 

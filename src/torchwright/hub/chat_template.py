@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +161,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: dict[str, Any] | None = None,
         marks: tuple[str, str] = ("", ""),
-        picture: str = "",
+        placeholders: Mapping[str, str] | None = None,
     ) -> str:
         """The text; `marks` are put around what the template tags as the assistant's, `extra` in its context.
 
-        `picture` stands for a part of the type image where a template takes texts alone.
+        `placeholders` stand for parts of their types (image, video) where a template takes texts alone.
 
         Raises `TemplateRefused` when the template does not take the messages.
         """
         name = self._name(tools)
-        fitted = [fitted_message(message, self.form(name), picture) for message in messages]
+        fitted = [fitted_message(message, self.form(name), placeholders or {}) for message in messages]
         return self._render(name, fitted, tools, add_generation_prompt, extra or {}, marks)
 
     def _name(self, tools: object) -> str:

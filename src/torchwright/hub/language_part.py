@@ -21,6 +21,7 @@ HOSTS = (
     "llava_next",
     "llava_onevision",
     "mistral3",
+    "paddleocr_vl",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_5",
@@ -30,15 +31,32 @@ HOSTS = (
     "smolvlm",
 )
 """`model_type` of multimodal models whose text goes through their language model as it is."""
-FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+FLAT = {
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "paddleocr_vl": "paddleocr_vl_text",
+}
 """Those whose older files have the language model's fields at the top level → its `model_type`."""
 PARTS = {kind: architecture for architecture, kind in NATIVE.items()} | {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "paddleocr_vl_text": "LlamaForCausalLM",
 }
 """`model_type` of a language model inside another → the native architecture."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "paddleocr_vl_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+}
+"""`model_type` of such a language model → defaults that differ from the native architecture's."""
+SEVERAL = {"paddleocr_vl_text": {"use_bias": ("attention_bias", "mlp_bias")}}
+"""`model_type` → its fields that set several of the native architecture's."""
 SECTIONS = {
     "qwen2_vl": ([16, 24, 24], False),
     "qwen2_5_vl": ([16, 24, 24], False),
@@ -46,6 +64,7 @@ SECTIONS = {
     "qwen3_vl_moe": ([24, 20, 20], True),
     "qwen3_5": ([11, 11, 10], True),
     "qwen3_5_moe": ([11, 11, 10], True),
+    "paddleocr_vl": ([16, 24, 24], False),
 }
 """`model_type` → the sections of a rotary embedding for pictures, and whether frequencies take turns.
 
@@ -67,6 +86,10 @@ OTHERS = (
     "downsample",
 )
 """Beginnings of the fields of older flat files that describe pictures and sound."""
+UNUSED = {
+    "paddleocr_vl": ("compression_ratio", "ignored_index", "use_flash_attention", "weight_share_add_bias")
+}
+"""Fields of older flat files that transformers does not read."""
 PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -92,11 +115,13 @@ def language_part(data: dict[str, Any]) -> dict[str, Any]:
         return data
     text = data.get("text_config")
     if text is None and host in FLAT:
-        text = {key: value for key, value in data.items() if not key.startswith(OTHERS)}
+        unread = UNUSED.get(host, ())
+        text = {key: value for key, value in data.items() if not key.startswith(OTHERS) and key not in unread}
         text["model_type"] = FLAT[host]
     if not isinstance(text, dict) or text.get("model_type") not in PARTS:
         return data
     architecture = PARTS[text["model_type"]]
+    text = _translated(text)
     found = text | {"architectures": [architecture], "model_type": NATIVE[architecture]}
     for key in (
         "quantization_config",
@@ -113,6 +138,17 @@ def language_part(data: dict[str, Any]) -> dict[str, Any]:
     if host in SECTIONS:
         key = "rope_scaling" if isinstance(found.get("rope_scaling"), dict) else "rope_parameters"
         found[key] = _sectioned(found.get(key) or {}, *SECTIONS[host])
+    return found
+
+
+def _translated(text: dict[str, Any]) -> dict[str, Any]:
+    """Return a language model's fields by the native architecture's names, with its own defaults."""
+    kind = text["model_type"]
+    several = SEVERAL.get(kind, {})
+    found = DEFAULTS.get(kind, {}) | {key: value for key, value in text.items() if key not in several}
+    for key, names in several.items():
+        if key in text:
+            found |= dict.fromkeys(names, text[key])
     return found
 
 

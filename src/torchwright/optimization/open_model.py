@@ -43,6 +43,7 @@ from torchwright.models.diffusion.load import load_diffuser
 from torchwright.models.speech.base import Recognizer
 from torchwright.models.speech.load import load_speech
 from torchwright.models.vision.encoder import encoder_of
+from torchwright.models.vision.on_transformers import shows_on_transformers
 from torchwright.models.vision.question import Question, question_about
 from torchwright.models.vision.reader import takes_pictures
 from torchwright.optimization.artifact import folder as artifact
@@ -92,6 +93,7 @@ def generate(
     prompt: str,
     *,
     images: Sequence[Path] = (),
+    videos: Sequence[Path] = (),
     max_new_tokens: int | None,
     seed: int,
     sampling: Mapping[str, Any],
@@ -110,8 +112,8 @@ def generate(
     """`torchwright generate`: what can be refused without the model is, before it is opened.
 
     `sampling` holds fields of `Sampling`, and only those that the user gave. Without `max_new_tokens` there are
-    `NEW_TOKENS`, or as many as fit. With `images` the prompt is a user's message behind them, which the folder's chat
-    template writes.
+    `NEW_TOKENS`, or as many as fit. With `images` or `videos` the prompt is a user's message behind them, which the
+    folder's chat template writes.
     """
     _check_text(prompt)
     temperature = Sampling.of(sampling).temperature
@@ -121,7 +123,7 @@ def generate(
             f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
             next="add --temperature, such as 0.8",
         )
-    question = _question(target, prompt, images) if images else None
+    question = _question(target, prompt, images, videos) if images or videos else None
     opened = open_model(
         target,
         quantize=quantize,
@@ -150,11 +152,11 @@ def generate(
     )
 
 
-def _question(target: str | None, prompt: str, images: Sequence[Path]) -> Question:
+def _question(target: str | None, prompt: str, images: Sequence[Path], videos: Sequence[Path]) -> Question:
     """Read the pictures before the model is opened."""
     if target is not None and is_artifact(target):
-        return question_about(Path(target) / artifact.MODEL, prompt, images)
-    return question_about(resolve(str(BUNDLED if target is None else target), WANTED), prompt, images)
+        return question_about(Path(target) / artifact.MODEL, prompt, images, videos)
+    return question_about(resolve(str(BUNDLED if target is None else target), WANTED), prompt, images, videos)
 
 
 def open_model(
@@ -364,7 +366,7 @@ def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
     try:
         recognize(language_part(described), folder / "config.json")
     except UnsupportedArchitecture:
-        return runs_on_transformers(described)
+        return runs_on_transformers(described) or takes_pictures(folder)
     return False
 
 
@@ -403,6 +405,7 @@ def _on_transformers(
         kv=None if kv is None else KV_DTYPES[kv],
         device=name,
         batched=batched,
+        shows=shows_on_transformers(folder) if takes_pictures(folder) else None,
     )
     return OpenedModel(model=loaded.model, notices=loaded.notices)
 

@@ -115,6 +115,10 @@ INPUT_PICTURES = 64
 """Pictures in one request's messages."""
 INPUT_PICTURE_BYTES = 20 * MIB
 """One picture's file."""
+INPUT_VIDEOS = 4
+"""Videos in one request's messages: each is as much work as many pictures."""
+INPUT_VIDEO_BYTES = 20 * MIB
+"""One video's file, or the pictures of its frames."""
 PREPARED_BYTES = 512 * MIB
 """A request's pictures as the model's encoder reads them."""
 PICTURE_PIXELS = 2048 * 2048

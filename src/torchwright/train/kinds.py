@@ -51,6 +51,14 @@ KINDS: dict[str, dict[str, str]] = {
         "data check": "torchwright.train.media.survey:survey",
         "data show": "torchwright.train.media.survey:sample",
     },
+    "vision-language": {
+        "train": "torchwright.train.media.trainer:train_vision",
+        "read": "torchwright.train.media.config:read_vision",
+        "words": "torchwright.train.media.quick:from_words",
+        "files": "torchwright.train.media.quick:files_run",
+        "data check": "torchwright.train.media.survey:survey",
+        "data show": "torchwright.train.media.survey:sample",
+    },
 }
 """Kind → verb → what it runs: a function as module:function, or a module."""
 

@@ -121,6 +121,7 @@ HOSTS: dict[str, dict[str, Any]] = {
         "text_config": TEXT | {"model_type": "qwen3"},
         "vision_config": VISION | {"image_size": [28, 28], "patch_size": [14, 14]},
     },
+    "PaddleOCRVL": {"text_config": TEXT | {"rope_parameters": MROPE}, "vision_config": VISION},
 }
 """`…Config` of transformers → fields of a small model."""
 

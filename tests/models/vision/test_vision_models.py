@@ -66,7 +66,7 @@ def logits(loaded: Any, ids: list[int], pictures: list[Any], chunk: int) -> torc
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("name", vlms.HOSTS)
+@pytest.mark.parametrize("name", vlms.named_hosts())
 def test_pictures_are_seen_as_by_the_whole_model(name: str, tmp_path: Path) -> None:
     whole = vlms.save(name, tmp_path)
     shown = PICTURES[: 1 if name in ALONE else 2]

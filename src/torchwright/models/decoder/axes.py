@@ -1,4 +1,7 @@
-"""Positions of a sequence with pictures: each token of a picture has one in time, in height and in width."""
+"""Positions of a sequence with pictures: each token of a picture has one in time, in height and in width.
+
+A video's positions in time may go beyond the prompt's length: they follow its seconds, whatever its tokens are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
+from torchwright.core.errors import WorkloadError
 
 AXES = 3
 """Time, height and width."""
@@ -18,16 +23,25 @@ class PromptAxes:
     of_prompt_AP: np.ndarray
     """int64."""
 
-    def __post_init__(self) -> None:
-        count = self.of_prompt_AP.shape[1]
-        # The tables of angles are as long as the longest sequence.
-        assert not count or self.of_prompt_AP.max() < count, "a position beyond the prompt's length"
-
     @property
     def shift(self) -> int:
         """The number that turns the place of an answer's token into its position."""
         count = self.of_prompt_AP.shape[1]
         return int(self.of_prompt_AP.max()) + 1 - count if count else 0
+
+    def check(self, tokens: int, context: int) -> None:
+        """Raise `WorkloadError` where a sequence of so many tokens has positions beyond the context.
+
+        Tables of angles are as long as the largest position, which a file's frame rate decides.
+        """
+        largest = max(int(self.of_prompt_AP.max(initial=0)), tokens + self.shift - 1)
+        if largest >= context:
+            raise WorkloadError(
+                "the prompt's pictures and videos reach beyond the model's context",
+                found=f"position {largest:,}",
+                allowed=f"{context:,} positions",
+                next="send a shorter video, or fewer pictures",
+            )
 
     def at(self, places: range) -> np.ndarray:
         """Return the positions (3, n) of the tokens at these places."""

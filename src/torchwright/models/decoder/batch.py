@@ -95,7 +95,7 @@ class Batch:
     last_rows_B: torch.Tensor
     """The row of each sequence's last token, int64."""
     longest: int
-    """The largest length, known without reading a tensor."""
+    """The largest length, or the largest position of a picture's token and one more, known without reading a tensor."""
     memory: Remembered | None = None
     """For a decoder that attends to one."""
     states: StateRows | None = None

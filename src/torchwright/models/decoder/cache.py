@@ -257,7 +257,9 @@ class PagedCache(LayerCache):
         axes_AT = axes_of_batch(
             (sequence.axes, range(sequence.length - len(more), sequence.length)) for sequence, more in pieces
         )
-        of_64_bits |= {} if axes_AT is None else {"axes_AT": axes_AT}
+        if axes_AT is not None:
+            of_64_bits["axes_AT"] = axes_AT
+            longest = max(longest, int(axes_AT.max()) + 1)
         batch = Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=longest)
         return batch if self.states is None else replace(batch, states=self._state_rows(pieces, starts))
 

@@ -39,10 +39,12 @@ def joined(parts: Sequence[Embedded]) -> Embedded:
 class EncodesPictures(Protocol):
     """A vision encoder (`models/vision/encoder.py`)."""
 
-    token: int
-    """The token that stands for a place of a picture."""
+    tokens: tuple[int, ...]
+    """The tokens that stand for a place of a picture, or of a video."""
     whole: bool
     """True if each token of a picture attends to the whole picture; then no forward call may end within one."""
+    device: torch.device
+    """The device of the embeddings."""
 
     runs_as: str | None
     """Its layers, precision and agreement, in words; None before it is loaded."""
@@ -99,7 +101,7 @@ class Shown:
 
 def places_of(vision: EncodesPictures, ids: Sequence[int], pictures: Sequence[Any]) -> Places:
     """Return the places of a prompt's pictures. Raises `WorkloadError` where they fill more or fewer."""
-    places_N = np.flatnonzero(np.asarray(ids) == vision.token)
+    places_N = np.flatnonzero(np.isin(ids, vision.tokens))
     filled = sum(picture.tokens for picture in pictures)
     if len(places_N) != filled:
         raise WorkloadError(

@@ -92,7 +92,7 @@ class NativeAnswers(nn.Module):
         assert self.vision is not None
         ids, target = ids_1T[0].tolist(), target_1N[0].tolist()
         picture = picture_of(
-            {name: array.numpy() for name, array in arrays.items()}, ids.count(self.vision.token)
+            {name: array.numpy() for name, array in arrays.items()}, ids.count(self.vision.tokens[0])
         )
         shown = Shown.of(self.vision, ids, [picture])
         cache = self.loaded.new_cache([len(ids) + len(target)])

@@ -23,8 +23,11 @@ from torchwright.models.decoder.axes import PromptAxes
 from torchwright.models.decoder.shown import Embedded
 from torchwright.models.vision.load import vision_part
 from torchwright.models.vision.native import OntoKernels
-from torchwright.models.vision.reader import PictureReader, picture_token, takes_pictures
+from torchwright.models.vision.reader import PictureReader, media_tokens, takes_pictures
 from torchwright.models.vision.record import Picture
+
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+"""Arrays of prepared pictures and videos by which positions are computed."""
 
 WHOLE = ("gemma3",)
 """`model_type` of models in which each token of a picture attends to the whole picture."""
@@ -56,8 +59,10 @@ class PictureEncoder:
         *,
         quantize: str | None = None,
         rounded: bool = False,
+        model: Any = None,
     ) -> None:
-        self.token, self.device = picture_token(folder), torch.device(device)
+        """`model` is the folder's whole model where it is loaded already; its encoder is used as it is."""
+        self.tokens, self.device = media_tokens(folder), torch.device(device)
         self.whole = read_config(folder).get("model_type") in WHOLE
         self.runs_as: str | None = None
         """The layers, precision and agreement, in words; None before it is loaded."""
@@ -65,6 +70,8 @@ class PictureEncoder:
         self._schemes = _schemes(quantize, rounded)
         self._asked = quantize not in (None, "none")
         self._model: Any = None
+        if model is not None:
+            self._model, self.runs_as = model.base_model, "transformers' modules"
 
     def load(self, example: Picture | None = None) -> None:
         """Load the encoder now, rather than with the first picture.
@@ -120,19 +127,20 @@ class PictureEncoder:
         return cosine, None if cosine >= LEAST_COSINE else f"its embeddings have a cosine of {cosine:.4f}"
 
     def embed(self, picture: Picture) -> Embedded:
-        """Encode one picture. Raises `ModelError` where that fails, or where it does not fill its places."""
+        """Encode one picture or video. Raises `ModelError` where that fails, or where it does not fill its places."""
         return self._embed(self.model, picture)
 
     @torch.inference_mode()
     def _embed(self, model: Any, picture: Picture) -> Embedded:
-        takes = inspect.signature(model.get_image_features).parameters
         with _as_model_error("the vision encoder fails on a picture"):
+            encode = model.get_video_features if picture.moves else model.get_image_features
+            takes = inspect.signature(encode).parameters
             arguments = {
                 name: torch.from_numpy(array.numpy().copy()).to(self.device)
                 for name, array in picture.arrays.items()
                 if name in takes
             }
-            found = model.get_image_features(**arguments, return_dict=True)
+            found = encode(**arguments, return_dict=True)
             rows_NE = _rows(found.pooler_output)
             deep = tuple(_rows(rows) for rows in getattr(found, "deepstack_features", None) or ())
         if len(rows_NE) != picture.tokens:
@@ -154,12 +162,10 @@ class PictureEncoder:
             return None
         with _as_model_error("the positions of pictures cannot be computed"):
             ids_1T = torch.tensor([list(ids)])
-            grids = {
-                name: torch.from_numpy(np.concatenate([picture.arrays[name].numpy() for picture in pictures]))
-                for name in pictures[0].arrays
-                if name.endswith("grid_thw")
-            }
-            positions_A1T, _ = index(ids_1T, mm_token_type_ids=(ids_1T == self.token).int(), **grids)
+            types_1T = torch.zeros_like(ids_1T)
+            for kind, token in enumerate(self.tokens, 1):  # 1 for a picture's tokens, 2 for a video's
+                types_1T[ids_1T == token] = kind
+            positions_A1T, _ = index(ids_1T, mm_token_type_ids=types_1T, **_joined(pictures, GRIDS))
             return PromptAxes(positions_A1T[:, 0].numpy())
 
 
@@ -194,6 +200,15 @@ def _cosine(one: Embedded, other: Embedded) -> float:
     """The mean cosine between rows of two pictures' embeddings; NaN where one has NaN."""
     pairs = zip((one.rows_NE, *one.deep), (other.rows_NE, *other.deep), strict=True)
     return float(torch.cat([torch.cosine_similarity(a.float(), b.float(), dim=-1) for a, b in pairs]).mean())
+
+
+def _joined(pictures: Sequence[Picture], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return arrays of all pictures one after another, of those that have them."""
+    found = {
+        name: [picture.arrays[name].numpy() for picture in pictures if name in picture.arrays]
+        for name in names
+    }
+    return {name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in found.items() if arrays}
 
 
 @contextlib.contextmanager

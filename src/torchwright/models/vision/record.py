@@ -1,4 +1,4 @@
-"""A picture on its way to a model's vision encoder, as one process sends it to another. No torch here."""
+"""A picture or video on its way to a model's vision encoder, as one process sends it to another. No torch here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 DTYPES = ("float32", "int64", "bool")
 """Types of a prepared picture's arrays: numbers that encoders read, sizes, and masks of padding."""
+VIDEO = "pixel_values_videos"
+"""The array that a video has and a picture has not."""
 
 
 class PictureArray(msgspec.Struct, frozen=True, array_like=True):
@@ -28,7 +30,7 @@ class PictureArray(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A prepared picture: the arrays that its model's processor returned."""
+    """A prepared picture or video: the arrays that its model's processor returned."""
 
     digest: str
     """SHA-256 of the arrays: equal pictures have equal embeddings."""
@@ -36,6 +38,11 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """Places in the prompt that its embeddings take."""
     arrays: dict[str, PictureArray]
     """The vision encoder's arguments by name."""
+
+    @property
+    def moves(self) -> bool:
+        """True for a video."""
+        return VIDEO in self.arrays
 
     @property
     def bytes(self) -> int:

@@ -15,7 +15,7 @@ from torchwright.hub.folder import model_files
 from torchwright.hub.language_part import HOSTS
 from torchwright.models.vision.calls import Answers
 from torchwright.models.vision.question import question_about
-from torchwright.models.vision.reader import picture_token, takes_pictures
+from torchwright.models.vision.reader import media_tokens, takes_pictures
 from torchwright.models.vision.user_pictures import UserPictures
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import (
@@ -59,7 +59,7 @@ class VisionLanguageWorkload(Workload):
         self.folder, self.label = Path(folder), str(folder)
         self.new_tokens, self.question = new_tokens, question
         self.images = None if images is None else Path(images)
-        self._token = picture_token(self.folder)
+        self._token = media_tokens(self.folder)[0]
         judged, calibration = _pictures(self.images)
         self.pictures = len(judged)
         self._calls = [self._read(picture) for picture in (*judged, *calibration)]

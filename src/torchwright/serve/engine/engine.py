@@ -264,7 +264,11 @@ class ServingEngine(TokenEngine):
         vision = self._vision
         if vision is None:
             raise WorkloadError("the model takes text alone", found=f"{len(submit.pictures)} pictures")
-        return places_of(vision, submit.ids, submit.pictures), vision.axes(submit.ids, submit.pictures)
+        places = places_of(vision, submit.ids, submit.pictures)
+        axes = vision.axes(submit.ids, submit.pictures)
+        if axes is not None:
+            axes.check(len(submit.ids) + submit.max_tokens, self.context)
+        return places, axes
 
     def _show(self, plan: StepPlan) -> None:
         """Encode the pictures of sequences whose prompts are computed; those that cannot be encoded end."""

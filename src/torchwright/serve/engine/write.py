@@ -15,6 +15,8 @@ import torch
 
 from torchwright.core.errors import ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.hardware.devices.cpu import available_memory_bytes
+from torchwright.models.decoder.shown import Shown, places_of
+from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import AnsweringEngine, LiveAnswer, LiveRequest
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
@@ -33,9 +35,17 @@ from torchwright.workloads.generation import Continued, SteppedWriter
 
 
 @dataclass(eq=False, kw_only=True)
+class _Request(LiveRequest):
+    """A request, with its pictures once they are encoded."""
+
+    shown: Shown | None = None
+
+
+@dataclass(eq=False, kw_only=True)
 class _Answer(LiveAnswer):
     """One of a request's `n` answers; without a session it waits."""
 
+    request: _Request
     key: Key
     constraint: Constraint | None
     session: Continued | None = None
@@ -65,6 +75,10 @@ class WritingEngine(AnsweringEngine):
         """`folder` holds the weights, and `tokenizer` the tokenizer's files."""
         super().__init__(options, clock)
         self._generator = generator
+        self._writer: TransformersWriter | None = None
+        """The same, if it takes pictures."""
+        if isinstance(generator, TransformersWriter) and generator.vision is not None:
+            self._writer = generator
         longest = generator.longest
         check_context(self.options.max_context, longest)
         self.context = self.options.max_context or longest
@@ -92,6 +106,7 @@ class WritingEngine(AnsweringEngine):
             weight_bytes=sum(path.stat().st_size for path in files if path.suffix == ".safetensors"),
             kv_bytes=self._at_once * generator.cache_bytes,
             fingerprint=fingerprint_of_files(files),
+            pictures=self._writer is not None,
             notices=list(notices),
         )
 
@@ -101,7 +116,7 @@ class WritingEngine(AnsweringEngine):
         if refused is not None:
             return refused
         now = self._clock()
-        request = self._live[submit.id] = LiveRequest(submit=submit, arrived=now)
+        request = self._live[submit.id] = _Request(submit=submit, arrived=now)
         for index in range(submit.n):
             answer = request.answers[index] = _Answer(
                 request=request,
@@ -159,6 +174,8 @@ class WritingEngine(AnsweringEngine):
             return refused
         if submit.grammar is not None and not self.grammars.keeps(submit.grammar):
             return RequestRefused(id=submit.id, reason="invalid", text="its grammar was not sent before it")
+        if submit.pictures and (text := self._picture_fault(submit)):
+            return RequestRefused(id=submit.id, reason="invalid", text=text)
         room = self._generator.room(len(submit.ids))
         if submit.max_tokens > room:
             chunk = self._generator.chunk
@@ -167,6 +184,18 @@ class WritingEngine(AnsweringEngine):
             text += f"{submit.max_tokens} are asked for"
             return RequestRefused(id=submit.id, reason="too_long", text=text)
         return self._refuse_full(submit)
+
+    def _picture_fault(self, submit: Submit) -> str | None:
+        """Return why a request with pictures cannot be computed."""
+        if self._writer is None or self._writer.vision is None:
+            return "the model takes text alone"
+        if submit.prompt_logprobs is not None:
+            return "log-probabilities of prompts with pictures are not computed for this model"
+        try:
+            places_of(self._writer.vision, submit.ids, submit.pictures)
+        except TorchwrightError as error:
+            return str(error)
+        return None
 
     def _admit(self) -> None:
         """Begin answers in their order while there is room; those whose grammar is being read wait."""
@@ -211,7 +240,12 @@ class WritingEngine(AnsweringEngine):
                 None,
                 *(logprob(logits_V, token, top, asked) for logits_V, token in scored),
             ]
-        answer.session = generator.session(submit.ids)
+        if self._writer is not None and submit.pictures:
+            request = answer.request
+            request.shown = request.shown or self._writer.show(submit.ids, submit.pictures)
+            answer.session = self._writer.session(submit.ids, request.shown)
+        else:
+            answer.session = generator.session(submit.ids)
         answer.logits_V = answer.session.prefill()
         answer.read = self._clock()
         self._counts.prompt_tokens += len(submit.ids)

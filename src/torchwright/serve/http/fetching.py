@@ -133,7 +133,7 @@ class PictureFetcher:
         headers = [
             ("Host", target.name),
             ("User-Agent", AGENT),
-            ("Accept", "image/*"),
+            ("Accept", "image/*, video/*"),
             ("Connection", "close"),
         ]
         asked = h11.Request(method="GET", target=target.path, headers=headers)

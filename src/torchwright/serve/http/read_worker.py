@@ -76,6 +76,8 @@ def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int
     if language is not None and language.pictures is not None:
         try:
             language.pictures.load()  # seconds, and memory that all jobs share
+            if fault := language.pictures.video_fault:
+                print(f"videos are refused: {fault}", file=sys.stderr, flush=True)
         except ModelError as error:
             print(f"pictures are refused: {error}", file=sys.stderr, flush=True)
             language = replace(language, pictures=None)

@@ -119,11 +119,13 @@ class Service:
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
-        """The kinds of input that the served model takes: text, text and pictures, or sound."""
+        """The kinds of input that the served model takes: text, perhaps with pictures and videos, or sound."""
         if self.sounds is not None:
             return ("audio",)
-        takes = self.model is not None and self.model.pictures is not None and self.engine().pictures
-        return ("text", "image") if takes else ("text",)
+        reader = self.model.pictures if self.model is not None else None
+        if reader is None or not self.engine().pictures:
+            return ("text",)
+        return ("text", "image") if reader.video_fault else ("text", "image", "video")
 
     @cached_property
     def reader(self) -> BodyReader:

@@ -20,7 +20,7 @@ from torchwright.serve.api_error import invalid
 from torchwright.serve.formats.base import Callable, ToolFormat, structural_tag
 from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.openai.parse import Body
-from torchwright.serve.openai.parts import Function, ImagePart, Message
+from torchwright.serve.openai.parts import Function, ImagePart, Message, VideoPart
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off: Qwen's, and Granite's and DeepSeek's."""
@@ -80,13 +80,13 @@ def prompt_text(
     *,
     add_generation_prompt: bool = True,
     extra: dict[str, Any] | None = None,
-    picture: str = "",
+    placeholders: Mapping[str, str] | None = None,
     written: Mapping[str, str] | None = None,
 ) -> str:
     """The prompt by the model's chat template.
 
-    `picture` is what the template writes for a picture. `written` has words that are replaced wherever the client
-    wrote them, so that those in the prompt are the template's own.
+    `placeholders` are what the template writes for a picture and a video. `written` has words that are replaced
+    wherever the client wrote them, so that those in the prompt are the template's own.
 
     Raises `ApiError` (400) where the template has no place for tools, refuses the messages, or `extra` has reserved
     names. A template that refuses the messages gets them in another form of the same content, where there is one.
@@ -109,7 +109,7 @@ def prompt_text(
         tools=described or None,
         add_generation_prompt=add_generation_prompt,
         extra=extra,
-        picture=picture,
+        placeholders=placeholders,
     )
     try:
         return render(plain)
@@ -223,7 +223,9 @@ def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = [
-            {"type": "image"} if isinstance(part, ImagePart) else part.model_dump(exclude_none=True)
+            {"type": part.kind}
+            if isinstance(part, ImagePart | VideoPart)
+            else part.model_dump(exclude_none=True)
             for part in content
         ]
     # Templates older than the role know the developer's messages as the system's.

@@ -121,8 +121,14 @@ class ImageUrl(Body):
     """Sides of at most 512 pixels (low), 2048 (auto, high), or as many as the model's processor takes (original)."""
 
 
+class VideoUrl(Body):
+    url: Text
+    """A data URL, such as data:video/mp4;base64,…, or data:video/jpeg;base64,…,… of frames; or http(s), as pictures."""
+
+
 class ImagePart(Body):
     without_effect: ClassVar[dict[str, str]] = _CACHED
+    kind: ClassVar[str] = "image"
     type: Literal["image_url"]
     image_url: ImageUrl | Text
 
@@ -131,18 +137,33 @@ class ImagePart(Body):
         return ImageUrl(url=self.image_url) if isinstance(self.image_url, str) else self.image_url
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class VideoPart(Body):
+    without_effect: ClassVar[dict[str, str]] = _CACHED
+    kind: ClassVar[str] = "video"
+    type: Literal["video_url"]
+    video_url: VideoUrl | Text
+
+    @property
+    def video(self) -> VideoUrl:
+        return VideoUrl(url=self.video_url) if isinstance(self.video_url, str) else self.video_url
+
+
+Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
 def only_known(value: Any) -> Any:
     """Other kinds of content are refused by their name, before their fields are looked at."""
+    return _checked(value, KINDS, "text and pictures")
+
+
+def _checked(value: Any, kinds: Sequence[str], taken: str) -> Any:
     for part in value if isinstance(value, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in KINDS:
+        if isinstance(kind, str) and kind not in kinds:
             raise PydanticCustomError(
                 "content_part",
-                "content part '{kind}' is not supported: this server takes text and pictures",
-                {"kind": kind},
+                "content part '{kind}' is not supported: this server takes {taken}",
+                {"kind": kind, "taken": taken},
             )
     return value
 
@@ -156,7 +177,7 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(max_length=PARTS, fail_fast=True)] | None = None
-    """Text, or a list of parts: texts and pictures; audio is refused."""
+    """Text, or a list of parts: texts, pictures and videos; audio is refused."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -170,16 +191,20 @@ class Message(Body):
     function_call: None = None
 
     @property
-    def images(self) -> Sequence[ImageUrl]:
-        """The pictures in the content, in their order."""
+    def media(self) -> Sequence[ImageUrl | VideoUrl]:
+        """The pictures and videos in the content, in their order."""
         content = self.content if isinstance(self.content, list) else ()
-        return [part.image for part in content if isinstance(part, ImagePart)]
+        return [
+            part.image if isinstance(part, ImagePart) else part.video
+            for part in content
+            if not isinstance(part, TextPart)
+        ]
 
     @model_validator(mode="before")
     @classmethod
     def _content(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            only_known(data.get("content"))
+            _checked(data.get("content"), (*KINDS, "video_url"), "text, pictures and videos")
         return data
 
     @model_validator(mode="after")

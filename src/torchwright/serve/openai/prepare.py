@@ -232,7 +232,7 @@ async def _ids(
             raise invalid(f"'{prompts.param}' is empty", prompts.param)
     check_ids(prompt, limits, prompts.param)
     if model.pictures is not None:
-        check_places(prompt, prompts.pictures, model.pictures.token, prompts.param)
+        check_places(prompt, prompts.pictures, model.pictures.tokens, prompts.param)
     return prompt
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchwright.hub.chat_template import RESERVED, call_arguments, join_parts
@@ -30,6 +31,9 @@ SHAREGPT = {
 """Names in ShareGPT's `from`, in addition to the roles themselves."""
 NO_TOOL_LIST = "'tools' is no list of functions, nor JSON text of one"
 TEXT_PARTS = ("text", "input_text", "output_text")
+PICTURE_PARTS = ("image", "image_url", "input_image")
+PLACE = "<image>"
+"""A picture's place in a text, as LLaVA's and ShareGPT's rows write it."""
 WEIGHTS = ("weight", "loss", "train", "trainable", "loss_mask")
 """Fields of a message that leave an answer out where they are 0 or false.
 
@@ -41,18 +45,38 @@ class RowFault(Exception):
     """A row that cannot be trained on; the text says why."""
 
 
-def plain_messages(messages: Any) -> list[dict[str, Any]]:
+@dataclass
+class RowPictures:
+    """The pictures of a row, in the order of their places in its messages."""
+
+    column: list[Any]
+    """Those that a column of the row names, for places that name none themselves."""
+    sources: list[Any] = field(default_factory=list)
+    """The picture of each place: a file's name, a URL, or an object with bytes."""
+
+    def place(self, number: int, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Note the picture of a part of message `number`, and return the part as templates take it."""
+        own = next((part[name] for name in ("image", "path", "url", "image_url") if part.get(name)), None)
+        own = own.get("url") if isinstance(own, dict) and "url" in own else own
+        if own is None and not self.column:
+            raise RowFault(f"message {number} has a place for a picture, and the row names none for it")
+        self.sources.append(self.column.pop(0) if own is None else own)
+        return {"type": "image"}
+
+
+def plain_messages(messages: Any, pictures: RowPictures | None = None) -> list[dict[str, Any]]:
     """Return messages as templates take them: string contents, tool calls with objects as arguments.
 
-    Raises `RowFault` for what is not a list of messages, or has content that is not text.
+    With `pictures`, messages other than the assistant's may show some: parts of the type image, or `PLACE` in a text.
+    Raises `RowFault` for what is not a list of messages, or has other content.
     """
     messages = from_json(messages)
     if not isinstance(messages, list) or not messages:
         raise RowFault("the messages are no list of objects with 'role' and 'content'")
-    return [_message(place, message) for place, message in enumerate(messages, 1)]
+    return [_message(place, message, pictures) for place, message in enumerate(messages, 1)]
 
 
-def _message(place: int, message: Any) -> dict[str, Any]:
+def _message(place: int, message: Any, pictures: RowPictures | None) -> dict[str, Any]:
     message = _from_sharegpt(message)
     if not isinstance(message, dict) or "role" not in message:
         raise RowFault(f"message {place} is no object with 'role' and 'content'")
@@ -65,7 +89,11 @@ def _message(place: int, message: Any) -> dict[str, Any]:
     # A null stands for a missing key: columnar files have every key in every row.
     plain = {name: value for name, value in message.items() if value is not None}
     plain.pop("function_call", None)
-    plain |= {"role": role, "content": _content(place, message.get("content"), empty=bool(calls))}
+    content = message.get("content")
+    if pictures is not None and role != ASSISTANT and _shows(content):
+        plain |= {"role": role, "content": _with_pictures(place, content, pictures)}
+    else:
+        plain |= {"role": role, "content": _content(place, content, empty=bool(calls))}
     if calls:
         plain["tool_calls"] = calls
     # The names that templates and data know reasoning by; the server fills in both that templates read.
@@ -85,6 +113,29 @@ def _from_sharegpt(message: Any) -> Any:
         return {**rest, "role": ASSISTANT, "tool_calls": calls if isinstance(calls, list) else [calls]}
     role = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
     return {**rest, "role": role, "content": value}
+
+
+def _shows(content: Any) -> bool:
+    """Check whether a message's content has places for pictures."""
+    if isinstance(content, str):
+        return PLACE in content
+    return isinstance(content, list) and any(_is_picture(part) for part in content)
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURE_PARTS
+
+
+def _with_pictures(place: int, content: Any, pictures: RowPictures) -> list[dict[str, Any]]:
+    """Return the parts of a content that shows pictures."""
+    if isinstance(content, str):
+        pieces = content.split(PLACE)
+        content = [pieces[0], *(part for piece in pieces[1:] for part in ({"type": "image"}, piece))]
+        content = [part for part in content if part != ""]
+    return [
+        pictures.place(place, part) if _is_picture(part) else {"type": "text", "text": _part(place, part)}
+        for part in content
+    ]
 
 
 def _content(place: int, content: Any, *, empty: bool) -> str:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchwright.hub.chat_template import ChatTemplate, TemplateRefused
-from torchwright.train.data.messages import ASSISTANT, RowFault, plain_messages, plain_tools, weights
+from torchwright.train.data.messages import (
+    ASSISTANT,
+    RowFault,
+    RowPictures,
+    plain_messages,
+    plain_tools,
+    weights,
+)
 
 STOP_OUTSIDE = (
     "the end-of-turn token lies outside of the chat template's generation tags; it is trained on all the same"
@@ -155,12 +162,15 @@ def conversation(
     stops: Stops,
     first: int = 0,
     switches: Mapping[str, Any] | None = None,
+    pictures: RowPictures | None = None,
+    placeholders: Mapping[str, str] | None = None,
 ) -> list[Marked]:
     """Return a conversation's texts; of its messages from `first` on the assistant's are trained on.
 
-    `switches` are further variables of the template. Raises `RowFault`.
+    `switches` are further variables of the template. With `pictures` messages may show some, for which a template that
+    takes texts alone writes `placeholders`. Raises `RowFault`.
     """
-    plain, functions = plain_messages(messages), plain_tools(tools)
+    plain, functions = plain_messages(messages, pictures), plain_tools(tools)
     wanted = weights(plain)
     turns = [
         place
@@ -172,7 +182,9 @@ def conversation(
     empty = [place + 1 for place in turns if not _says_something(plain[place])]
     if empty:
         raise RowFault(f"message {empty[0]} is an empty answer, which would teach to stop at once")
-    renderer = _Renderer(chat, functions, stops, dict(switches or {}), whole_tags=first == 0)
+    renderer = _Renderer(
+        chat, functions, stops, dict(switches or {}), whole_tags=first == 0, placeholders=placeholders or {}
+    )
     documents: list[_Document] = []
     for place in turns:
         turn = renderer.turn(plain, place)
@@ -209,8 +221,10 @@ class _Renderer:
         switches: dict[str, Any],
         *,
         whole_tags: bool,
+        placeholders: Mapping[str, str],
     ) -> None:
         """`whole_tags` keeps a generation block that begins within the generation prompt whole."""
+        self._placeholders = placeholders
         self._chat, self._tools, self._stops, self._whole_tags = chat, tools, stops, whole_tags
         self._switches = switches
 
@@ -303,6 +317,7 @@ class _Renderer:
                 add_generation_prompt=prompt,
                 extra=self._switches,
                 marks=marks,
+                placeholders=self._placeholders,
             )
         except TemplateRefused as error:
             raise RowFault(error.summary) from error

@@ -6,6 +6,7 @@ A classifier's head is trained whole, as peft's `modules_to_save`: it is small, 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,7 +49,7 @@ def write_adapters(model: Media, lora: MediaLora, base: str, folder: Path | None
         for name, value in model.named_parameters()
         if value.requires_grad and ".lora." not in name
     }
-    settings = {
+    settings: dict[str, Any] = {
         "task_type": None,
         "base_model_name_or_path": base,
         "r": lora.r,
@@ -58,6 +59,10 @@ def write_adapters(model: Media, lora: MediaLora, base: str, folder: Path | None
         "modules_to_save": sorted({name.rpartition(".")[0] for name in trained}) or None,
     }
     targets = [target for target in _targets(model) if target.modules[0] in held]
+    leaves, adapted = {target.leaf for target in targets}, {target.modules[0] for target in targets}
+    others = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in adapted}
+    if leaves & others:  # as in an encoder whose layers have the same names
+        settings["target_modules"] = sorted(target.name for target in targets)
     save_adapters(model, targets, folder, settings, more=trained)
 
 

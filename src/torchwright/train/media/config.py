@@ -1,4 +1,5 @@
-"""RUN.toml with kind = "image-classification" or "speech", checked before anything is built (no torch)."""
+"""RUN.toml of the kinds "image-classification", "speech" and "vision-language", checked before anything is built (no
+torch)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from torchwright.hub.folder import read_config_file
+from torchwright.models.vision.reader import takes_pictures
 from torchwright.train.layout import Layout
 from torchwright.train.run.config.data_section import RunError, Section
 from torchwright.train.run.config.run import Adapters, HeldOut, Positive, Rate, SampleRun, Share
 from torchwright.train.run.config.run_file import parse_file, read_toml
 
 PAGE = "docs/train.md"
-IMAGES, SPEECH = "image-classification", "speech"
+IMAGES, SPEECH, VISION = "image-classification", "speech", "vision-language"
+Kind = Literal["image-classification", "speech", "vision-language"]
 FREE = (
     *("samples", "evaluation", "checkpoint", "layout", "threads", "out", "timeout_s", "log_every", "wandb"),
     "data.strict",
@@ -22,7 +25,7 @@ FREE = (
 """Settings that may change when a run is continued; any other change makes a different run."""
 
 
-AnyMedia = TypeVar("AnyMedia", "ImageRun", "SpeechRun")
+AnyMedia = TypeVar("AnyMedia", bound="MediaRun")
 
 
 class Model(Section):
@@ -33,7 +36,7 @@ class Model(Section):
 
 
 class MediaData(Section):
-    """The data of both kinds."""
+    """The data of all kinds."""
 
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(default=[])
@@ -83,6 +86,17 @@ class SpeechData(MediaData):
     """Put the text between timestamps of the recording's start and end."""
 
 
+class ChatData(MediaData):
+    """Conversations about pictures."""
+
+    train: list[str] = Field(min_length=1)
+    """Tables (JSONL, Parquet, Arrow) with a column of messages, and one of the pictures that these show."""
+    messages_column: str = "messages"
+    images_column: str = "images"
+    context: Positive = 2048
+    """Tokens of a conversation with its pictures at most; a longer one is left out."""
+
+
 class MediaOptimizer(Section):
     """The optimizer: AdamW."""
 
@@ -127,9 +141,9 @@ class SpeechEvaluation(MediaEvaluation):
 
 
 class MediaRun(SampleRun):
-    """The fields of both kinds."""
+    """The fields of all kinds."""
 
-    kind: Literal["image-classification", "speech"]
+    kind: Kind
     micro_batches: Positive = 1
     """Pieces in which each process computes its samples."""
     clip: Rate | None = 1.0
@@ -141,7 +155,7 @@ class MediaRun(SampleRun):
     lora: MediaLora | None = None
     layout: dict[str, int] = Field(default_factory=dict)
     """dp_replicate and dp_shard."""
-    data: ImageData | SpeechData
+    data: ImageData | SpeechData | ChatData
     evaluation: MediaEvaluation = MediaEvaluation()
 
     @property
@@ -168,8 +182,21 @@ class SpeechRun(MediaRun):
     evaluation: SpeechEvaluation = SpeechEvaluation()
 
 
-def media_kind(folder: Path) -> Literal["image-classification", "speech"] | None:
-    """Which of the two kinds trains a folder's model, as its configuration names it."""
+class VisionRun(MediaRun):
+    """The run file of a model that answers text about pictures; its adapters are on the language model."""
+
+    kind: Literal["vision-language"]
+    data: ChatData
+
+
+AnyRun = ImageRun | SpeechRun | VisionRun
+RUNS: dict[str, type[AnyRun]] = {IMAGES: ImageRun, SPEECH: SpeechRun, VISION: VisionRun}
+
+
+def media_kind(folder: Path) -> Kind | None:
+    """Which of the kinds trains a folder's model, as its configuration names it."""
+    if takes_pictures(folder):
+        return "vision-language"
     path = folder / "config.json"
     told = read_config_file(path) if path.is_file() else {}
     if told.get("model_type") == "whisper":
@@ -189,9 +216,14 @@ def read_speech(path: Path) -> SpeechRun:
     return _parsed(SpeechRun, read_toml(path), str(path))
 
 
-def parse_media(data: dict[str, object], source: str) -> ImageRun | SpeechRun:
-    """A run of either kind from plain data; `source` is named in errors."""
-    return _parsed(ImageRun, data, source) if data["kind"] == IMAGES else _parsed(SpeechRun, data, source)
+def read_vision(path: Path) -> VisionRun:
+    """Read the run file of a vision-language model, as `read_images` does for pictures."""
+    return _parsed(VisionRun, read_toml(path), str(path))
+
+
+def parse_media(data: dict[str, object], source: str) -> AnyRun:
+    """A run of any of the kinds from plain data; `source` is named in errors."""
+    return _parsed(RUNS[str(data["kind"])], data, source)
 
 
 def _parsed(kind: type[AnyMedia], data: dict[str, object], source: str) -> AnyMedia:
@@ -218,6 +250,10 @@ def check_media(run: MediaRun) -> None:
             found=f"{layout.batch_ways} parts of the batch (dp_replicate x dp_shard) x {run.micro_batches} "
             f"micro-batches = {ways}",
             next=f"use a multiple of {ways}, or fewer micro_batches",
+        )
+    if isinstance(run, VisionRun) and run.lora is None:
+        raise RunError(
+            f"a run of kind {run.kind} trains adapters of the language model", next="add [lora], or --lora"
         )
     if run.evaluation.every_steps and not run.data.validates:
         raise RunError(

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 import torch
-from torch import nn
 
 from torchwright.train.media.adapt import adapt
 from torchwright.train.media.config import MediaRun
@@ -24,12 +23,12 @@ from torchwright.train.run.objectives.step import StepFigures, gradients
 class MediaLearner:
     """A run's model and optimizer, on this process's part of its layout."""
 
-    def __init__(self, run: MediaRun, network: nn.Module, device: str, *, classes: int | None = None) -> None:
+    def __init__(self, run: MediaRun, model: Media, device: str, *, classes: int | None = None) -> None:
         """`classes` is how many a classifier's head tells apart."""
         self.run, self.device = run, device
         mesh = make_mesh(run.parallel, device)
         self.part = own_part_of_rows(run.parallel, mesh)
-        self.model = Media(network.to(device))
+        self.model = model.to(device)
         if run.lora is not None:
             adapt(self.model, run.lora, classes, run.seed)
         self.model.train()

@@ -6,6 +6,7 @@ A table names files below its own folder; a row that names anything else is brok
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +19,11 @@ from torchwright.core.process.files import replacing
 from torchwright.models.vision.picture import SUFFIXES
 from torchwright.train.data.documents import FileReport
 from torchwright.train.data.hold_out import drawing_order, held_rows
+from torchwright.train.data.messages import PICTURE_PARTS, RowFault, from_json
 from torchwright.train.data.rows import READERS, DataRow, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
-from torchwright.train.media.config import ImageData, SpeechData
+from torchwright.train.media.config import ChatData, ImageData, SpeechData
 
 CACHE = "media"
 """The folder of the user's cache with the files that tables hold themselves."""
@@ -32,6 +34,8 @@ SYNONYMS = {
     "label": ("labels", "fine_label", "class", "category"),
     "audio": ("file_name", "audio_path", "path", "file", "audio_filepath"),
     "text": ("sentence", "transcription", "transcript", "transcript_text", "normalized_text"),
+    "messages": ("conversations", "conversation"),
+    "images": ("image",),
 }
 """Names of columns in published data sets, tried in turn where a table has no column by the usual name."""
 
@@ -96,6 +100,64 @@ def list_sounds(patterns: Sequence[str], data: SpeechData, folder: Path) -> List
         items = _table(table, report, data.audio_column, data.text_column, (str,), data.language_column)
         listing.items += _kept(path, items, report, data.strict)
     return listing
+
+
+def list_chats(patterns: Sequence[str], data: ChatData, folder: Path) -> Listing:
+    """List the rows of tables of conversations, whose pictures lie below the table's folder or in the row.
+
+    An item's path is the table's with the row's number behind it, and its target the row as JSON. Raises `DataError`.
+    """
+    listing = Listing()
+    for path in expand(patterns, folder):
+        report = listing.reports[str(path)] = FileReport()
+        listing.items += _kept(path, _chats(path, report, data), report, data.strict)
+    return listing
+
+
+def _chats(path: Path, report: FileReport, data: ChatData) -> Iterator[Item]:
+    root = path.resolve().parent if not path.is_dir() else path.resolve()
+    for row in _rows(path):
+        report.rows += 1
+        messages = from_json(row.values.get(_named(row.values, data.messages_column)))
+        images = from_json(row.values.get(_named(row.values, data.images_column)))
+        images = images if isinstance(images, list) else [] if images is None else [images]
+        try:
+            if row.fault:
+                raise RowFault(row.fault)
+            if not isinstance(messages, list) or not messages:
+                raise RowFault(f"'{data.messages_column}' is no list of messages")
+            whole = {
+                "messages": _located(messages, root),
+                "images": [_located_picture(one, root) for one in images],
+            }
+            target = json.dumps(whole, sort_keys=True)
+        except (RowFault, TypeError, ValueError) as fault:
+            report.refuse(row.number, str(fault))
+            continue
+        yield Item(path=Path(f"{path}:{row.number}"), target=target, number=row.number)
+
+
+def _located(value: Any, root: Path) -> Any:
+    """Return messages with the pictures of their parts as whole paths; raise `RowFault`."""
+    if isinstance(value, list):
+        return [_located(one, root) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") not in PICTURE_PARTS:
+        return {name: _located(one, root) for name, one in value.items()}
+    shown = next((value[name] for name in ("image", "path", "url", "image_url") if value.get(name)), None)
+    shown = shown["url"] if isinstance(shown, dict) and "url" in shown else shown
+    return {"type": "image"} | ({} if shown is None else {"image": _located_picture(shown, root)})
+
+
+def _located_picture(value: Any, root: Path) -> str:
+    """Return a picture's path below the table's folder, or its data URL; raise `RowFault` for any other."""
+    if isinstance(value, str) and value[:5].lower() == "data:":
+        return value
+    place = _file({"picture": value}, "picture", root)
+    if isinstance(place, str):
+        raise RowFault(place)
+    return str(place)
 
 
 def hold_out(

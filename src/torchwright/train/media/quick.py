@@ -11,11 +11,14 @@ from typing import Any
 from torchwright.hub.folder import resolve
 from torchwright.train.data.hold_out import MOST
 from torchwright.train.data.rows import is_dataset
+from torchwright.train.media.chats import list_conversations
 from torchwright.train.media.config import (
     IMAGES,
+    VISION,
+    AnyRun,
     ImageRun,
     MediaLora,
-    SpeechRun,
+    VisionRun,
     media_kind,
     parse_media,
 )
@@ -33,7 +36,7 @@ FEW_STEPS = 6
 """Steps of an epoch at least, while a step has more than one sample."""
 STEPS, EPOCHS, MOST_EPOCHS = 60, 3, 10
 """Steps of a run at least, and how often data are read at least and at the most."""
-RATES = {IMAGES: 1e-4, "speech": 2e-5}
+RATES = {IMAGES: 1e-4, "speech": 2e-5, VISION: 2e-5}
 """Peak learning rates."""
 LORA_FASTER = 10
 """Adapters begin at zero and take larger steps than whole weights (as for text)."""
@@ -56,6 +59,10 @@ def from_words(
     **options: Any,
 ) -> Generator[tuple[str, Callable[..., Any]]]:
     """The run file that these words make, and what trains by it into `out`. Raises `RunError`, `DataError`."""
+    if media_kind(resolve(model).resolve()) == VISION and lora is None:
+        raise RunError(
+            f"{model} takes pictures: adapters of its language model are trained", next="add --lora"
+        )
     for name, asked in options.items():
         if asked not in (None, False):
             option = f"--{name.replace('_', '-')}"
@@ -66,7 +73,7 @@ def from_words(
     if not no_validation and not run.data.validates:
         fields["hold_out"] = HOLD_OUT
         run = files_run(model, data, Path(), fields)
-    listed = list_pictures(run, Path()) if isinstance(run, ImageRun) else list_spoken(run, Path())
+    listed = _listed(run)
     count = len(listed.train.items)
     each = power_of_two(max(1, min(BATCH // world, count // FEW_STEPS // world)))
     batch = world * each
@@ -109,9 +116,13 @@ def from_words(
     yield text, partial(train_media, made, out, text=text, fresh=fresh)
 
 
-def files_run(
-    model: str, data: Sequence[str], folder: Path, fields: dict[str, Any] | None = None
-) -> ImageRun | SpeechRun:
+def _listed(run: AnyRun) -> Any:
+    if isinstance(run, ImageRun):
+        return list_pictures(run, Path())
+    return list_conversations(run, Path()) if isinstance(run, VisionRun) else list_spoken(run, Path())
+
+
+def files_run(model: str, data: Sequence[str], folder: Path, fields: dict[str, Any] | None = None) -> AnyRun:
     """A run over files, by names that start from `folder`, to look at; it has no `out`."""
     source = resolve(model).resolve()
     train, validation = list[str](), list[str]()
@@ -131,6 +142,8 @@ def files_run(
         "model": {"folder": str(source)},
         "data": {"train": train, "validation": validation, **(fields or {})},
     }
+    if values["kind"] == VISION:
+        values["lora"] = {}
     return parse_media(values, "the command line")
 
 

@@ -11,11 +11,13 @@ import torch
 from torchwright.core.errors import WorkloadError
 from torchwright.hub.folder import resolve
 from torchwright.train.data.shards import DataError
-from torchwright.train.media.config import ImageRun, SpeechRun
+from torchwright.train.media.chats import Chats, ChatTask, list_conversations
+from torchwright.train.media.config import AnyRun, ImageRun, VisionRun
 from torchwright.train.media.images import ImageTask, Pictures, list_pictures
 from torchwright.train.media.listing import Item, refuse
 from torchwright.train.media.samples import Samples, Task
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
+from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.observe.survey import FileSurvey
 
 
@@ -45,9 +47,10 @@ class MediaSample:
         ]
 
 
-def survey(run: ImageRun | SpeechRun, folder: Path) -> list[FileSurvey]:
+def survey(run: AnyRun, folder: Path) -> list[FileSurvey]:
     """Each folder and table of the run, and all files that they name read as training reads them."""
     holds = "pictures" if isinstance(run, ImageRun) else "sounds"
+    holds = "conversations" if isinstance(run, VisionRun) else holds
     try:
         listed, task = _opened(run, folder)
     except DataError as error:
@@ -65,7 +68,7 @@ def survey(run: ImageRun | SpeechRun, folder: Path) -> list[FileSurvey]:
     return found
 
 
-def sample(run: ImageRun | SpeechRun, folder: Path, number: int) -> MediaSample:
+def sample(run: AnyRun, folder: Path, number: int) -> MediaSample:
     """Training sample `number` of the run. Raises `DataError` for one that is broken."""
     listed, task = _opened(run, folder)
     samples = Samples(listed.train.items, task, run.data.seed, strict=True)
@@ -76,6 +79,10 @@ def sample(run: ImageRun | SpeechRun, folder: Path, number: int) -> MediaSample:
     target = str(item.target)
     if isinstance(task, SpeechTask):
         target = task.tokenizer.decode(labels, skip_special_tokens=False)
+    if isinstance(task, ChatTask):
+        labels = [label for label in labels if label != IGNORE]
+        target = task.tokenizer.decode(labels, skip_special_tokens=False)
+        inputs = inputs.float()
     return MediaSample(
         sample=number,
         file=item.path,
@@ -87,11 +94,13 @@ def sample(run: ImageRun | SpeechRun, folder: Path, number: int) -> MediaSample:
     )
 
 
-def _opened(run: ImageRun | SpeechRun, folder: Path) -> tuple[Pictures | Spoken, Task]:
+def _opened(run: AnyRun, folder: Path) -> tuple[Pictures | Spoken | Chats, Task]:
     model = resolve(str(folder / run.model.folder))
     if isinstance(run, ImageRun):
         listed = list_pictures(run, folder, strict=False)
         return listed, ImageTask(model, run.data, listed.labels)
+    if isinstance(run, VisionRun):
+        return list_conversations(run, folder, strict=False), ChatTask(model, run.data)
     return list_spoken(run, folder, strict=False), SpeechTask(model, run.data)
 
 

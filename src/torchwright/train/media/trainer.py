@@ -1,4 +1,4 @@
-"""One process's part of a run over pictures or sounds."""
+"""One process's part of a run over pictures, sounds or conversations about pictures."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.train.data.shards import DataError
 from torchwright.train.ledger import Ledger
 from torchwright.train.media.adapt import write_adapters
+from torchwright.train.media.chats import Chats, ChatTask, list_conversations
 from torchwright.train.media.config import (
     FREE,
+    AnyRun,
     ImageRun,
     MediaRun,
     SpeechRun,
+    VisionRun,
     read_images,
     read_speech,
+    read_vision,
 )
 from torchwright.train.media.images import ImageTask, Pictures, list_pictures
 from torchwright.train.media.learner import MediaLearner
-from torchwright.train.media.model import classifier, recognizer
+from torchwright.train.media.model import Media, classifier, recognizer
 from torchwright.train.media.samples import MediaBatch, Samples, Task
+from torchwright.train.media.shown import shown_media
 from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
 from torchwright.train.media.words import word_error_rate
 from torchwright.train.model.foreign import save_foreign
@@ -49,7 +54,7 @@ BROKEN_TOLD = 100
 
 @dataclass(frozen=True, kw_only=True)
 class MediaOutcome(RunOutcome):
-    """The outcome of `train_images` or `train_speech`."""
+    """The outcome of `train_images`, `train_speech` or `train_vision`."""
 
     samples: int
     held_out: dict[str, float]
@@ -73,8 +78,13 @@ def train_speech(path: Path, **how: Any) -> MediaOutcome:
     return train_media(read_speech(path), path.parent, **how)
 
 
+def train_vision(path: Path, **how: Any) -> MediaOutcome:
+    """Like `train_images`, for adapters of vision-language models."""
+    return train_media(read_vision(path), path.parent, **how)
+
+
 def train_media(
-    run: ImageRun | SpeechRun, folder: Path, *, merge: bool = False, trust: bool = False, **how: Any
+    run: AnyRun, folder: Path, *, merge: bool = False, trust: bool = False, **how: Any
 ) -> MediaOutcome:
     """Train as `train_run`, over pictures or sounds."""
     refuse(run.kind, merge=merge, trust=trust)
@@ -105,18 +115,21 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         )
         self.listed = _listed(run, folder)
         task: Task
-        if isinstance(run, ImageRun):
-            assert isinstance(self.listed, Pictures)
+        classes = None
+        if isinstance(self.listed, Pictures):
+            assert isinstance(run, ImageRun)
             task = ImageTask(model, run.data, self.listed.labels)
-            network = classifier(model, self.listed.labels, run.seed)
+            media = Media(classifier(model, self.listed.labels, run.seed))
             classes = len(self.listed.labels)
+        elif isinstance(run, VisionRun):
+            task, media = ChatTask(model, run.data), shown_media(model)
         else:
             assert isinstance(run, SpeechRun)
-            task, network, classes = SpeechTask(model, run.data), recognizer(model), None
+            task, media = SpeechTask(model, run.data), Media(recognizer(model))
         held_out = self.listed.validation.items[: run.evaluation.samples]
         self.train = Samples(self.listed.train.items, task, run.data.seed, strict=run.data.strict)
         self.validation = Samples(held_out, task, None, strict=run.data.strict)
-        self.learner = MediaLearner(run, network, place.device, classes=classes)
+        self.learner = MediaLearner(run, media, place.device, classes=classes)
         self.base = str(model)
         self.held_out: dict[str, float] = {}
         self._broken: dict[str, str] = {}
@@ -305,12 +318,14 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         )
 
 
-def _listed(run: MediaRun, folder: Path) -> Pictures | Spoken:
+def _listed(run: MediaRun, folder: Path) -> Pictures | Spoken | Chats:
     """The run's data by name, the same on every process; faults on all alike."""
 
-    def listed() -> Pictures | Spoken:
+    def listed() -> Pictures | Spoken | Chats:
         if isinstance(run, ImageRun):
             return list_pictures(run, folder)
+        if isinstance(run, VisionRun):
+            return list_conversations(run, folder)
         assert isinstance(run, SpeechRun)
         return list_spoken(run, folder)
 

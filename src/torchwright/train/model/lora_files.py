@@ -73,6 +73,7 @@ def save_adapters(
     """Write the adapters into a new folder; with no folder only take part in gathering.
 
     `settings` are peft's own for what the tensors do not say: base_model_name_or_path, r, lora_alpha, lora_dropout.
+    They may name `target_modules`, where other layers of the model have the same names.
     `more` are parameters of the model that were trained whole, by their names in its files.
     """
     held = adapters(model)
@@ -99,8 +100,8 @@ def save_adapters(
         "bias": "none",
         "fan_in_fan_out": transposed,
         "use_rslora": False,
-        **settings,
         "target_modules": sorted(leaves),
+        **settings,
         "rank_pattern": wider,
         "alpha_pattern": {
             leaf: settings["lora_alpha"] * rank / settings["r"] for leaf, rank in wider.items()

@@ -220,7 +220,7 @@ class LoadedPagedModel(Generic[Model]):
             for ids, row_seed in zip(rows, seeds_of(seed, len(rows)), strict=True)
         ]
         ends = set(self.stop if stop is None else stop)
-        shown = self._shown(rows, pictures)
+        shown = self._shown(rows, pictures, new=max_new_tokens)
         return self._steps(rows, shown, adapter, samplers, max_new_tokens, ends, chunk)
 
     def _steps(
@@ -298,7 +298,9 @@ class LoadedPagedModel(Generic[Model]):
             return found[0]
         return Logits(torch.cat([logits.values_NV for logits in found]))
 
-    def _shown(self, rows: list[list[int]], pictures: Sequence[Sequence[Any]] | None) -> list[Shown | None]:
+    def _shown(
+        self, rows: list[list[int]], pictures: Sequence[Sequence[Any]] | None, *, new: int
+    ) -> list[Shown | None]:
         """Encode each prompt's pictures. Raises `WorkloadError` for a model that takes none, or other places."""
         if pictures is None:
             return [None for _ in rows]
@@ -306,9 +308,13 @@ class LoadedPagedModel(Generic[Model]):
             raise WorkloadError(f"the model in {self.folder} takes text alone", found="pictures")
         if len(pictures) != len(rows):
             raise WorkloadError(f"pictures for {len(pictures)} of {len(rows)} prompts")
-        return [
+        found = [
             Shown.of(self.vision, ids, own) if own else None for ids, own in zip(rows, pictures, strict=True)
         ]
+        for ids, shown in zip(rows, found, strict=True):
+            if shown is not None and shown.axes is not None:
+                shown.axes.check(len(ids) + new, self.config.context)
+        return found
 
     def on_threads(self) -> AbstractContextManager[Any]:
         """Within the block the decoder computes on its threads: the kernels' own where they do all that takes long,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.pages import PageShape
 from torchwright.models.decoder.rope import BY_LENGTH
 from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.shown import Embedded
 from torchwright.models.decoder.states import StateShape
 from torchwright.models.decoder.transformers_backend.attention import (
     CannotPage,
@@ -66,6 +67,8 @@ class TransformersModel(PagedModel):
             raise CannotPage("it takes no positions")
         self._keeps_rows = "logits_to_keep" in takes
         self._functions = PagedAttentionFunctions(model)
+        self.picture_arguments: Callable[[Embedded], dict[str, Any]] | None = None
+        """Turns embeddings of pictures into arguments of the forward call (`pictures.py`); None for text alone."""
         with self.paged():
             ids = torch.arange(SHAPE_TOKENS, device=table.weight.device)
             self._run(None, {"input_ids": ids[None], "position_ids": ids[None]})
@@ -98,12 +101,12 @@ class TransformersModel(PagedModel):
     @contextmanager
     def paged(self) -> Iterator[None]:
         """Within the block the model attends over pages; outside it has its own attention."""
-        own = self.model.config._attn_implementation
-        self.model.set_attn_implementation(self._functions.name)
+        own = self.model.config.get_text_config()._attn_implementation
+        self._attend_by(self._functions.name)
         try:
             yield
         finally:
-            self.model.set_attn_implementation(own)
+            self._attend_by(own)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,10 +114,20 @@ class TransformersModel(PagedModel):
 
     def stay_paged(self) -> None:
         """Attend over pages from now on."""
-        self.model.set_attn_implementation(self._functions.name)
+        self._attend_by(self._functions.name)
+
+    def _attend_by(self, name: str) -> None:
+        """Let the language model attend by a function of transformers' table; an encoder of pictures keeps its own."""
+        within = self.model.config.get_text_config() is not self.model.config
+        self.model.set_attn_implementation({"text_config": name} if within else name)
 
     def _logits(self, batch: Batch, cache: PagedCache, **options: Any) -> torch.Tensor:
-        tokens = {"input_ids": batch.ids_T[None], "position_ids": batch.positions_T[None]}
+        positions = batch.positions_T[None] if batch.axes_AT is None else batch.axes_AT[:, None]
+        tokens = {"input_ids": batch.ids_T[None], "position_ids": positions}
+        if batch.pictures is not None and self.picture_arguments is not None:
+            tokens |= self.picture_arguments(
+                Embedded(batch.pictures.embeddings_NE, tuple(batch.pictures.deep))
+            )
         return self._run(Pass(batch, cache.layers), tokens | options).logits[0].float()
 
     @torch.inference_mode()

@@ -18,6 +18,13 @@ from torch import nn
 from torchwright.core.errors import WorkloadError
 from torchwright.models.decoder.generation.sampling import Sampler, Sampling
 from torchwright.models.decoder.generation.text import FolderTokenizer
+from torchwright.models.decoder.shown import EncodesPictures, Shown
+from torchwright.models.decoder.transformers_backend.pictures import (
+    PictureForm,
+    handed,
+    positions,
+    prompt_arguments,
+)
 from torchwright.workloads.generation import check_ids
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")
@@ -40,7 +47,18 @@ class TransformersWriter:
     sampling = frozenset(field.name for field in fields(Sampling))
     chunk = 1
 
-    def __init__(self, model: nn.Module, folder: Path, *, context: int, stop: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path,
+        *,
+        context: int,
+        stop: Sequence[int],
+        vision: EncodesPictures | None = None,
+        form: PictureForm | None = None,
+    ) -> None:
+        """`vision` encodes pictures, and `form` is the form in which the model takes them (`pictures.py`)."""
+        self.vision, self._form = vision, form
         config: Any = model.config
         self._folder, self._bos = folder, first_token(config)
         self._model, self.longest, self.stop = model, context, tuple(stop)
@@ -71,7 +89,14 @@ class TransformersWriter:
         return self.longest - tokens
 
     def write(
-        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+        self,
+        ids: list[int],
+        limit: int,
+        *,
+        seed: int,
+        on_token: Callable[[int], None],
+        pictures: Sequence[Any] = (),
+        **sampling: Any,
     ) -> None:
         """See `Writer.write`. Raises `WorkloadError` for a prompt that is empty or does not fit."""
         sampler = Sampler(Sampling.of(sampling), ids, seed)
@@ -80,7 +105,7 @@ class TransformersWriter:
                 f"the prompt ({len(ids)} tokens) and {limit} new tokens do not fit",
                 allowed=f"{self.longest} tokens together",
             )
-        session = self.session(ids)
+        session = self.session(ids, self.show(ids, pictures))
         logits_V = session.prefill() if limit else torch.empty(0)
         for place in range(limit):
             token = sampler(logits_V)
@@ -96,27 +121,48 @@ class TransformersWriter:
         given = {"input_ids": ids_BT.to(self.device), **self._positions(0, ids_BT.shape[1])}
         return self._model(**given, **self._use_cache(False)).logits.float().cpu()
 
-    def session(self, ids: Sequence[int]) -> TransformersSession:
+    def show(self, ids: Sequence[int], pictures: Sequence[Any]) -> Shown | None:
+        """Encode a prompt's pictures. Raises `WorkloadError` for a model that takes none, or other places."""
+        if not pictures:
+            return None
+        if self.vision is None:
+            raise WorkloadError(f"the model in {self._folder} takes text alone", found="pictures")
+        return Shown.of(self.vision, ids, pictures)
+
+    def session(self, ids: Sequence[int], shown: Shown | None = None) -> TransformersSession:
         """Return a session that continues one prompt token by token. Raises `WorkloadError` for unusable ids."""
         check_ids(ids, self.vocabulary)
-        return TransformersSession(self, ids)
+        return TransformersSession(self, ids, shown)
 
     @torch.inference_mode()
-    def next_logits(self, ids: Sequence[int], cache: Any, start: int = 0) -> tuple[torch.Tensor, Any]:
+    def next_logits(
+        self, ids: Sequence[int], cache: Any, start: int = 0, shown: Shown | None = None
+    ) -> tuple[torch.Tensor, Any]:
         """Return the logits (V,) in float32 behind the given tokens, and the cache that has them.
 
-        `cache` holds the `start` tokens before `ids`; None means an empty cache.
+        `cache` holds the `start` tokens before `ids`; None means an empty cache. `shown` are the prompt's pictures.
         """
         kept = {self._cache_name: cache} if self.cached and self._cache_name else {}
         output = self._model(
-            input_ids=torch.tensor([list(ids)], device=self.device),
-            **self._positions(start, len(ids)),
+            **self._tokens(ids, start, shown),
             **self._use_cache(self.cached),
             **self._last_only,
             **kept,
         )
         after = getattr(output, self._cache_name, None) if kept and self._cache_name else None
         return output.logits[0, -1].float().cpu(), after
+
+    def _tokens(self, ids: Sequence[int], start: int, shown: Shown | None) -> dict[str, Any]:
+        """The arguments of tokens from place `start` on; a prompt's pictures are handed over with its beginning."""
+        if shown is not None and self.vision is not None and self._form is not None and not start:
+            found = prompt_arguments(self._model, ids, self.vision.tokens, shown.axes, self._form)
+            return self._positions(0, len(ids)) | found | handed(shown.embedded, self._form)
+        found: dict[str, Any] = {"input_ids": torch.tensor([list(ids)], device=self.device)}
+        if shown is not None and shown.axes is not None:
+            return found | {
+                "position_ids": positions(shown.axes, range(start, start + len(ids)), self.device)
+            }
+        return found | self._positions(start, len(ids))
 
     def _positions(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """The positions as transformers' `generate` gives them; some models count otherwise where none are given."""
@@ -153,20 +199,21 @@ class TransformersWriter:
 class TransformersSession:
     """One prompt's cache, read once and grown token by token."""
 
-    def __init__(self, writer: TransformersWriter, ids: Sequence[int]) -> None:
-        self._writer, self._ids = writer, list(ids)
+    def __init__(self, writer: TransformersWriter, ids: Sequence[int], shown: Shown | None) -> None:
+        self._writer, self._ids, self._shown = writer, list(ids), shown
         self._cache: Any = None
 
     def prefill(self) -> torch.Tensor:
         """Read the prompt and return the next token's logits (V,) in float32."""
-        logits_V, self._cache = self._writer.next_logits(self._ids, None)
+        logits_V, self._cache = self._writer.next_logits(self._ids, None, shown=self._shown)
         return logits_V
 
     def advance(self, token: int) -> torch.Tensor:
         """Append a token and return the next one's logits (V,) in float32."""
         self._ids.append(token)
         ids = [token] if self._writer.cached else self._ids
-        logits_V, self._cache = self._writer.next_logits(ids, self._cache, len(self._ids) - len(ids))
+        start = len(self._ids) - len(ids)
+        logits_V, self._cache = self._writer.next_logits(ids, self._cache, start, self._shown)
         return logits_V
 
 
