@@ -49,7 +49,7 @@ class KeptEncoder(PictureEncoder):
                 f"{self._kept / SCHEMES} names no layer of the encoder", found=unknown[0][:80]
             )
         schemes = sorted({scheme.name for scheme in self._schemes_of.values()})
-        self.runs_as = f"our kernels in {' and '.join(schemes) or BF16}, as the artifact has it"
+        self.runs_as: str | None = f"our kernels in {' and '.join(schemes) or BF16}, as the artifact has it"
         return model
 
 
