@@ -6,6 +6,7 @@ What rows cost is given, not measured, so that the proposals are the same everyw
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from test_draft_mtp import with_mtp
 import drafts
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder import LoadedDecoder, load_decoder
+from torchwright.models.decoder.batch import FeatureRows
+from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.serve.engine.acceptance import Acceptance, RowCosts
 from torchwright.serve.engine.draft import JUDGED_STEPS, DraftCosts
@@ -224,3 +227,39 @@ def test_acceptance_is_learned_by_confidence() -> None:
 def test_costs_between_and_beyond_measured_rows_lie_on_lines() -> None:
     costs = RowCosts([1, 2, 4], [1.0, 1.5, 2.0])
     assert [costs(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 1.5, 1.75, 2.0, 2.5]
+
+
+def test_proposals_are_the_heads_own_chain(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """Each step's proposals, of several tokens, against the head over the whole text so far, computed afresh."""
+    draft = head(llama, tmp_path, draft_vocabulary=8)
+    made = engine(llama, draft, prefix_cache=False)
+    made.submit(request("a", words(19, seed=5), 40))
+    results: Results = {}
+    compared = 0
+    while not made.idle:
+        (sequence,) = made._scheduler.running or [None]
+        known = [] if sequence is None else list(sequence.tokens)
+        take(results, made)
+        if sequence is None or not sequence.proposals or len(known) <= 19:
+            continue
+        wanted = chain(llama, draft, known, len(sequence.proposals))
+        assert sequence.proposals == wanted
+        compared += len(wanted) > 1
+    assert compared > 5
+
+
+def chain(loaded: LoadedDecoder, draft: Draft, ids: list[int], count: int) -> list[int]:
+    """The head's proposals behind a text, without pages that anything was computed in before."""
+    cache = PagedCache(loaded.config, pages=16, dtype=loaded.kv_dtype, draft=draft.page_shapes)
+    sequence, like = cache.sequence(len(ids)), loaded.decoder.embedding
+    with torch.inference_mode():
+        batch = cache.append([(sequence, ids[:-1])])
+        rows = FeatureRows(draft.observed, like.new_empty(len(ids) - 1, 3 * like.shape[1]))
+        loaded.decoder(replace(batch, features=rows), cache)
+        hidden = draft(replace(batch, ids_T=torch.tensor(ids[1:])), rows.values_TF, cache.draft)[-1:]
+        found, _ = draft.best(hidden)
+        for offset in range(count - 1):
+            cache.hold(sequence, offset + 1)
+            hidden = draft(cache.ahead([(sequence, found[-1])], offset), hidden, cache.draft)
+            found += draft.best(hidden)[0]
+    return found

@@ -171,6 +171,32 @@ def test_a_head_computes_the_formulas(layout: str, target: LoadedDecoder, tmp_pa
             torch.testing.assert_close(found[row][1 + step], wanted[-1], rtol=1e-4, atol=1e-4)
 
 
+def test_norms_of_eagle_3_1(target: LoadedDecoder, tmp_path: Path) -> None:
+    """Each layer's features have a norm of their own, and the next step reads what is behind the final one."""
+    drafts.write_head(target.folder, tmp_path, layout="speculators", fc_norm=True, norm_output=True)
+    file = tmp_path / "model.safetensors"
+    own = {f"fc_norm.{place}.weight": torch.rand(64) + 0.5 for place in range(3)}
+    tensors = load_file(file) | own
+    save_file(tensors, file)
+    draft = load_draft(tmp_path, target)
+    ids, features = rows(9, 4), torch.randn(9, 3 * 64, generator=torch.Generator().manual_seed(1))
+    cache = PagedCache(target.config, pages=2, dtype=torch.float32, draft=draft.page_shapes)
+    sequence = cache.sequence(len(ids))
+    with torch.inference_mode():
+        hidden = draft(cache.append([(sequence, ids)]), features, cache.draft)
+        best, _ = draft.best(hidden[-1:])
+        cache.hold(sequence, 1)
+        following = draft(cache.ahead([(sequence, best[0])], 0), hidden[-1:], cache.draft)
+    parts = zip(features.chunk(3, dim=1), own.values(), strict=True)
+    states = torch.cat([norm(part, weight) for part, weight in parts], dim=1) @ tensors["fc.weight"].T
+    wanted = norm(reference(tensors, ids, states, before=True), tensors["norm.weight"])
+    torch.testing.assert_close(hidden, wanted, rtol=1e-4, atol=1e-4)
+    place = int((wanted[-1] @ tensors["lm_head.weight"].T).argmax())
+    assert best == [place + int(tensors["d2t"][place])]
+    chained = reference(tensors, [*ids, *best], torch.cat([states, wanted[-1:]]), before=True)
+    torch.testing.assert_close(following[0], norm(chained, tensors["norm.weight"])[-1], rtol=1e-4, atol=1e-4)
+
+
 def test_observed_layers_are_counted_as_each_layout_does(target: LoadedDecoder, tmp_path: Path) -> None:
     """SpecForge and SGLang name a layer's output, speculators and vLLM the next one's input."""
     key = "eagle_aux_hidden_state_layer_ids"
@@ -194,7 +220,7 @@ def test_a_head_that_carries_the_models_embedding_shares_it(target: LoadedDecode
         ({}, {"target_hidden_size": 32}, "trained for another model"),
         ({}, {"vocab_size": 256}, "trained for another model"),
         ({}, {"num_hidden_layers": 2}, "heads of several layers"),
-        ({}, {"norm_output": True}, "not computed here"),
+        ({}, {"norm_output": False}, "not computed here"),
         ({}, {"model_type": "qwen3"}, "not a Llama's"),
         ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}, "which has 3"),
         ({"fc.weight": torch.zeros(64, 64)}, {}, "'fc.weight'"),

@@ -131,6 +131,7 @@ class EagleDraft(Draft):
     lag: ClassVar[int] = 1
     embedding: torch.Tensor
     fuse_norm: torch.Tensor | None
+    feature_norms: torch.Tensor | None
     input_norm: torch.Tensor
     hidden_norm: torch.Tensor
     pre_mlp: torch.Tensor
@@ -148,6 +149,7 @@ class EagleDraft(Draft):
         self._answer_with(weights, decoder)
         norms: dict[str, torch.Tensor | None] = {
             "fuse_norm": weights.vector("input_norm.weight", wide) if config.norm_before_fuse else None,
+            "feature_norms": self._feature_norms(weights) if config.norm_features else None,
             "input_norm": weights.norm(0, "input"),
             "hidden_norm": weights.norm(0, "hidden"),
             "pre_mlp": weights.norm(0, "pre_mlp"),
@@ -157,6 +159,15 @@ class EagleDraft(Draft):
             self.register_buffer(name, norm)
         self.rotary = RotaryCache(layer)
         weights.finish()
+
+    def _feature_norms(self, weights: HeadWeights) -> torch.Tensor:
+        size = self.config.target_model
+        return torch.stack(
+            [weights.vector(f"fc_norm.{place}.weight", size) for place in range(len(self.observed))]
+        )
+
+    def _normed(self, hidden_TE: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(hidden_TE.contiguous(), self.final_norm, self.config.layer.eps)
 
     def _embed(self, weights: HeadWeights, decoder: Decoder) -> None:
         layer, name = self.config.layer, "embed_tokens.weight"
@@ -200,16 +211,23 @@ class EagleDraft(Draft):
         (angles,) = self.rotary.by_layer(batch)
         delta_TE = self.attention(x_TE, batch, angles, pages.layers[0])
         x_TE, stream_TE = ops.add_rms_norm(delta_TE, stream_TE.contiguous(), self.pre_mlp, eps)
-        return stream_TE + self.mlp(x_TE)
+        hidden_TE = stream_TE + self.mlp(x_TE)
+        return self._normed(hidden_TE) if self.config.normed_states else hidden_TE
 
     def _fused(self, features_TF: torch.Tensor) -> torch.Tensor:
+        eps = self.config.layer.eps
         if self.fuse_norm is not None:
-            features_TF = ops.rms_norm(features_TF.contiguous(), self.fuse_norm, self.config.layer.eps)
+            features_TF = ops.rms_norm(features_TF.contiguous(), self.fuse_norm, eps)
+        if self.feature_norms is not None:
+            parts = zip(features_TF.chunk(len(self.observed), dim=1), self.feature_norms, strict=True)
+            features_TF = torch.cat(
+                [ops.rms_norm(part.contiguous(), norm, eps) for part, norm in parts], dim=1
+            )
         return self.fuse(features_TF)
 
     def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
         """See `Draft`."""
-        x_NE = ops.rms_norm(hidden_NE.contiguous(), self.final_norm, self.config.layer.eps)
+        x_NE = hidden_NE if self.config.normed_states else self._normed(hidden_NE)
         return most_likely(self.head(x_NE).float(), self._ids)
 
 

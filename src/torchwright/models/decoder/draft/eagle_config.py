@@ -17,11 +17,9 @@ ARCHITECTURES = (
     "Eagle3Speculator",
     "Eagle3DraftModel",
 )
-NOT_READ = ("fc_norm", "norm_output")
-"""Variants of EAGLE 3.1 that are not computed here."""
 HEAD_FIELDS = (
     *("draft_vocab_size", "target_hidden_size", "eagle_config", "norm_before_residual", "norm_before_fc"),
-    *("eagle_aux_hidden_state_layer_ids", "bias", "tie_word_embeddings", *NOT_READ),
+    *("eagle_aux_hidden_state_layer_ids", "bias", "tie_word_embeddings", "fc_norm", "norm_output"),
 )
 """Fields of a head that a Llama's config.json does not have, or that mean something else there."""
 HOUSEKEEPING = ("auto_map", "speculators_config", "speculators_version", "verifier_num_layers", "base_model")
@@ -43,7 +41,11 @@ class EagleConfig:
     norm_before_residual: bool
     """True if the residual stream begins behind the norm of the fused features."""
     norm_before_fuse: bool
-    """True if features are normed before they are fused."""
+    """True if all features together are normed before they are fused."""
+    norm_features: bool
+    """True if each layer's are normed by themselves (EAGLE 3.1)."""
+    normed_states: bool
+    """True if the next step reads the head's states behind its final norm (EAGLE 3.1)."""
 
 
 def is_eagle(config: dict[str, Any]) -> bool:
@@ -67,9 +69,11 @@ def eagle_config(config: dict[str, Any], path: Path, *, target_layers: int) -> E
             allowed="llama",
         )
     llama |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
-    for key in NOT_READ:
-        if fields.flag(key, False):
-            raise fields.wrong(key, "false: this variant is not computed here")
+    # The same key: in SpecForge whether logits have a norm before them, in speculators whether the next step does.
+    if not nested and not fields.flag("norm_output", True):
+        raise fields.wrong(
+            "norm_output", "true: heads without a norm before their output layer are not computed here"
+        )
     layer = decoder_config(llama, path)
     if layer.layers != 1:
         raise fields.wrong("num_hidden_layers", "1: heads of several layers are not read")
@@ -81,6 +85,8 @@ def eagle_config(config: dict[str, Any], path: Path, *, target_layers: int) -> E
         # speculators' heads, whose layer is nested, norm before the residual stream unless they say otherwise.
         norm_before_residual=fields.flag("norm_before_residual", nested),
         norm_before_fuse=fields.flag("norm_before_fc", False),
+        norm_features=fields.flag("fc_norm", False),
+        normed_states=nested and fields.flag("norm_output", False),
     )
 
 
