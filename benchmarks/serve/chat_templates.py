@@ -107,7 +107,7 @@ def theirs(
 
     name = "tool_use" if functions and "tool_use" in template.sources else "default"
     form = dataclasses.replace(template.form(name), objects=True)
-    plain = [fitted_message(message, form) for message in copy.deepcopy(messages)]
+    plain = [fitted_message(message, form, {}) for message in copy.deepcopy(messages)]
     for message in plain:
         if message["role"] == "developer" and not template.knows_developers:
             message["role"] = "system"

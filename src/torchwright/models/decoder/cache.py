@@ -242,7 +242,7 @@ class PagedCache(LayerCache):
             starts.append(len(ids))
             used = -(-sequence.length // PAGE)
             tables_BP[row, :used] = pages[:used]
-        of_64_bits = {
+        of_64_bits: dict[str, Any] = {
             "ids_T": ids,
             "positions_T": positions,
             "slots_T": slots,

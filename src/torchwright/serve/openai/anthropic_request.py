@@ -25,6 +25,7 @@ from torchwright.serve.openai.parts import (
     JsonSchemaFormat,
     Message,
     Name,
+    Part,
     Text,
     TextPart,
     ToolCall,
@@ -367,16 +368,14 @@ def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _content(
-    blocks: str | Sequence[TextBlock | ImageBlock], begin: str = ""
-) -> str | list[TextPart | ImagePart]:
+def _content(blocks: str | Sequence[TextBlock | ImageBlock], begin: str = "") -> str | list[Part]:
     """Return a message's content behind a text with which it begins: a text, or parts where there are pictures."""
     if isinstance(blocks, str):
         return begin + blocks
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     if len(texts) == len(blocks):
         return begin + _text(texts)
-    parts = [
+    parts: list[Part] = [
         TextPart(type="text", text=block.text)
         if isinstance(block, TextBlock)
         else ImagePart(type="image_url", image_url=block.url)

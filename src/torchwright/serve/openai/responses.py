@@ -26,6 +26,7 @@ from torchwright.serve.openai.parts import (
     JsonSchemaFormat,
     Message,
     Name,
+    Part,
     ResponseFormat,
     Text,
     TextFormat,
@@ -300,7 +301,7 @@ def _message(item: str | InputMessage | InputCallOutput) -> Message:
     return Message(role=item.role, content=content)
 
 
-def _part(part: InputText | InputImage) -> TextPart | ImagePart:
+def _part(part: InputText | InputImage) -> Part:
     if isinstance(part, InputText):
         return TextPart(type="text", text=part.text)
     return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url, detail=part.detail))
