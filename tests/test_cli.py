@@ -278,7 +278,7 @@ def test_optimize_json_is_the_recipe_and_where_it_lies(api, capsys):
         ("generate", "Missing option '--prompt'"),
         ("generate --prompt a --max-new-tokens 0", "not in the range"),
         ("generate --prompt a --seed -1", "not in the range"),
-        ("generate --prompt a --quantise w8a8", "Did you mean '--quantize'?"),
+        ("generate --prompt a --quantise w8a8", "Did you mean one of: '--quantize'"),
     ],
 )
 def test_bad_input_is_refused_by_name(api, capsys, arguments, said):

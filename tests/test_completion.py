@@ -37,7 +37,7 @@ def complete(
         ("torchwright optimize --with kv", ["plain,kv8"]),
         (
             "torchwright optimize model --without nati",
-            ["plain,native", "plain,native_speech", "plain,native_seq2seq"],
+            ["plain,native", "plain,native_speech", "plain,native_seq2seq", "plain,native_vision"],
         ),
         ("torchwright optimize --device c", ["plain,cpu", "plain,cuda"]),
         ("torchwright export model --to o", ["plain,onnx", "plain,openvino"]),

@@ -45,7 +45,7 @@ from torchwright.models.speech.load import load_speech
 from torchwright.models.vision.encoder import encoder_of
 from torchwright.models.vision.on_transformers import shows_on_transformers
 from torchwright.models.vision.question import Question, question_about
-from torchwright.models.vision.reader import takes_pictures
+from torchwright.models.vision.reader import seen_by_transformers, takes_pictures
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
 from torchwright.report import view
@@ -362,12 +362,12 @@ def _decoder(
 
 
 def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
-    """Check whether the native decoder does not know a model that transformers runs."""
+    """Check whether a model runs on transformers' layers: of no native family, or with pictures that ours do not see."""
     try:
         recognize(language_part(described), folder / "config.json")
     except UnsupportedArchitecture:
         return runs_on_transformers(described) or takes_pictures(folder)
-    return False
+    return seen_by_transformers(folder)
 
 
 def _stored_dtype(described: dict[str, Any], device: str) -> str:

@@ -19,7 +19,7 @@ from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, rea
 from torchwright.hub.language_part import language_part
 from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.models.speech.families import FAMILIES
-from torchwright.models.vision.reader import takes_pictures
+from torchwright.models.vision.reader import seen_by_transformers, takes_pictures
 from torchwright.optimization.artifact.folder import MANIFEST, MODEL, RECIPE
 
 NATIVE = "native"
@@ -105,7 +105,7 @@ def find(target: str | None) -> ServeTarget:
         if not runs_on_transformers(config) and not takes_pictures(path):
             raise
         return ServeTarget(name=name, folder=path, fixed=True)
-    return ServeTarget(name=name, folder=path)
+    return ServeTarget(name=name, folder=path, fixed=seen_by_transformers(path))
 
 
 def _workload(path: Path) -> tuple[dict[str, Any], str, str]:

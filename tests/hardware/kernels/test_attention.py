@@ -384,7 +384,7 @@ def test_arguments_are_checked(native: Any, kind: torch.dtype) -> None:
         pages=(k.flatten()[: 8 * PAGE].view(1, 1, 8, 16),) * 2 + (k_scale, v_scale),
     )
     refused(ValueError, "multiple of 16", pages=(k[:0], v[:0], k_scale, v_scale))
-    refused(ValueError, "multiple of 16", pages=(torch.empty(1, 1, 528, 16),) * 2 + (None, None))
+    refused(ValueError, "multiple of 16", pages=(torch.empty(1, 1, 592, 16),) * 2 + (None, None))
     refused(TypeError, "float32 or bfloat16", pages=(k.double(), v.double(), k_scale, v_scale))
     if kind == torch.int8:
         refused(ValueError, "need k_scale and v_scale", pages=(k, v, None, None))

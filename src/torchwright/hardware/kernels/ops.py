@@ -144,6 +144,8 @@ def _of_cpus(kernels: Any) -> Any:
 
 def _paged(x: torch.Tensor, head_size: int) -> Any:
     kernels = on(x.device, x.dtype)
+    if kernels is None:
+        return reference
     if kernels is native:
         return reference if head_size % LANES or head_size > LARGEST_HEAD else native
-    return reference if kernels is None or head_size > LARGEST_HEAD_OF_GPUS else kernels
+    return reference if head_size > LARGEST_HEAD_OF_GPUS else kernels

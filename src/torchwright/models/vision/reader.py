@@ -39,6 +39,10 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 Medium = TypeVar("Medium")
 
 
+UNSEEN = ("gemma4",)
+"""Hosts whose text runs on our layers and whose pictures do not: layers have inputs of their own in their places."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A picture or video, and the text that stands for it in a prompt."""
@@ -235,6 +239,14 @@ def takes_pictures(folder: Path) -> bool:
     if not any(isinstance(config.get(name), int) for name in PLACES):
         return False
     return config.get("model_type") in HOSTS or shows_on_transformers(config)
+
+
+def seen_by_transformers(folder: Path) -> bool:
+    """Check whether a folder's pictures are seen on transformers' own layers alone, though its text may run on ours."""
+    if not takes_pictures(folder):
+        return False
+    kind = read_config(folder).get("model_type")
+    return kind not in HOSTS or kind in UNSEEN
 
 
 def media_tokens(folder: Path) -> tuple[int, ...]:

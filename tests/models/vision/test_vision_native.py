@@ -45,7 +45,7 @@ def plain(folder: Path, picture: Picture, dtype: torch.dtype = torch.bfloat16) -
     return found.embed(picture)
 
 
-@pytest.mark.parametrize("name", vlms.HOSTS)
+@pytest.mark.parametrize("name", vlms.named_hosts())
 def test_embeddings_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     vlms.save(name, tmp_path)
     reader = PictureReader(tmp_path)
