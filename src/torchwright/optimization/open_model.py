@@ -362,7 +362,7 @@ def _decoder(
 
 
 def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
-    """Check whether a model runs on transformers' layers: of no native family, or with pictures that ours do not see."""
+    """Check whether a model runs on transformers' layers: of no native family, or with pictures that only they see."""
     try:
         recognize(language_part(described), folder / "config.json")
     except UnsupportedArchitecture:
