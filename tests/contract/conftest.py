@@ -56,7 +56,7 @@ COVERED = [
 Every engine has a model and every model an engine in the plain run; limits of numbers are held by `aot`.
 """
 CLASSES = "test_an_engine_and_its_artifacts_keep_the_classes"
-"""Of this test the plain run has `eager` and `jit`: `aot` compiles three artifacts, for 46 s."""
+"""The plain run has this test for `eager` and `jit`: `aot` compiles three artifacts, for 46 s."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -117,7 +117,7 @@ def test_what_a_template_does_to_lists_it_does_not_have_is_a_refusal(tmp_path: P
 
 
 def test_a_text_is_a_part_for_a_template_that_knows_parts_alone(tmp_path: Path) -> None:
-    """As LLaVA's templates do, which wrote nothing of a text."""
+    """LLaVA's templates read lists alone, and wrote nothing of a plain text."""
     source = (
         "{% for message in messages %}[{{ message.role }}]"
         "{% for part in message.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"

@@ -144,7 +144,7 @@ def test_a_document_is_asked_in_a_batch_as_one_by_one(url: str) -> None:
 
 
 def test_unconditional_scores_have_all_tokens(url: str) -> None:
-    """What `unconditional_likelihood_normalized` asks for: token ids, no place to begin, and nothing new."""
+    """The request of `unconditional_likelihood_normalized`: token ids, no place to begin, and no new tokens."""
     rows = [[5, 6, 7], [8, 9]]
     found = post(url, {"input_ids": rows, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True})
     assert [[pair[1] for pair in one["meta_info"]["input_token_logprobs"]] for one in found] == rows

@@ -62,7 +62,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def submitted(server: Running, monkeypatch: pytest.MonkeyPatch) -> list[Submit]:
-    """What the engine is sent."""
+    """The messages that the engine is sent."""
     found: list[Submit] = []
     submit = EngineClient.submit
 

@@ -232,7 +232,7 @@ def scored(http: httpx.Client, ids: list[int], tokens: int) -> tuple[list[int], 
 
 
 def test_answers_under_way_go_on_with_the_new_weights_bit_for_bit(real: tuple[Command, Path]) -> None:
-    """What follows a change is what a server that was started with the new weights answers to what stood before."""
+    """Tokens after a change equal those of a server started with the new weights, given the tokens before it."""
     running, folder = real
     prompt = list(range(5, 60))
     with httpx.Client(base_url=running.url, timeout=60) as http:

@@ -195,7 +195,7 @@ def test_what_a_template_leaves_out_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_template_that_knows_parts_alone_is_given_parts(tmp_path: Path) -> None:
-    """As templates of models that see: their content is a list of parts."""
+    """Templates of vision-language models take content as a list of parts."""
     parts = CHATML.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
     (document,), _ = read(tmp_path, {"messages": SAID}, template=parts)
     (expected,), _ = read(tmp_path, {"messages": SAID}, template=CHATML)

@@ -110,7 +110,7 @@ def test_a_head_trained_elsewhere_goes_on(layout: str, target: TargetModel, tmp_
 
 
 def test_the_file_has_specforges_names_shapes_and_types(target: TargetModel, tmp_path: Path) -> None:
-    """As its published heads have them; the embedding is the target's, and is left out."""
+    """The tensors equal those of published heads; the embedding is the target's, and is left out."""
     made(target, tmp_path / "head")
     found = load_file(tmp_path / "head" / "model.safetensors")
     config = json.loads((target.folder / "config.json").read_text())

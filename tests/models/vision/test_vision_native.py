@@ -31,7 +31,7 @@ EXPECTED = {
 }
 """Which layers besides linear ones are replaced."""
 COSINE = {"none": 0.999, "w8a8": 0.98}
-"""Of embeddings of tiny random layers, whose rounding in 8 bits is that of few features."""
+"""Cosine of embeddings of tiny random layers, whose rounding in 8 bits averages over few features."""
 
 
 def error(got: torch.Tensor, wanted: torch.Tensor) -> float:

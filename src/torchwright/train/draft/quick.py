@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,7 @@ from torchwright.train.draft.trainer import train_draft_run
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run_file import with_settings
 from torchwright.train.run.quick import QuickRun, quick_run, read_fields
-from torchwright.train.run.runtime.corpus import TOKENS
-from torchwright.train.run.runtime.patience import patient
-from torchwright.train.run.runtime.processes import on_first, processes
-from torchwright.train.run.words import WAIT_S
+from torchwright.train.run.words import made_once
 
 LARGE_RATE = 1e-4
 """Peak learning rate for targets of a billion parameters or more, SpecForge's; smaller ones take more."""
@@ -68,26 +64,17 @@ def from_words(
             )
     if options.pop("merge", False):
         raise RunError("--merge puts adapters into a model, and --draft trains a head", next="leave it out")
-    kept, whole = out / TOKENS, out.resolve()
-    beside = None if kept.is_dir() and not fresh else whole.with_name(f".{whole.name}.{TOKENS}")
     section = {"method": draft} | ({} if start is None else {"start": str(resolve(start).resolve())})
     more: dict[str, Any] = {"target": {} if quantize is None else {"quantize": quantize}, "head": section}
     if regenerate is not None:
         more["regenerate"] = {"temperature": Regenerate().temperature} | read_fields(
             "--regenerate", regenerate, Regenerate
         )
-    make = partial(_made, model, data, more, dict(settings or {}), world, beside or kept, options)
-    with contextlib.ExitStack() as held:
-        first = True
-        if world > 1:
-            first = held.enter_context(processes(WAIT_S)).first
-        if beside is not None and first:
-            held.callback(shutil.rmtree, beside, ignore_errors=True)
-        if world > 1:
-            with patient(WAIT_S):
-                made = on_first(make)
-        else:
-            made = make()
+
+    def make(cache: Path) -> QuickRun:
+        return _made(model, data, more, dict(settings or {}), world, cache, options)
+
+    with made_once(make, world=world, out=out, fresh=fresh) as (made, beside):
         run = parse_draft(made.values, "the run that these words make")
         text = made.written()
         yield text, partial(train_draft_run, run, out, text=text, fresh=fresh, tokens=beside)
