@@ -17,7 +17,6 @@ import os
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -26,14 +25,18 @@ from typing import Any
 import torch
 
 from benchmarks.harness import run
-from benchmarks.harness.turns import in_turns
 from torchwright.hardware.measure.clock import paired_speedup
-from torchwright.models.decoder import LoadedDecoder, load_decoder
+from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.draft import load_draft
-from torchwright.serve.engine.engine import ServingEngine
-from torchwright.serve.engine.memory import CacheSize
-from torchwright.serve.options import EngineOptions
-from torchwright.serve.wire.messages import SamplingOptions, Submit
+from torchwright.serve.engine.draft_bench import (
+    LOOKED_UP,
+    PLAIN,
+    Served,
+    Sizes,
+    contenders,
+    cut,
+    in_rounds,
+)
 
 PROMPT, NEW = 64, 128
 """Tokens of a prompt and of its answer."""
@@ -41,21 +44,6 @@ WINDOW, BATCH = 256, 2048
 """Tokens of a training window, and of a step."""
 PIECE = 4000
 """Characters of a row of the training text."""
-CONTENDERS = {
-    "no drafts": {"speculate": "none", "draft": False},
-    "n-gram": {"speculate": "ngram", "draft": False},
-    "head": {"speculate": "none", "draft": True},
-    "head, n-gram": {"speculate": "ngram", "draft": True},
-}
-
-
-@dataclass(frozen=True)
-class Served:
-    """One batch of requests."""
-
-    tokens_per_s: float
-    accepted: float
-    """Accepted proposals for each token that the target chose alone: for each step and sequence."""
 
 
 def main() -> int:
@@ -127,71 +115,25 @@ def pieces(characters: int) -> list[str]:
 
 def serve(target: Path, head: Path, options: Any, rows: run.Rows) -> None:
     loaded = load_decoder(target, torch.bfloat16)
-    prompts = cut((run.BUNDLED / "eval.txt").read_text("utf-8"), loaded)
-    most = max(options.batches)
-    size = CacheSize(most * (PROMPT + NEW + 32) // 16 + 8, most)
-    drafts = load_draft(head, loaded)
-    engines = {
-        name: ServingEngine(
-            loaded,
-            size=size if not how["draft"] else CacheSize(size.pages, size.running, draft=drafts.page_shapes),
-            options=EngineOptions(speculate=how["speculate"], prefix_cache=False),  # pyright: ignore[reportArgumentType]
-            draft=drafts if how["draft"] else None,
-        )
-        for name, how in CONTENDERS.items()
-    }
+    prompts = cut(loaded.encode((run.BUNDLED / "eval.txt").read_text("utf-8")), PROMPT)
+    draft = load_draft(head, loaded)
     for batch in options.batches:
+        sizes = Sizes(batch=batch, prompt_tokens=PROMPT, new_tokens=NEW)
+        engines = contenders(loaded, draft, sizes)
         for temperature in options.temperatures:
-            seeds = {name: iter(range(10_000)) for name in engines}
-
-            def contender(name: str, batch: int = batch, temperature: float = temperature) -> Served:
-                number = next(seeds[name])  # noqa: B023
-                some = [prompts[(number * batch + n) % len(prompts)] for n in range(batch)]
-                return answered(engines[name], some, temperature, number)
-
-            calls = {name: lambda name=name: contender(name) for name in engines}
-            for call in calls.values():
-                call()
-            told(in_turns(calls, options.rounds), batch, temperature, rows)
-
-
-def cut(text: str, loaded: LoadedDecoder) -> list[list[int]]:
-    """Prompts from all over a text."""
-    ids = loaded.encode(text)
-    found = [ids[start : start + PROMPT] for start in range(0, len(ids) - PROMPT, 4 * PROMPT)]
-    return found[::2] + found[1::2]
-
-
-def answered(engine: ServingEngine, prompts: list[list[int]], temperature: float, seed: int) -> Served:
-    """Serve the prompts at once; tokens per second from the first step to the last token."""
-    before = engine.stats()
-    for number, ids in enumerate(prompts):
-        sampling = SamplingOptions(temperature=temperature, seed=seed * 1000 + number)
-        refused = engine.submit(
-            Submit(id=f"{seed}-{number}", ids=ids, max_tokens=NEW, min_tokens=NEW, sampling=sampling)
-        )
-        assert refused is None, refused
-    tokens, begun = 0, perf_counter()
-    while not engine.idle:
-        tokens += sum(len(output.tokens) for output in engine.step().outputs)
-    seconds, after = perf_counter() - begun, engine.stats()
-    accepted = after.accepted_tokens - before.accepted_tokens
-    return Served(tokens / seconds, accepted / max(1, tokens - accepted))
+            told(in_rounds(engines, prompts, sizes, temperature, options.rounds), batch, temperature, rows)
 
 
 def told(found: dict[str, list[Served]], batch: int, temperature: float, rows: run.Rows) -> None:
-    seconds = {name: [1 / one.tokens_per_s for one in served] for name, served in found.items()}
+    seconds = {name: [one.seconds for one in served] for name, served in found.items()}
     for name, served in found.items():
-        over = {
-            base: run.times(paired_speedup(seconds[base], seconds[name])) for base in ("no drafts", "n-gram")
-        }
-        speed = median(one.tokens_per_s for one in served)
-        accepted = median(one.accepted for one in served)
+        over = {base: run.times(paired_speedup(seconds[base], seconds[name])) for base in (PLAIN, LOOKED_UP)}
+        speed = median(one.tokens / one.seconds for one in served)
+        accepted = median(one.accepted / max(1, one.tokens - one.accepted) for one in served)
         row = {"batch": batch, "temperature": temperature, "contender": name, "tokens_per_s": speed}
         row |= {"accepted": accepted, "over": over, "seconds": seconds[name], "load": os.getloadavg()[0]}
         rows.add(
-            row,
-            (batch, temperature, name, f"{speed:.0f}", over["no drafts"], over["n-gram"], f"{accepted:.2f}"),
+            row, (batch, temperature, name, f"{speed:.0f}", over[PLAIN], over[LOOKED_UP], f"{accepted:.2f}")
         )
 
 

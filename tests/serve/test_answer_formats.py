@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,23 @@ from torchwright.serve.formats.base import Callable, structural_tag
 from torchwright.serve.formats.reader import CallArguments, CallBegin, Event, Parser, Reasoning, Text
 from torchwright.serve.formats.reasoning import REASONING_FORMATS, PromptEnd, reasoning_format_of
 from torchwright.serve.formats.tools import TOOL_FORMATS, tool_format_of
+from torchwright.serve.openai.answers import usage
+
+
+def test_usage_counts_the_proposals_of_all_choices() -> None:
+    def used(*proposals: tuple[int, int]) -> dict[str, Any]:
+        timings = {
+            place: SimpleNamespace(cached_tokens=3, speculated_tokens=proposed, accepted_tokens=accepted)
+            for place, (proposed, accepted) in enumerate(proposals)
+        }
+        totals = SimpleNamespace(timings=timings, reasoning_tokens=0, prompt_tokens=5, completion_tokens=9)
+        generation: Any = SimpleNamespace(totals=totals, prepared=SimpleNamespace(n=2))
+        return usage(generation)
+
+    counted = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+    assert used((4, 2), (4, 3))["completion_tokens_details"] == counted
+    assert "completion_tokens_details" not in used((0, 0), (0, 0))
+
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

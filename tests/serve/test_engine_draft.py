@@ -248,6 +248,35 @@ def test_proposals_are_the_heads_own_chain(llama: LoadedDecoder, tmp_path: Path)
     assert compared > 5
 
 
+@pytest.mark.parametrize("kind", ["head", "mtp"])
+def test_new_weights_give_a_draft_their_embedding(kind: str, tmp_path: Path) -> None:
+    """Bit for bit the proposals of the same draft that was loaded beside the new weights."""
+    path: Path | str = "mtp"
+    if kind == "mtp":
+        with_mtp("qwen3.5", tmp_path / "model")
+    else:
+        tiny_decoder("llama", tmp_path / "model")
+        path = drafts.write_head(
+            tmp_path / "model", tmp_path / "head", own_embedding=False, draft_vocabulary=8
+        )
+    models = [load_decoder(tmp_path / "model", torch.bfloat16) for _ in range(2)]
+    random = torch.Generator().manual_seed(0)
+    for tensor in models[1].decoder.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.mul_(torch.rand(tensor.shape, generator=random) + 0.5)
+    moved, fresh = (load_draft(path, model) for model in models)
+    moved.read_from(models[1].decoder)
+    hidden = torch.randn(5, models[0].config.model, dtype=torch.bfloat16)
+    assert torch.equal(moved.embedding, fresh.embedding)
+    assert moved.best(hidden) == fresh.best(hidden)
+    draft, asked = load_draft(path, models[0]), request("a", words(9, seed=1), 8)
+    made = engine(models[0], draft)
+    made.load_weights(models[1])
+    made.submit(asked)
+    assert draft.embedding is models[1].decoder.embedding
+    assert drain(made)["a", 0].tokens == answers(models[1], None, [asked])["a", 0].tokens
+
+
 def chain(loaded: LoadedDecoder, draft: Draft, ids: list[int], count: int) -> list[int]:
     """The head's proposals behind a text, without pages that anything was computed in before."""
     cache = PagedCache(loaded.config, pages=16, dtype=loaded.kv_dtype, draft=draft.page_shapes)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import drafts
 from torchwright import cli
 from torchwright.cli.options import parse_bytes
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
@@ -62,6 +63,35 @@ def figures(path: Path, **wish: Any) -> room.Preflight:
     found = preflight(find(str(path)), EngineOptions(**{"max_running": 8, **wish}))
     assert found is not None
     return found
+
+
+def test_a_draft_is_counted() -> None:
+    """Its weights, and its keys and values in the same pages: of one layer, or of all those of a small model."""
+    target = find(None)
+    alone = preflight(target, EngineOptions())
+    twin = preflight(target, EngineOptions(draft=str(target.folder)))
+    own = preflight(target, EngineOptions(draft="mtp"))
+    assert alone is not None
+    assert twin is not None
+    assert own is not None
+    assert twin.weight_bytes == 2 * alone.weight_bytes
+    assert twin.token_bytes == 2 * alone.token_bytes
+    layers = json.loads((target.folder / "config.json").read_text())["num_hidden_layers"]
+    assert own.token_bytes == alone.token_bytes + alone.token_bytes // layers
+
+
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+def test_a_head_is_counted_as_one_layer(layout: str, tmp_path: Path) -> None:
+    target = find(None)
+    layers = json.loads((target.folder / "config.json").read_text())["num_hidden_layers"]
+    alone = preflight(target, EngineOptions())
+    head = drafts.write_head(target.folder, tmp_path / "head", layout=layout)
+    found = preflight(target, EngineOptions(draft=str(head)))
+    assert alone is not None
+    assert found is not None
+    assert found.token_bytes == alone.token_bytes + alone.token_bytes // layers
+    stored = (head / "model.safetensors").stat().st_size
+    assert 0 < found.weight_bytes - alone.weight_bytes <= stored
 
 
 def test_the_bundled_model_is_served_without_a_name() -> None:

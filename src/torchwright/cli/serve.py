@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -25,18 +26,18 @@ from torchwright.serve.options import EngineOptions, ServerOptions
 ENGINE, SERVER = EngineOptions(), ServerOptions()
 
 
-def _serve_command() -> ModuleType:
-    """The room of `serve`, whose packages are an extra."""
+@contextmanager
+def serve_packages() -> Generator[None, None, None]:
+    """Around imports of the server's parts, whose packages are an extra."""
     try:
         with importing():
-            from torchwright.serve import command
+            yield
     except ModuleNotFoundError as error:
         raise TorchwrightError(
             "the server's packages are not installed",
             found=str(error),
             next="`pip install 'torchwright[serve]'`",
         ) from error
-    return command
 
 
 @click.command("serve")
@@ -213,7 +214,8 @@ def command(model: str | None, revision: str | None, **options: Any) -> int:
     """
     from torchwright.hub.folder import at_revision
 
-    room = _serve_command()
+    with serve_packages():
+        from torchwright.serve import command as room
     model = at_revision(model, revision)
     options["adapter"], options["adapters"] = options.pop("adapters")
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]

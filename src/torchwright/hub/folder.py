@@ -41,6 +41,8 @@ SHARED: dict[str, tuple[type, str]] = {
 MOST_LAYERS = 2_000
 """The most layers: building an untrusted configuration takes milliseconds per layer, with or without weights."""
 TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
+MTP = "mtp"
+"""In place of a draft's folder: the model's own MTP layer."""
 OFFLINE = (
     "LocalEntryNotFoundError",
     "OfflineModeIsEnabled",

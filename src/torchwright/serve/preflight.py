@@ -19,7 +19,7 @@ from torchwright.core.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.hub.architectures import recognize
 from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
-from torchwright.hub.folder import find_object, read_config
+from torchwright.hub.folder import MTP, find_object, read_config, resolve
 from torchwright.hub.language_part import language_part, loaded_tensors
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
@@ -103,6 +103,8 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     else:
         weights, parameters = _weights(target, scheme, plain)
     token_bytes = _token_bytes(target, config, kv)
+    for draft_weights, draft_token in _draft(config, options, scheme, kv, token_bytes):
+        weights, token_bytes = weights + draft_weights, token_bytes + draft_token
     longest = longest_context(described, config.integer("max_position_embeddings"))
     check_context(options.max_context, longest)
     context = min(longest, options.max_context or longest)
@@ -252,6 +254,21 @@ def _quantized_weights(
         return sum(file.stat().st_size for file in files) + embedding * plain, parameters
     linear = parameters * plain if scheme is None else scheme.bytes_of(parameters)
     return linear + embedding * plain, parameters
+
+
+def _draft(
+    config: Fields, options: EngineOptions, scheme: Scheme | None, kv: str, token_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the bytes of a draft's weights, and of its keys and values of a token; nothing without a draft."""
+    if options.draft == MTP:  # one more layer, whose tensors are in the model's own files
+        yield 0, token_bytes // config.integer("num_hidden_layers")
+    elif options.draft is not None:
+        folder = resolve(options.draft)
+        described = read_config(folder)
+        layers = Fields(folder / "config.json", described).section("transformer_layer_config")
+        fields = layers if layers.data else Fields(folder / "config.json", described)
+        draft = ServeTarget(name="draft", folder=folder)
+        yield _weights(draft, scheme, _plain(options))[0], _token_bytes(draft, fields, kv)
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -184,6 +184,8 @@ class ServingEngine(TokenEngine):
         self.name_weights(version or self.fingerprint)
         self._pages.forget(self.fingerprint)
         self._runner.decoder = loaded.decoder
+        if self._drafter is not None:
+            self._drafter.draft.read_from(loaded.decoder)
 
     def name_weights(self, version: str) -> None:
         """Give the weights another version; answers say which of their tokens are of which."""

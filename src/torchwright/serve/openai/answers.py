@@ -110,11 +110,21 @@ class Choice:
 
 
 def usage(generation: Generation) -> dict[str, Any]:
-    """Tokens of the prompts and of all answers; those of the prompts that were found in the prefix cache."""
+    """Tokens of the prompts and of all answers; those of the prompts that were found in the prefix cache.
+
+    Proposals are counted as OpenAI counts those of a predicted output: accepted and rejected.
+    """
     totals, n = generation.totals, generation.prepared.n
     cached = sum(timing.cached_tokens for choice, timing in totals.timings.items() if choice % n == 0)
     reasoning = totals.reasoning_tokens
-    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
+    proposed, accepted = (
+        sum(getattr(timing, name) for timing in totals.timings.values())
+        for name in ("speculated_tokens", "accepted_tokens")
+    )
+    counts = {"reasoning_tokens": reasoning} if reasoning else {}
+    if proposed:
+        counts |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": proposed - accepted}
+    details = {"completion_tokens_details": counts} if counts else {}
     return {
         "prompt_tokens": totals.prompt_tokens,
         "completion_tokens": totals.completion_tokens,

@@ -7,6 +7,7 @@ from torch import nn
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
+from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.pages import PageShape
 
 
@@ -37,3 +38,6 @@ class Draft(nn.Module):
     def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
         """The most likely next token of each row, and its probability."""
         raise NotImplementedError
+
+    def read_from(self, decoder: PagedModel) -> None:
+        """Take a new decoder's embedding and output layer, where the draft uses the decoder's; its layers stay."""

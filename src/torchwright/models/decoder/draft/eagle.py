@@ -19,12 +19,15 @@ from torchwright.models.decoder.draft.eagle_config import EagleConfig
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.layers import PagedAttention, feed_forward
 from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.weights import LayerParts, MakeLinear
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LAYER_PREFIXES = ("midlayer.", "layers.0.")
 """Prefixes of the layer's tensors, as SpecForge and as speculators write them."""
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""Tensors that a head may do without: the model's own stand in for them."""
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that only the head's training reads."""
 
@@ -147,6 +150,9 @@ class EagleDraft(Draft):
         self.mlp = feed_forward(layer, weights, 0).to(weights.device)
         self._embed(weights, decoder)
         self._answer_with(weights, decoder)
+        self._borrows = [
+            part for part, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in weights
+        ]
         norms: dict[str, torch.Tensor | None] = {
             "fuse_norm": weights.vector("input_norm.weight", wide) if config.norm_before_fuse else None,
             "feature_norms": self._feature_norms(weights) if config.norm_features else None,
@@ -170,7 +176,7 @@ class EagleDraft(Draft):
         return ops.rms_norm(hidden_TE.contiguous(), self.final_norm, self.config.layer.eps)
 
     def _embed(self, weights: HeadWeights, decoder: Decoder) -> None:
-        layer, name = self.config.layer, "embed_tokens.weight"
+        layer, name = self.config.layer, EMBEDDING
         if name not in weights and self.config.target_model != layer.model:
             raise ModelError(
                 "the head has no embedding of its own, and is not as wide as the model",
@@ -182,7 +188,7 @@ class EagleDraft(Draft):
         self.register_buffer("embedding", decoder.embedding if same else own.to(weights.device))
 
     def _answer_with(self, weights: HeadWeights, decoder: Decoder) -> None:
-        config, name = self.config, "lm_head.weight"
+        config, name = self.config, HEAD
         E, whole = config.layer.model, config.draft_vocabulary == config.layer.vocabulary
         if name not in weights and not (whole and config.target_model == E):
             raise ModelError("the head has no output layer (lm_head.weight), and cannot use the model's")
@@ -196,6 +202,11 @@ class EagleDraft(Draft):
         if not bool(((ids_D >= 0) & (ids_D < config.layer.vocabulary)).all()):
             raise ModelError("the head's d2t names tokens beyond the vocabulary")
         self._ids: list[int] = ids_D.tolist()
+
+    def read_from(self, decoder: PagedModel) -> None:
+        """See `Draft`."""
+        for part in self._borrows:
+            setattr(self, part, getattr(decoder, part))
 
     def forward(self, batch: Batch, states_TX: torch.Tensor | None, pages: LayerCache) -> torch.Tensor:
         """See `Draft`."""

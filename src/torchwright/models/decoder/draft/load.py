@@ -11,7 +11,7 @@ import torch
 from torchwright.core.errors import ModelError
 from torchwright.core.scheme import read_scheme
 from torchwright.hub.checkpoint import Checkpoint
-from torchwright.hub.folder import read_config, resolve
+from torchwright.hub.folder import MTP, read_config, resolve
 from torchwright.hub.language_part import language_part
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.models.decoder.draft.draft import Draft
@@ -23,17 +23,14 @@ from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.load import linear_maker, load_decoder
 from torchwright.models.decoder.model import Decoder
 
-OWN = "mtp"
-"""In place of a folder: the model's own MTP layer."""
-
 
 def load_draft(folder: str | Path, loaded: LoadedPagedModel, quantize: str | None = None) -> Draft:
     """The draft in a folder (or of a hub id) for a loaded decoder: an EAGLE-3 head, or a small model of equal tokens.
 
-    `OWN` is the MTP layer in the model's own folder. `quantize` takes what `load_decoder` does. Raises `ModelError` for
+    `MTP` is the MTP layer in the model's own folder. `quantize` takes what `load_decoder` does. Raises `ModelError` for
     a head or model of other sizes or tokens.
     """
-    if folder == OWN:
+    if folder == MTP:
         return _own(loaded, quantize).eval()
     path = resolve(str(folder))
     if path.resolve() == loaded.folder.resolve():
@@ -75,7 +72,7 @@ def _own(loaded: LoadedPagedModel, quantize: str | None) -> Draft:
     decoder = loaded.decoder
     if not isinstance(decoder, Decoder):
         raise ModelError(
-            f"--draft {OWN}: {loaded.folder} does not run on Torchwright's own decoder",
+            f"--draft {MTP}: {loaded.folder} does not run on Torchwright's own decoder",
             next="take a small model of the same tokenizer as the draft, or no draft",
         )
     checkpoint = Checkpoint(loaded.folder, language_part(read_config(loaded.folder)))

@@ -20,6 +20,7 @@ from torchwright.models.decoder.draft.eagle import most_likely
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.model import Decoder
+from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.shared import shape_logits
 from torchwright.models.decoder.weights import DecoderWeights, MakeLinear
@@ -116,6 +117,11 @@ class MtpDraft(Draft):
         self.register_buffer("embedding", decoder.embedding)
         self.head, self.scale = decoder.head, decoder.embedding_scale
         self.rotary = RotaryCache(self.config)
+
+    def read_from(self, decoder: PagedModel) -> None:
+        """See `Draft`."""
+        assert isinstance(decoder, Decoder)
+        self.embedding, self.head = decoder.embedding, decoder.head
 
     def forward(self, batch: Batch, states_TX: torch.Tensor | None, pages: LayerCache) -> torch.Tensor:
         """See `Draft`."""

@@ -7,14 +7,26 @@ const EVERY = 1000; // ms between two looks
 
 let last = null; // the figures of the last look, and when it was
 
-// name → value of a Prometheus text, summed over labels.
+// name → value of a Prometheus text, summed over labels; values by position are lists.
 function parse(text) {
   const found = {};
   for (const line of text.split("\n")) {
-    const match = /^torchwright:(\w+)(?:\{[^}]*\})? (\S+)$/.exec(line);
-    if (match) found[match[1]] = (found[match[1]] || 0) + Number(match[2]);
+    const match = /^torchwright:(\w+)(\{[^}]*\})? (\S+)$/.exec(line);
+    if (!match) continue;
+    const [, name, labels = "", value] = match;
+    const position = /\bposition="(\d+)"/.exec(labels)?.[1];
+    if (position === undefined) found[name] = (found[name] || 0) + Number(value);
+    else (found[name] ??= [])[Number(position)] = Number(value);
   }
   return found;
+}
+
+// The share of the proposals that were right, in all and at each position.
+function acceptance(now, share) {
+  const proposed = now.spec_decode_num_draft_tokens_per_pos_total ?? [];
+  const accepted = now.spec_decode_num_accepted_tokens_per_pos_total ?? [];
+  $("accepted").title = proposed.map((count, place) => `${place + 1}: ${share(accepted[place] ?? 0, count)}`).join("\n");
+  return share(now.spec_decode_num_accepted_tokens_total, now.spec_decode_num_draft_tokens_total);
 }
 
 async function state() {
@@ -35,6 +47,7 @@ async function figures() {
   $("prompt-rate").textContent = rate("prompt_tokens_total").toFixed(0);
   $("batch").textContent = `${now.num_requests_running} / ${now.num_requests_waiting}`;
   $("hits").textContent = share(now.prefix_cache_hits_total, now.prefix_cache_queries_total);
+  $("accepted").textContent = acceptance(now, share);
   $("kv").textContent = share(now.kv_cache_usage_perc, 1);
   last = now;
 }
