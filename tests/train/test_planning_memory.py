@@ -32,6 +32,25 @@ EXPERTS = SMALL | {
     "num_experts_per_tok": 2,
     "intermediate_size": 192,
 }
+LATENT = KNOWN["deepseek-v3"] | {
+    "hidden_size": 128,
+    "intermediate_size": 448,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 768,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     # model, layout, rows, context, precision, recompute, micro-batches
     (SMALL, "dp_shard=4", 2, 192, "fp32", "none", 1),
@@ -50,6 +69,8 @@ CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (ONE_KEY, "dp_shard=2,cp=2", 1, 1024, "fp32", "selective", 1),
     (EXPERTS, "dp_shard=4", 2, 128, "bf16", "none", 1),
     (EXPERTS, "dp_shard=4,ep=2", 2, 128, "bf16", "none", 1),
+    (LATENT, "dp_shard=4,ep=2", 2, 192, "bf16", "none", 1),
+    (LATENT, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
 ]
 WORLD = 4
 QUICK: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
@@ -60,6 +81,7 @@ QUICK: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
 ALONE: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (SMALL, "", 2, 192, "bf16", "none", 1),
     (SMALL, "", 2, 192, "fp32", "none", 2),
+    (LATENT, "", 2, 192, "bf16", "none", 1),
 ]
 
 

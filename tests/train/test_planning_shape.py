@@ -53,6 +53,8 @@ def test_every_family_has_as_many_parameters_as_its_model(name: str, tmp_path: P
         ("mixtral-8x7b", 46.703),
         ("qwen3-30b-a3b", 30.532),
         ("qwen3-235b-a22b", 235.094),
+        ("deepseek-v2-lite", 15.706),
+        ("deepseek-v3", 671.026),
     ],
 )
 def test_well_known_models_have_their_published_size(name: str, billions: float) -> None:
@@ -67,6 +69,8 @@ def test_active_parameters_are_those_of_the_names() -> None:
     assert Shape(read_model("qwen3-30b-a3b")).active_parameters == pytest.approx(3.3e9, rel=0.02)
     assert Shape(read_model("qwen3-235b-a22b")).active_parameters == pytest.approx(22e9, rel=0.02)
     assert Shape(read_model("mixtral-8x7b")).active_parameters == pytest.approx(12.9e9, rel=0.01)
+    assert Shape(read_model("deepseek-v3")).active_parameters == pytest.approx(37e9, rel=0.02)
+    assert Shape(read_model("deepseek-v2-lite")).active_parameters == pytest.approx(2.4e9, rel=0.12)
     dense = Shape(read_model("llama-3.1-8b"))
     assert dense.active_parameters == dense.parameters
 

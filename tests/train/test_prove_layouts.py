@@ -83,6 +83,11 @@ def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_pa
     assert result.extrapolated == ()
 
 
+def test_latent_attention_and_shared_experts_are_divided_by_heads(tmp_path: Path) -> None:
+    """What all heads share has a gradient from each process's own."""
+    proved(config_folder("deepseek-v3", tmp_path), Layout(tp=2), processes=2)
+
+
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
@@ -100,6 +105,9 @@ def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_pa
         ("smollm3-window", DENSE),
         ("mixtral", Layout(dp_shard=4, cp=2, tp=2, ep=2)),
         ("olmoe", ALL),
+        ("glm4-moe", ALL),  # a shared expert, shares by sigmoid
+        ("deepseek-v2", DENSE),  # latent attention
+        ("deepseek-v3", ALL),
     ],
     ids=lambda value: str(value),
 )

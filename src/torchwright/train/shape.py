@@ -26,9 +26,11 @@ class LayerParameters:
     """Parameters of one layer."""
 
     attention: int
-    """Matrices and biases of q, k, v and o."""
+    """Matrices and biases of q, k, v and o; of latent attention those that are divided by heads, and o."""
+    whole: int
+    """Matrices and biases that tensor parallelism does not divide: those into latent vectors."""
     feed_forward: int
-    """Matrices and biases of a dense block."""
+    """Matrices and biases of a dense block, or of the one that all tokens go through next to their experts."""
     experts: int
     """All experts together."""
     chosen_experts: int
@@ -40,7 +42,7 @@ class LayerParameters:
 
     @property
     def total(self) -> int:
-        return self.attention + self.feed_forward + self.experts + self.replicated
+        return self.attention + self.whole + self.feed_forward + self.experts + self.replicated
 
     @property
     def active(self) -> int:
@@ -74,18 +76,20 @@ class Shape:
     @property
     def q_width(self) -> int:
         """All query heads side by side (H · D)."""
-        return self.config.heads * self.config.head_dim
+        return self.config.heads * self.config.expanded_head_dim
 
     @property
     def kv_width(self) -> int:
         """All key heads side by side (K · D)."""
-        return self.config.kv_heads * self.config.head_dim
+        return self.config.expanded_kv_heads * self.config.expanded_head_dim
 
     def feed_forward_width(self, kind: Kind) -> int:
-        """Columns of gate and up that one token passes through (F, or F of an expert times the chosen experts)."""
+        """Columns of gate and up that one token passes through: F, or F of an expert times the chosen experts, and the
+        shared one's.
+        """
         experts = self.config.experts
         if kind.sparse and experts is not None:
-            return experts.chosen * experts.feed_forward
+            return experts.chosen * experts.feed_forward + experts.shared
         return self.config.feed_forward
 
     def layer(self, kind: Kind) -> LayerParameters:
@@ -107,32 +111,50 @@ class Shape:
 
     def _count(self, kind: Kind) -> LayerParameters:
         config, names = self.config, FAMILIES[self.config.architecture].names
-        E, q, kv = config.model, self.q_width, self.kv_width
-        biases = (q + 2 * kv) * config.qkv_bias + E * config.o_bias
-        attention = E * (q + 2 * kv) + q * E + biases
+        E = config.model
+        attention, whole, attention_biases, normed = self._attention()
         norms = (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
         replicated = E * sum(name is not None for name in norms)
-        replicated += {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
+        replicated += normed
         if kind.sparse and config.experts is not None:
-            one = 3 * E * config.experts.feed_forward
+            experts = config.experts
+            one = 3 * E * experts.feed_forward
             return LayerParameters(
                 attention=attention,
-                feed_forward=0,
-                experts=config.experts.count * one,
-                chosen_experts=config.experts.chosen * one,
-                replicated=replicated + E * config.experts.count,
-                biases=biases,
+                whole=whole,
+                feed_forward=3 * E * experts.shared,
+                experts=experts.count * one,
+                chosen_experts=experts.chosen * one,
+                replicated=replicated + E * (experts.count + experts.shared_gate),
+                biases=attention_biases,
             )
         F = config.feed_forward
         dense_biases = (2 * F + E) * config.mlp_bias
         return LayerParameters(
             attention=attention,
+            whole=whole,
             feed_forward=3 * E * F + dense_biases,
             experts=0,
             chosen_experts=0,
             replicated=replicated,
-            biases=biases + dense_biases,
+            biases=attention_biases + dense_biases,
         )
+
+    def _attention(self) -> tuple[int, int, int, int]:
+        """Parameters that are divided by heads, those that are not, biases among the first, and norms."""
+        config, latent = self.config, self.config.latent
+        E, q, kv = config.model, self.q_width, self.kv_width
+        if latent is None:
+            biases = (q + 2 * kv) * config.qkv_bias + E * config.o_bias
+            normed = {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
+            return E * (q + 2 * kv) + q * E + biases, 0, biases, normed
+        rank = latent.query_rank or 0
+        into = rank + latent.rank + latent.turned
+        heads = (rank or E) * q + config.heads * (
+            latent.rank * (latent.plain + latent.value) + latent.value * E
+        )
+        biases = E * config.o_bias
+        return heads + biases, into * (E + config.qkv_bias), biases, rank + latent.rank
 
     @property
     def embedding(self) -> int:
@@ -176,4 +198,6 @@ class Shape:
         counted. torchtitan counts the same.
         """
         seen = sum(min(kind.window or context, context) for kind in self.kinds)
-        return 6 * self.matrices + 12 * self.q_width * seen
+        latent = self.config.latent
+        values = self.q_width if latent is None else self.config.heads * latent.value
+        return 6 * self.matrices + 6 * (self.q_width + values) * seen

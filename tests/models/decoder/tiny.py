@@ -393,7 +393,6 @@ RECURRENT = (
 UNTRAINED = (
     *RECURRENT,
     "gpt-oss",
-    "glm4-moe",
     "ernie",
     "glm",
     "glm-no-bias",
@@ -401,10 +400,6 @@ UNTRAINED = (
     "gemma4",
     "gemma4-moe",
     "gemma4-one-size",
-    "deepseek-v2",
-    "deepseek-v2-greedy",
-    "deepseek-v3",
-    "deepseek-v3-halves",
 )
 """Models that the trainer's own layers do not compute: sinks, shared experts, latent attention and more."""
 TRAINED = [name for name in MODELS if name not in UNTRAINED]

@@ -284,18 +284,26 @@ class DecoderConfig:
         return self.heads // self.kv_heads
 
     @property
+    def expanded_kv_heads(self) -> int:
+        """Key-value heads of attention over whole sequences, for which a latent vector is taken apart by heads."""
+        return self.kv_heads if self.latent is None else self.heads
+
+    @property
+    def expanded_head_dim(self) -> int:
+        """Dimensions of a query or key there."""
+        return self.head_dim if self.latent is None else self.latent.plain + self.latent.turned
+
+    @property
     def untrained(self) -> str | None:
         """The part that the trainer's own layers lack, or None."""
         if self.sinks:
             return "attention with sinks"
-        if self.latent is not None:
-            return "latent attention"
         if self.layer_inputs is not None:
             return "inputs of single layers"
         if self.mixer is not None:
             return "recurrent layers"
-        if self.experts is not None and (self.experts.sigmoid or self.experts.shared):
-            return "shared experts and shares by sigmoid"
+        if self.experts is not None and (self.experts.router_bias or self.experts.linear_bias):
+            return "biases of routers and experts"
         return "interleaved rotary embeddings" if self.interleaved else None
 
     def at(self, layer: int) -> DecoderConfig:

@@ -83,11 +83,11 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(activation(gate(x)) · up(x))."""
+    """down(activation(gate(x)) · up(x)), `hidden` features wide."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, hidden: int) -> None:
         super().__init__()
-        E, hidden = config.model, config.feed_forward
+        E = config.model
         self.activation = config.activation
         self.gate = nn.Linear(E, hidden, bias=config.mlp_bias)
         self.up = nn.Linear(E, hidden, bias=config.mlp_bias)
@@ -192,7 +192,10 @@ Observe = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token's chosen experts, weighted by the router's softmax; a bias, where there is one, only chooses."""
+    """Each token's chosen experts, weighted by the router's shares, and a block that all tokens go through if any.
+
+    A bias, where there is one, only chooses.
+    """
 
     bias: torch.Tensor | None
 
@@ -201,6 +204,8 @@ class MixtureOfExperts(nn.Module):
         self.config, self.count, self.chosen = experts, experts.count, experts.chosen
         self.router = nn.Linear(config.model, experts.count, bias=False)
         self.experts = Experts(config, experts)
+        self.shared = FeedForward(config, experts.shared) if experts.shared else None
+        self.shared_gate = nn.Linear(config.model, 1, bias=False) if experts.shared_gate else None
         self.register_buffer("bias", torch.zeros(experts.count) if experts.bias else None)
         self.observers: list[Observe] = []
 
@@ -210,11 +215,20 @@ class MixtureOfExperts(nn.Module):
         share_TX, expert_TC, share_TC = route(score_TX, self.bias, self.config)
         if self.observers:
             counts_X = count_choices(expert_TC, self.count)
+            if self.config.sigmoid:  # what balances experts takes shares that sum to 1
+                share_TX = share_TX / share_TX.sum(-1, keepdim=True)
             for observe in self.observers:
                 share_TC = observe(share_TC, share_TX, counts_X)
         if self.config.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
-        return self.experts(x_TE, expert_TC, share_TC).view_as(x_BTE)
+        if self.config.scale != 1:
+            share_TC = share_TC * self.config.scale
+        out_BTE = self.experts(x_TE, expert_TC, share_TC).view_as(x_BTE)
+        return out_BTE if self.shared is None else out_BTE + self._shared(self.shared, x_BTE)
+
+    def _shared(self, block: FeedForward, x_BTE: torch.Tensor) -> torch.Tensor:
+        out_BTE = block(x_BTE)
+        return out_BTE if self.shared_gate is None else out_BTE * self.shared_gate(x_BTE).sigmoid()
 
 
 def rotate(x_BTHD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ def decoder_targets(config: DecoderConfig) -> list[Target]:
     return found
 
 
-LINEAR = ("q", "k", "v", "o", "gate", "up", "down")
+LINEAR = ("q", "k", "v", "o", "gate", "up", "down", "query_in", "query", "latent", "from_latent")
 
 
 def chosen(targets: Iterable[Target], leaves: list[str]) -> list[Target]:

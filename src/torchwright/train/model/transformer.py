@@ -13,6 +13,7 @@ from torchwright.models.decoder.shared import shape_logits
 from torchwright.train.model.attention import Attend
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, RotaryAngles
 from torchwright.train.model.fill import initialize
+from torchwright.train.model.latent import LatentAttention
 from torchwright.train.model.loss import token_loss
 
 SCORE = "score"
@@ -30,7 +31,7 @@ class Layer(nn.Module):
 
         self.residual_scale = config.residual_scale
         self.pre_attention = norm("pre_attention")
-        self.attention = Attention(config, layer)
+        self.attention = (Attention if config.latent is None else LatentAttention)(config, layer)
         self.post_attention = norm("post_attention")
         self.pre_mlp = norm("pre_mlp")
         self.mlp: FeedForward | MixtureOfExperts
@@ -38,7 +39,7 @@ class Layer(nn.Module):
             assert config.experts
             self.mlp = MixtureOfExperts(config, config.experts)
         else:
-            self.mlp = FeedForward(config)
+            self.mlp = FeedForward(config, config.feed_forward)
         self.post_mlp = norm("post_mlp")
 
     def forward(
@@ -166,7 +167,7 @@ class Transformer(nn.Module):
     def use_attention(self, attend: Attend) -> None:
         """Compute attention by `attend` in every layer."""
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, Attention | LatentAttention):
                 module.attend = attend
 
     def reset_parameters(self, seed: int) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -60,17 +61,22 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
     }
     if config.qk_norm != "none":
         norms |= {"attention.q_norm": names.q_norm, "attention.k_norm": names.k_norm}
+    if config.latent is not None:
+        norms |= {"attention.latent_norm": names.latent_norm}
+        norms |= {"attention.query_norm": names.query_norm} if config.latent.query_rank is not None else {}
     for part, name in norms.items():
         if name is not None:
             yield FileTensor(name=f"{file}{name}.weight", parameters=(f"{ours}{part}.weight",))
 
-    linears = [
-        (names.qkv, ("attention.q", "attention.k", "attention.v"), config.qkv_bias),
-        ((names.o,), ("attention.o",), config.o_bias),
-    ]
+    linears = _attention_linears(config, names)
     if config.sparse[layer]:
-        linears.append(((names.router,), ("mlp.router",), False))
         assert config.experts
+        linears.append(((names.router,), ("mlp.router",), False))
+        if config.experts.shared:
+            linears.append((names.shared_gate_up, ("mlp.shared.gate", "mlp.shared.up"), False))
+            linears.append(((names.shared_down,), ("mlp.shared.down",), False))
+        if config.experts.shared_gate:
+            linears.append(((names.shared_gate,), ("mlp.shared_gate",), False))
         if config.experts.bias:
             yield FileTensor(name=f"{file}{names.expert_bias}", parameters=(f"{ours}mlp.bias",), bias=True)
     else:
@@ -95,6 +101,27 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
                     parameters=(f"{ours}mlp.experts.{part}",),
                     expert=expert,
                 )
+
+
+Linears = list[tuple[tuple[str, ...], tuple[str, ...], bool]]
+"""Tensors of files, our layers that they hold, and whether these have biases."""
+
+
+def _attention_linears(config: DecoderConfig, names: Names) -> Linears:
+    out = ((names.o,), ("attention.o",), config.o_bias)
+    if config.latent is None:
+        return [(names.qkv, ("attention.q", "attention.k", "attention.v"), config.qkv_bias), out]
+    ranked = config.latent.query_rank is not None
+    queries: Linears = [
+        (names.query[:1], ("attention.query_in",), config.qkv_bias),
+        (names.query[1:], ("attention.query",), False),
+    ]
+    return [
+        *(queries if ranked else [(names.qkv[:1], ("attention.query",), False)]),
+        ((names.latent,), ("attention.latent",), config.qkv_bias),
+        ((names.from_latent,), ("attention.from_latent",), False),
+        out,
+    ]
 
 
 @torch.no_grad()
@@ -153,8 +180,13 @@ def _open_float(folder: Path) -> tuple[Checkpoint, bool]:
             f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
             next="take the model's original checkpoint",
         )
-    experts = decoder_config(described, f"{folder / 'config.json'}").experts
-    return checkpoint, bool(experts and experts.bias)
+    return checkpoint, _has_biases(described, folder)
+
+
+def _has_biases(described: dict[str, Any], folder: Path) -> bool:
+    """Check whether a config.json's experts have biases that choose them."""
+    experts = decoder_config(described, folder / "config.json").experts
+    return bool(experts and experts.bias)
 
 
 def _wanted(model: Transformer) -> Iterator[tuple[FileTensor, list[torch.Tensor | FourBit]]]:
@@ -300,6 +332,6 @@ def _copy_files(source: Path, folder: Path, dtype: torch.dtype, *, biased: bool)
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")
-    if biased:
+    if biased and not _has_biases(config, source):
         config["topk_method"] = BIASED
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -60,7 +60,7 @@ def parallelize(
     for block in experts:
         apply_expert_parallel(block, experts_mesh, transport)
     if layout.cp > 1:
-        apply_context_parallel(model, mesh["cp"], model.config.kv_heads // layout.tp)
+        apply_context_parallel(model, mesh["cp"], model.config.expanded_kv_heads // layout.tp)
 
     if layout.processes == 1:
         return
@@ -152,12 +152,13 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
         )
     divided = [
         ("tp", layout.tp, "query heads", config.heads),
-        ("tp", layout.tp, "key-value heads", config.kv_heads),
+        ("tp", layout.tp, "key-value heads", config.expanded_kv_heads),
     ]
     if not all(config.sparse):
         divided.append(("tp", layout.tp, "feed-forward features", config.feed_forward))
     if config.experts is not None:
         divided.append(("tp", layout.tp, "features of an expert", config.experts.feed_forward))
+        divided.append(("tp", layout.tp, "features of the shared expert", config.experts.shared))
         divided.append(("ep", layout.ep, "experts", config.experts.count))
     for axis, degree, what, count in divided:
         if count % degree:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.model.attention import Attend, Scores
 from torchwright.train.model.blocks import Attention
+from torchwright.train.model.latent import LatentAttention
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.ring import ring_attention
 from torchwright.train.parallel.zigzag import divided, joined
@@ -24,7 +25,7 @@ def apply_context_parallel(model: Transformer, mesh: DeviceMesh, kv_heads: int) 
     `kv_heads` is how many a process has after tensor parallelism. To be called after `Transformer.use_attention`.
     """
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | LatentAttention):
             module.attend = (
                 RingAttention(mesh) if kv_heads % mesh.size() else HeadExchange(mesh, module.attend)
             )

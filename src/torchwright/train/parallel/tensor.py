@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -23,7 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from torchwright.train.model.blocks import MixtureOfExperts
+from torchwright.train.model.blocks import Attention, MixtureOfExperts
+from torchwright.train.model.latent import LatentAttention
 from torchwright.train.model.transformer import Layer, Transformer
 from torchwright.train.parallel.stages import Elsewhere
 
@@ -69,30 +70,59 @@ def _layer_plan(layer: Layer) -> dict[str, ParallelStyle]:
     }
     plan |= {
         "attention": PrepareModuleInput(
-            input_layouts=(TOKENS, None, None), desired_input_layouts=(Replicate(), None, None)
+            input_layouts=(TOKENS, None, None),
+            desired_input_layouts=(Replicate(), None, None),
+            use_local_output=isinstance(layer.attention, LatentAttention),
         ),
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
         "attention.o": RowwiseParallel(output_layouts=TOKENS),
     }
-    kind = layer.attention.norm_kind
-    if kind != "none":
-        style = (
-            SequenceParallel(sequence_dim=HEADS, use_local_output=True) if kind == "head" else Whole(FEATURES)
-        )
-        plan |= {"attention.q_norm": style, "attention.k_norm": style}
+    attention = layer.attention
+    plan |= _latent_plan(attention) if isinstance(attention, LatentAttention) else _heads_plan(attention)
     if isinstance(layer.mlp, MixtureOfExperts):
-        return plan | {
-            "mlp": TokensGathered(),
-            "mlp.router": Whole(Replicate()),
-        }
+        return plan | _mixture_plan(layer.mlp)
     return plan | {
         "mlp": PrepareModuleInput(input_layouts=TOKENS, desired_input_layouts=Replicate()),
         "mlp.gate": ColwiseParallel(),
         "mlp.up": ColwiseParallel(),
         "mlp.down": RowwiseParallel(output_layouts=TOKENS),
     }
+
+
+def _heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {f"attention.{part}": ColwiseParallel() for part in "qkv"}
+    kind = attention.norm_kind
+    if kind != "none":
+        style = (
+            SequenceParallel(sequence_dim=HEADS, use_local_output=True) if kind == "head" else Whole(FEATURES)
+        )
+        plan |= {"attention.q_norm": style, "attention.k_norm": style}
+    return plan
+
+
+def _latent_plan(attention: LatentAttention) -> dict[str, ParallelStyle]:
+    """Only what is made by heads is divided: the latent vectors are few numbers, and every process has them whole."""
+    whole = ["latent", "latent_norm"]
+    if attention.query_in is not None:
+        whole += ["query_in", "query_norm"]
+    plan: dict[str, ParallelStyle] = {f"attention.{part}": Whole(Replicate()) for part in whole}
+    return plan | {
+        "attention.shared": GradientSummed(),
+        "attention.query": ColwiseParallel(),
+        "attention.from_latent": ColwiseParallel(),
+    }
+
+
+def _mixture_plan(mixture: MixtureOfExperts) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {"mlp": TokensGathered(), "mlp.router": Whole(Replicate())}
+    if mixture.shared is not None:
+        plan |= {
+            "mlp.shared.gate": ColwiseParallel(),
+            "mlp.shared.up": ColwiseParallel(),
+            "mlp.shared.down": RowwiseParallel(output_layouts=Replicate()),
+        }
+    if mixture.shared_gate is not None:
+        plan |= {"mlp.shared_gate": Whole(Replicate())}
+    return plan
 
 
 class Whole(ParallelStyle):
@@ -121,6 +151,18 @@ class Whole(ParallelStyle):
 
     def _leave(self, _module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
         return output.redistribute(placements=[self.layout]).to_local()
+
+
+class GradientSummed(ParallelStyle):
+    """An identity from whole tensors to each process's own heads; backward, what these give is added up."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def summed(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            whole = DTensor.from_local(output, device_mesh, [Replicate()], run_check=False)
+            return whole.to_local(grad_placements=[Partial()])
+
+        module.register_forward_hook(summed)
+        return module
 
 
 class TokensGathered(ParallelStyle):

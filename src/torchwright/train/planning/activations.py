@@ -29,7 +29,7 @@ def copies(shape: Shape, layout: Layout) -> float:
 
 def rings(shape: Shape, layout: Layout) -> bool:
     """True if context parallelism passes keys around in a ring: it exchanges heads only where they divide."""
-    return layout.cp > 1 and (shape.config.kv_heads // layout.tp) % layout.cp != 0
+    return layout.cp > 1 and (shape.config.expanded_kv_heads // layout.tp) % layout.cp != 0
 
 
 @functools.cache
@@ -57,7 +57,7 @@ class Activations:
         self.a = job.width
         self.E = shape.config.model / tp
         self.q = shape.q_width / tp
-        self.kv = shape.kv_width / min(tp, shape.config.kv_heads)
+        self.kv = shape.kv_width / min(tp, shape.config.expanded_kv_heads)
         self.H = shape.config.heads / tp
         self.tp = tp
 
@@ -117,11 +117,20 @@ class Activations:
             for name in (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
         )
         heads = 0.0 if self.shape.config.qk_norm == "none" else self._norm(self.q) + self._norm(self.kv)
+        heads += self._latents()
         # The matrices behind two of the norms keep their output, and under tensor parallelism for all tokens; compiled
         # on one device it is computed again instead.
         computed_again = self.job.compile and self.tp == 1
         inputs = 0.0 if computed_again else self.a * 2 * self.shape.config.model
         return count * self._norm(self.E) + heads + inputs
+
+    def _latents(self) -> float:
+        """Latent vectors and their norms, whole on every process."""
+        latent = self.shape.config.latent
+        if latent is None:
+            return 0.0
+        ranks = [latent.rank, *([] if latent.query_rank is None else [latent.query_rank])]
+        return sum(self._norm(rank) + self.a * rank for rank in ranks)
 
     def _attention(self, kind: Kind) -> float:
         kept = self.a * (2 * self.q + 2 * self.kv)

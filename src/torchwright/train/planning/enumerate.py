@@ -41,9 +41,10 @@ def refuse(
         )
     for name, value in (
         ("heads", config.heads),
-        ("key-value heads", config.kv_heads),
+        ("key-value heads", config.expanded_kv_heads),
         ("feed-forward columns", config.feed_forward if not all(config.sparse) else tp),
         ("columns of an expert", config.experts.feed_forward if config.experts else tp),
+        ("columns of the shared expert", config.experts.shared if config.experts else tp),
     ):
         if value % tp:
             return f"tp does not divide the {name}", f"{value} {name} over tp={tp}"

@@ -53,7 +53,8 @@ class DeviceMemory:
 def held(parameters: LayerParameters, layout: Layout) -> float:
     """Parameters of a layer that one device computes with once they are gathered."""
     divided = (parameters.attention + parameters.feed_forward) / layout.tp
-    return divided + parameters.replicated + parameters.experts / (layout.tp * layout.ep)
+    undivided = parameters.whole + parameters.replicated
+    return divided + undivided + parameters.experts / (layout.tp * layout.ep)
 
 
 def gathered(parameters: LayerParameters, layout: Layout, job: Job) -> float:
@@ -69,7 +70,7 @@ def owned(parameters: LayerParameters, layout: Layout) -> float:
     """Parameters of a layer that one device keeps."""
     divided = (parameters.attention + parameters.feed_forward + parameters.experts) / layout.tp
     # ep divides an expert's ways by as much as it divides the experts.
-    return (divided + parameters.replicated) / (layout.dp_shard * layout.cp)
+    return (divided + parameters.whole + parameters.replicated) / (layout.dp_shard * layout.cp)
 
 
 def peak_memory(shape: Shape, job: Job, plan: LayoutPlan, *, fused: bool = True) -> DeviceMemory:

@@ -57,6 +57,32 @@ KNOWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 1536,
         "norm_topk_prob": True,
     },
+    "deepseek-v2-lite": _llama(2048, 10944, 27, 16, 16, 102400, 163840)
+    | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek-v3": _llama(7168, 18432, 61, 128, 128, 129280, 163840)
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
 }
 """Name → what the published config.json says of the shape."""
 

@@ -135,6 +135,7 @@ class Clock:
         parameters = self.shape.layer(kind)
         share = 2 * tokens / layout.tp
         forward = share * (parameters.attention + parameters.feed_forward) / self.rate
+        forward += 2 * tokens * parameters.whole / self.rate
         forward += (
             share * parameters.chosen_experts / self.plain_rate
         )  # the trainer leaves experts in bfloat16
@@ -148,7 +149,7 @@ class Clock:
         here.add("memory", self._elementwise(plan, kind) * tokens / self.bandwidth)
         if self.job.precision == "mxfp8":
             rounded = self._rounded(kind, layout.tp) * tokens
-            rounded += 2 * (parameters.attention + parameters.feed_forward) / layout.tp
+            rounded += 2 * ((parameters.attention + parameters.feed_forward) / layout.tp + parameters.whole)
             rounded += 2 * parameters.experts / (layout.tp * layout.ep)
             here.add("memory", MX_BYTES[self.job.compile] * rounded / self.bandwidth)
         return here

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.models.decoder.shared import route
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.run.config.run import Run
@@ -18,7 +19,7 @@ class PlainBalancing:
     """A step's router outputs, and their effect under `[experts]`."""
 
     def __init__(self, model: Transformer, run: Run) -> None:
-        self.run, self.share_NX = run, dict[str, torch.Tensor]()
+        self.run, self.score_NX = run, dict[str, torch.Tensor]()
         self.mixtures = {
             name: module for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)
         }
@@ -26,14 +27,21 @@ class PlainBalancing:
             module.router.register_forward_hook(partial(self._keep, name))
 
     def _keep(self, name: str, _router: nn.Module, _inputs: Any, score_NX: torch.Tensor) -> None:
-        self.share_NX[name] = score_NX.softmax(-1, torch.promote_types(score_NX.dtype, torch.float32))
+        self.score_NX[name] = score_NX.to(torch.promote_types(score_NX.dtype, torch.float32))
+
+    def _shares(self, name: str) -> torch.Tensor:
+        """(N, X): a token's shares, which sum to 1."""
+        score_NX = self.score_NX[name]
+        if not self.mixtures[name].config.sigmoid:
+            return score_NX.softmax(-1)
+        share_NX = score_NX.sigmoid()
+        return share_NX / share_NX.sum(-1, keepdim=True)
 
     def _choices(self, name: str) -> torch.Tensor:
         """(N, X): 1 where a token goes to an expert."""
-        mixture, rank_NX = self.mixtures[name], self.share_NX[name]
-        if mixture.bias is not None:
-            rank_NX = rank_NX + mixture.bias
-        return F.one_hot(rank_NX.topk(mixture.chosen).indices, mixture.count).sum(1)
+        mixture = self.mixtures[name]
+        _, expert_NC, _ = route(self.score_NX[name], mixture.bias, mixture.config)
+        return F.one_hot(expert_NC, mixture.count).sum(1)
 
     def loss(self) -> torch.Tensor:
         """Return the term that is added to the step's loss for the gradient alone, nothing if a bias does the
@@ -42,9 +50,9 @@ class PlainBalancing:
         total, experts = torch.zeros(()), self.run.experts
         if experts is None or not isinstance(experts.balance, float):
             return total
-        for name, share_NX in self.share_NX.items():
+        for name in self.score_NX:
             choice_MNX, share_MNX = (
-                self._by_micro_batch(all_NX) for all_NX in (self._choices(name), share_NX)
+                self._by_micro_batch(all_NX) for all_NX in (self._choices(name), self._shares(name))
             )
             fraction_MX = choice_MNX.sum(1) / choice_MNX.sum((1, 2))[:, None]
             even_M = fraction_MX.shape[1] * (fraction_MX * share_MNX.mean(1)).sum(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig, LatentConfig
 from torchwright.models.decoder.rope import Rope
 from torchwright.train.layout import Layout
 from torchwright.train.run.config import run as runs
@@ -95,28 +95,25 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         run.precision not in ("fp32", "bf16") or run.qat is not None or run.optimizer.name in runs.FEW_BITS
     )
     model = BLOCK_MODEL if blocks else MODEL
-    ring = layout.cp > 1 and full.kv_heads // run.parallel.tp % run.parallel.cp != 0
+    full_kv_heads = full.expanded_kv_heads
+    ring = layout.cp > 1 and full_kv_heads // run.parallel.tp % run.parallel.cp != 0
     kv_heads = layout.tp if ring else layout.tp * layout.cp
-    if full.kv_heads > 1 and kv_heads == 1 and not ring:
+    if full_kv_heads > 1 and kv_heads == 1 and not ring:
         kv_heads = 2
-    heads = kv_heads * min(full.groups, 2)
+    heads = kv_heads * min(full.heads // full_kv_heads, 2)
     head = BLOCK_MODEL // math.gcd(BLOCK_MODEL, heads) if blocks else HEAD
     block = BLOCK_MODEL
     if blocks and layout.tp > 1:  # each process's part is of whole blocks
         head, block = BLOCK_MODEL // 2, layout.tp * BLOCK_MODEL // 2
-    ropes = tuple(
-        None if rope is None else _shrink_rope(rope, full.head_dim, head, tokens) for rope in full.ropes
-    )
-    experts = full.experts
-    if experts is not None:
-        count = math.lcm(4, layout.ep)
-        experts = replace(
-            experts,
-            count=count,
-            # Rounding would turn choices, each of which is an error of no size that it has itself.
-            chosen=count if rounds(run) else min(experts.chosen, 2),
-            feed_forward=math.lcm(block if blocks else EXPERT, layout.tp),
-        )
+    latent = None if full.latent is None else _shrink_latent(full.latent, BLOCK_MODEL if blocks else head)
+    turned = full.head_dim if full.latent is None else full.latent.turned
+    small = latent.turned if latent else head
+    ropes = tuple(None if rope is None else _shrink_rope(rope, turned, small, tokens) for rope in full.ropes)
+    width = math.lcm(block if blocks else EXPERT, layout.tp)
+    experts = full.experts and _shrink_mixture(full.experts, layout, width, every=rounds(run))
+    sizes = (head, head) if latent is None else (latent.rank + latent.turned, latent.plain + latent.turned)
+    head_dim, expanded = sizes
+    scale = full.scale * (full.expanded_head_dim / expanded) ** 0.5
     vocabulary = math.lcm(BLOCK_VOCABULARY if blocks else VOCABULARY, layout.tp)
     return replace(
         full,
@@ -124,15 +121,16 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         model=model,
         layers=len(layers),
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head,
+        kv_heads=kv_heads if latent is None else 1,
+        head_dim=head_dim,
+        latent=latent,
         feed_forward=math.lcm(block if blocks else FEED_FORWARD, layout.tp),
         context=2 * tokens,
         ropes=tuple(ropes[layer] for layer in layers),
         windows=tuple(WINDOW if full.windows[layer] else 0 for layer in layers),
         sparse=tuple(full.sparse[layer] for layer in layers),
         experts=experts,
-        scale=full.scale * (full.head_dim / head) ** 0.5,
+        scale=scale,
         embedding_scale=1.0
         if full.embedding_scale == 1
         else full.embedding_scale * (model / full.model) ** 0.5,
@@ -140,6 +138,31 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         clip_qkv=None if full.clip_qkv is None else 1.0,
         attention_soft_cap=min(full.attention_soft_cap, 2.0),
         logit_soft_cap=min(full.logit_soft_cap, 5.0),
+    )
+
+
+def _shrink_latent(full: LatentConfig, head: int) -> LatentConfig:
+    """Every part as large as a head: values stay smaller than queries, which have a part that turns and one that does
+    not."""
+    rank = None if full.query_rank is None else head
+    return replace(full, rank=head, query_rank=rank, plain=head, turned=head, value=head)
+
+
+def _shrink_mixture(full: ExpertsConfig, layout: Layout, width: int, *, every: bool) -> ExpertsConfig:
+    """A few experts, in two groups where there are groups; each token goes to `every` one of them, or to two.
+
+    Rounding would turn choices, each of which is an error of no size that it has itself.
+    """
+    count = math.lcm(4, layout.ep)
+    grouped = full.chosen_groups < full.groups and not every
+    return replace(
+        full,
+        count=count,
+        chosen=count if every else min(full.chosen, 2),
+        feed_forward=width,
+        groups=2 if grouped else 1,
+        chosen_groups=1,
+        shared=width if full.shared else 0,
     )
 
 

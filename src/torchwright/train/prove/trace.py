@@ -14,9 +14,10 @@ from torch.utils.hooks import RemovableHandle
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
 from torchwright.train.model.fill import whole
+from torchwright.train.model.latent import LatentAttention
 from torchwright.train.parallel.stages import Staged
 
-WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, FeedForward, MixtureOfExperts)
+WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, LatentAttention, FeedForward, MixtureOfExperts)
 
 
 @dataclass
