@@ -4,6 +4,7 @@ TorchwrightError                 a user can mend it: one paragraph, exit code 2,
 ├── UnknownName                  a technique, option, workload or field that does not exist (with did-you-mean)
 ├── ModelError                   the model cannot be read, built or run as the user has it
 ├── WorkloadError                inputs, metric or text that cannot be used
+├── DataError                    data for training or batch inference that is missing or damaged
 ├── RefusedTechnique             asked for by name, but it cannot run here
 ├── ArtifactError                missing, damaged, newer, or foreign artifact
 ├── TechniqueFailed              asked for by name, and could not be measured (exit code 1)
@@ -81,6 +82,10 @@ class ModelError(TorchwrightError):
 
 class WorkloadError(TorchwrightError):
     """Inputs, metric or evaluation text that cannot be used."""
+
+
+class DataError(TorchwrightError):
+    """Data for training or batch inference that is missing, damaged, or not what the model reads."""
 
 
 class RefusedTechnique(TorchwrightError):

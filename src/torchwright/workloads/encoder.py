@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -27,6 +27,10 @@ from torchwright.workloads.texts import own_text
 SAMPLE_SENTENCES = 512
 SAMPLE_OPERATIONS = 1e12
 """The metric's sample is cut to what these operations pay for, 2 per parameter and token, but never below 2 batches."""
+EAGER_ROWS = 32
+"""Rows of a call of a model that is not optimized, as many as `torchwright optimize` takes by default."""
+UNKNOWN_LIMIT = 512
+"""Tokens of a text at most, where neither configuration nor tokenizer knows a limit."""
 MODEL_TYPES = (
     *(
         "albert",
@@ -176,6 +180,25 @@ class EncoderWorkload(RowsWorkload):
     def _batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         ids_BT, mask_BT = self.sentences.batch(index, calibration=calibration)
         return ids_BT.to(self.device), mask_BT.to(self.device)
+
+
+def open_text_encoder(folder: Path) -> TextEmbedder:
+    """Return a folder's sentence encoder on transformers' own code, eager and in float32.
+
+    Its calls take 1 or `EAGER_ROWS` rows of tokens in powers of two, so that short texts are not padded to the longest.
+    Raises `ModelError` as `read_pipeline` and loading do.
+    """
+    workload = EncoderWorkload(folder)
+    whole, model = workload.whole(), workload.build()
+    longest = whole.cut or UNKNOWN_LIMIT
+    tokens = [*(2**power for power in range(4, longest.bit_length()) if 2**power < longest), longest]
+    shapes = tuple((rows, T) for T in tokens for rows in (1, EAGER_ROWS))
+
+    def run(case: Case) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(*case.args)
+
+    return TextEmbedder(run, replace(whole, shapes=shapes), folder)
 
 
 class SentenceEncoder(nn.Module):

@@ -19,6 +19,8 @@ from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import read_config
 from torchwright.hub.tensor_header import read_header
 
+PREPROCESSOR = "preprocessor_config.json"
+
 
 def model_class(name: object) -> Any:
     """Return the transformers class of this name, or None if there is no model class of that name."""
@@ -132,6 +134,24 @@ def _made_wide(
         cls = asked if issubclass(asked, transformers.PreTrainedModel) else type(asked.from_config(wide))
     tensors = dict(Checkpoint(folder, config).tensors(dtype))
     return cls, {"pretrained_model_name_or_path": None, "config": wide, "state_dict": tensors}
+
+
+def open_picture_processor(folder: Path) -> Any:
+    """Return the folder's preprocessor of pictures.
+
+    Raises `ModelError` for a folder without one that transformers knows.
+    """
+    try:
+        with quiet_transformers():
+            from transformers import AutoImageProcessor
+
+            return AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"{folder / PREPROCESSOR} does not say how pictures become the model's input",
+            found=str(error).splitlines()[0],
+            next="save the model's image processor of transformers into its folder",
+        ) from error
 
 
 def register_recorded(model: nn.Module) -> None:

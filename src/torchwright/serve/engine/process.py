@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import zmq
@@ -160,6 +161,12 @@ class Channel:
             wait_ms = 0
 
 
+class Told(Protocol):
+    """The interface of what hears how far the engine's start is: a `Channel`."""
+
+    def send(self, message: FromEngine) -> None: ...
+
+
 @dataclass(frozen=True)
 class ServedDecoder:
     """A language model's engine, and its description for the HTTP process."""
@@ -296,7 +303,7 @@ def _taken(
     return RequestRefused(id=message.id, reason="invalid", text=served.purpose)
 
 
-def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Reader | ServedDiffuser:
+def open_served(options: EngineOptions, channel: Told) -> ServedDecoder | Reader | ServedDiffuser:
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
     target = find(options.model)

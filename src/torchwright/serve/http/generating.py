@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchwright.serve.api_error import invalid
-from torchwright.serve.formats.answer import AnswerForm
-from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.http.guard import IGNORED, held_body, record_of, while_there
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import respond
@@ -20,16 +17,16 @@ from torchwright.serve.openai.anthropic_answer import MessagesAnswer
 from torchwright.serve.openai.anthropic_request import MessagesRequest
 from torchwright.serve.openai.chat_answer import ChatAnswer
 from torchwright.serve.openai.completion_answer import CompletionAnswer
-from torchwright.serve.openai.conversation import Tools
 from torchwright.serve.openai.generate_request import GenerateRequest
 from torchwright.serve.openai.generation import Generation
 from torchwright.serve.openai.language import Prompts
-from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, Wanted, form_of, prepare
+from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, prepare
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
 from torchwright.serve.openai.reading import Generating
 from torchwright.serve.openai.request_limits import request_limits_of
 from torchwright.serve.openai.response_answer import ResponseAnswer
 from torchwright.serve.openai.responses import ResponsesRequest
+from torchwright.serve.openai.wanted import of_chat, of_completion, of_messages, of_response
 from torchwright.serve.wire.messages import EngineReady
 
 log = logging.getLogger("torchwright.serve")
@@ -43,18 +40,7 @@ TEXTS = (CompletionRequest, GenerateRequest)
 async def chat_completions(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, ChatRequest)
     model, ready = service.decoder(body.model)
-    asked = body.asked_tools
-    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    wanted = Wanted(
-        n=body.n,
-        max_tokens=getattr(body, limit),
-        max_tokens_param=limit,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        form=_form(body, asked, model),
-        thinking_tokens=body.thinking_tokens,
-        stops=model.template.stops,
-        answer=_answer_form(asked, model),
-    )
+    wanted = of_chat(body, model)
     id = new_id("chatcmpl")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
@@ -65,20 +51,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
 async def completions(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, CompletionRequest)
     model, ready = service.decoder(body.model)
-    if body.stream and body.echo and body.logprobs is not None:
-        raise invalid("echo with logprobs is not streamed", "stream", "unsupported_parameter")
-    if ready.answer is not None:
-        _check_source(body)
-    # A translation ends where the model ends it, unless its client says otherwise.
-    whole = ready.answer is not None and "max_tokens" not in body.model_fields_set
-    wanted = Wanted(
-        n=body.n,
-        max_tokens=None if whole else body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
-        form=form_of(body.form, body.response_format),
-        continues=ready.answer is None,
-    )
+    wanted = of_completion(body, ready)
     id = new_id("cmpl")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
@@ -90,14 +63,7 @@ async def completions(service: Service, request: Request) -> Response:
 async def responses(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, ResponsesRequest)
     model, ready = service.decoder(body.model)
-    asked = body.asked_tools
-    wanted = Wanted(
-        max_tokens=body.max_output_tokens,
-        max_tokens_param="max_output_tokens",
-        form=_form(body, asked, model),
-        stops=model.template.stops,
-        answer=_answer_form(asked, model),
-    )
+    wanted = of_response(body, model)
     id = new_id("resp")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(
@@ -110,49 +76,13 @@ async def responses(service: Service, request: Request) -> Response:
 async def messages(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, MessagesRequest)
     model, ready = service.decoder(body.model)
-    asked = body.asked_tools
-    wanted = Wanted(
-        max_tokens=body.max_tokens,
-        form=_form(body, asked, model),
-        thinking_tokens=body.thinking_tokens,
-        stops=model.template.stops,
-        answer=_answer_form(asked, model),
-    )
+    wanted = of_messages(body, model)
     id = new_id("msg")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=None)
     answer = MessagesAnswer(facts, body.stops)
     user = body.metadata.user_id if body.metadata else body.user
     return await _respond(service, request, body.stream, user, facts, answer)
-
-
-def _form(
-    body: ChatRequest | ResponsesRequest | MessagesRequest, asked: Tools, model: ServedModel
-) -> tuple[GrammarJob, str] | None:
-    """Return the grammar of an answer and the field that asks for it."""
-    form = form_of(body.form, body.response_format)
-    if form is not None and not asked.required:
-        return form
-    calls = asked.grammar(model.tool_format)
-    return form if calls is None else (calls, "tools")
-
-
-def _answer_form(asked: Tools, model: ServedModel) -> AnswerForm:
-    """Return how the model writes an answer to a conversation."""
-    return AnswerForm(
-        reasoning=model.reasoning,
-        tools=model.tool_format,
-        functions=asked.callable,
-        parallel=asked.parallel,
-    )
-
-
-def _check_source(body: CompletionRequest) -> None:
-    """Raise `ApiError` (400) for what a model with an encoder does not do."""
-    if body.echo:
-        raise invalid("the answer does not go on from the prompt", "echo", "unsupported_parameter")
-    if form := form_of(body.form, body.response_format):
-        raise invalid("this model keeps to no grammar", form[1], "unsupported_parameter")
 
 
 async def read_request(

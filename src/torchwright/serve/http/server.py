@@ -17,9 +17,6 @@ from torchwright.hardware.devices.allocator import return_large_blocks
 from torchwright.models.vision.reader import takes_pictures
 from torchwright.serve.descriptors import fitting, raise_limit
 from torchwright.serve.folder import ServeTarget
-from torchwright.serve.formats.reasoning import REASONING_FORMATS, reasoning_format_of
-from torchwright.serve.formats.tools import TOOL_FORMATS, tool_format_of
-from torchwright.serve.grammar.compile import GrammarCompiler
 from torchwright.serve.http.app import application
 from torchwright.serve.http.connection import connection_class
 from torchwright.serve.http.guard import Guard
@@ -28,9 +25,7 @@ from torchwright.serve.http.service import Service
 from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
-from torchwright.serve.openai.language import load_language
-from torchwright.serve.openai.prepare import ServedModel
-from torchwright.serve.options import AUTO, NONE
+from torchwright.serve.openai.served_model import load_model as load_model
 from torchwright.serve.preflight import gib
 from torchwright.serve.wire.client import LONG_SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
@@ -102,33 +97,6 @@ NO_TEMPLATE = (
     "the model folder has no chat template: conversations are written as a line for each speaker, which models "
     "trained on chats do not expect; put its chat_template.jinja into the folder"
 )
-
-
-def load_model(
-    target: ServeTarget, limits: Limits, tool_call_format: str = AUTO, reasoning_format: str = AUTO
-) -> ServedModel:
-    """Return what the HTTP process needs of a language model; raises `ModelError` for files that cannot be read.
-
-    The formats are names of their tables; `AUTO` takes what the chat template or the tokenizer shows, `NONE` disables
-    them.
-    """
-    language = load_language(target.folder)
-    source = "".join(language.template.sources.values())
-    if reasoning_format == AUTO:
-        reasoning = reasoning_format_of(source, language.tokenizer.added)
-    else:
-        reasoning = None if reasoning_format == NONE else REASONING_FORMATS[reasoning_format]
-    return ServedModel(
-        name=target.name,
-        folder=target.folder,
-        tokenizer=language.tokenizer,
-        template=language.template,
-        pictures=language.pictures,
-        tool_format=tool_format_of(source) if tool_call_format == AUTO else TOOL_FORMATS[tool_call_format],
-        reasoning=reasoning,
-        grammars=GrammarCompiler(target.folder, limits),
-        limits=limits,
-    )
 
 
 class Server(uvicorn.Server):

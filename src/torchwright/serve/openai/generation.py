@@ -5,21 +5,67 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from torchwright.hub.text_stream import TextStream
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.formats.reader import Event, Parser, Text, merged
 from torchwright.serve.openai.prepare import PreparedRequest, TextRules
 from torchwright.serve.text.codec import MarkedStream, StopStrings, Tokenizer
-from torchwright.serve.wire.client import EngineClient
-from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Failed, RequestRefused, Timing, TokenLogprob, TokenOutput
-from torchwright.serve.wire.metrics import ServerMetrics
+from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
+from torchwright.serve.wire.messages import (
+    Failed,
+    Grammar,
+    RequestRefused,
+    Submit,
+    Timing,
+    TokenLogprob,
+    TokenOutput,
+)
 
 _Answer = TypeVar("_Answer")
 ONE_CALL = "one tool call"
 """The reason that ends a choice whose client wants no second call."""
+
+
+class Engine(Protocol):
+    """The interface of an engine to one request: `wire.client.EngineClient`, or `offline.engine.LocalEngine`."""
+
+    def mailbox(self) -> Mailbox: ...
+
+    def has_room_for(self, pictures: int) -> bool: ...
+
+    def hold(self, grammar: Grammar) -> bool: ...
+
+    def release(self, grammar: Grammar) -> None: ...
+
+    def knows(self, id: str) -> bool: ...
+
+    def submit(self, message: Submit, mailbox: Mailbox) -> None: ...
+
+    def cancel(self, id: str, reason: str) -> None: ...
+
+    def end_one(self, id: str, index: int, reason: str) -> None: ...
+
+    def finish(self, id: str) -> None: ...
+
+
+class Observed(Protocol):
+    """A histogram."""
+
+    def observe(self, amount: float) -> None: ...
+
+
+class Measures(Protocol):
+    """The interface of what counts tokens and times: `wire.metrics.ServerMetrics`."""
+
+    @property
+    def first_token(self) -> Observed: ...
+
+    @property
+    def inter_token(self) -> Observed: ...
+
+    def finished(self, reason: str, seconds: float, tokens: int) -> None: ...
 
 
 class Gone(Exception):
@@ -87,9 +133,9 @@ class Generation:
     def __init__(
         self,
         prepared: PreparedRequest,
-        client: EngineClient,
+        client: Engine,
         tokenizer: Tokenizer,
-        metrics: ServerMetrics,
+        metrics: Measures,
         *,
         every_token: bool = False,
     ) -> None:

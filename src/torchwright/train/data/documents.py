@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchwright.core.rows import read_rows
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.train.data.forms import covered, render
 from torchwright.train.data.layouts import COLUMNS, ColumnLayout, Form, find_layout
 from torchwright.train.data.messages import RowFault
-from torchwright.train.data.rows import read_rows
 from torchwright.train.data.shards import DataError, read_metadata
 from torchwright.train.data.turns import Marked, Stops
 

@@ -17,7 +17,7 @@ from tokenize import TokenError
 
 import numpy as np
 
-from torchwright.core.errors import TorchwrightError
+from torchwright.core.errors import DataError as DataError
 from torchwright.core.json_file import LARGEST, decode_json
 from torchwright.core.paths import file_digest
 from torchwright.core.regular_file import read_regular
@@ -33,10 +33,6 @@ DOCUMENTS = ("tokens", "trained", "starts")
 BARE = ".bin"
 MAPPED = 128
 """Shards that are mapped at a time; each holds one of the files that a process may have open, often 1,024."""
-
-
-class DataError(TorchwrightError):
-    """Training data that is missing, damaged, or not what the model reads."""
 
 
 class Shards:

@@ -18,6 +18,7 @@ import numpy as np
 from torchwright.core.paths import file_digest
 from torchwright.core.process.files import replacing
 from torchwright.core.regular_file import check_regular
+from torchwright.core.rows import READERS, dataset_files, is_dataset, is_rows
 from torchwright.core.system import try_lock
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object
@@ -33,7 +34,6 @@ from torchwright.train.data.documents import (
     write_documents,
 )
 from torchwright.train.data.hold_out import drawn_last
-from torchwright.train.data.rows import READERS, dataset_files, is_dataset, is_rows
 from torchwright.train.data.shards import BARE, CHECKSUMS, DataError, read_checksums
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.hub.folder import read_config
 from torchwright.models.vision.picture import read_picture
 from torchwright.train.data.shards import DataError
@@ -19,9 +19,8 @@ from torchwright.train.media.config import ImageData, ImageRun
 from torchwright.train.media.listing import Item, Listing, hold_out, list_images, refuse
 from torchwright.train.media.samples import MediaBatch
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.workloads.huggingface import quiet_transformers
+from torchwright.workloads.huggingface import open_picture_processor
 
-PREPROCESSOR = "preprocessor_config.json"
 SMALLEST, ASPECT = 0.35, 4 / 3
 """Limits of `crop`: the least share of the picture that is left, and the largest ratio of its sides."""
 
@@ -42,7 +41,7 @@ class ImageTask:
         """Raises `ModelError` for a folder without a preprocessor that transformers knows."""
         self._places = {label: place for place, label in enumerate(labels)}
         self._augment = data.augment
-        self._processor = _processor(model)
+        self._processor = open_picture_processor(model)
 
     def prepare(self, item: Item, draw: int | None) -> tuple[torch.Tensor, int]:
         """Return pixels (C, H, W), and the class's index. Raises `WorkloadError` for a file that is not a picture."""
@@ -146,17 +145,3 @@ def _own_labels(model: Path) -> tuple[str, ...]:
     if not isinstance(told, dict) or sorted(told, key=str) != sorted(map(str, range(len(told)))):
         return ()
     return tuple(str(told[str(place)]) for place in range(len(told)))
-
-
-def _processor(model: Path) -> Any:
-    try:
-        with quiet_transformers():
-            from transformers import AutoImageProcessor
-
-            return AutoImageProcessor.from_pretrained(model, trust_remote_code=False, local_files_only=True)
-    except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(
-            f"{model / PREPROCESSOR} does not say how pictures become the model's input",
-            found=str(error).splitlines()[0],
-            next="save the model's image processor of transformers into its folder",
-        ) from error

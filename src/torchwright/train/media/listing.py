@@ -16,11 +16,11 @@ from typing import Any
 
 from torchwright.core.paths import private_cache
 from torchwright.core.process.files import replacing
+from torchwright.core.rows import READERS, DataRow, is_dataset, is_rows, read_rows
 from torchwright.models.vision.picture import SUFFIXES
 from torchwright.train.data.documents import FileReport
 from torchwright.train.data.hold_out import drawing_order, held_rows
 from torchwright.train.data.messages import PICTURE_PARTS, RowFault, from_json
-from torchwright.train.data.rows import READERS, DataRow, is_dataset, is_rows, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
 from torchwright.train.media.config import ChatData, ImageData, SpeechData

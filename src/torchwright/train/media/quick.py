@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchwright.core.rows import is_dataset
 from torchwright.hub.folder import resolve
 from torchwright.train.data.hold_out import MOST
-from torchwright.train.data.rows import is_dataset
 from torchwright.train.media.chats import list_conversations
 from torchwright.train.media.config import (
     IMAGES,

@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 
 from torchwright.core.errors import unknown
+from torchwright.core.rows import DataRow, read_rows
 from torchwright.train.data.documents import FileReport
-from torchwright.train.data.rows import DataRow, read_rows
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.columns import Columns
 

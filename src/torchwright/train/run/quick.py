@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchwright.core.rows import is_dataset
 from torchwright.hub.folder import read_config, resolve
-from torchwright.train.data.rows import is_dataset
 from torchwright.train.run.amount import Amount, measure
 from torchwright.train.run.config.data_section import RunError, Section
 from torchwright.train.run.config.objective_section import Preference

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from torchwright.core import rows as data_rows
+from torchwright.core.rows import read_rows
 from torchwright.hub.chat_template import ChatTemplate
-from torchwright.train.data import rows as data_rows
 from torchwright.train.data.documents import (
     COLUMNS,
     ChatEncoder,
@@ -27,7 +28,6 @@ from torchwright.train.data.documents import (
     write_documents,
 )
 from torchwright.train.data.forms import covered
-from torchwright.train.data.rows import read_rows
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import expand, only_writer, token_shards
 from torchwright.workloads.texts import BUNDLED

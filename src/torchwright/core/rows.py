@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchwright.train.data.shards import DataError
+from torchwright.core.errors import DataError
 
 LONGEST_LINE = 1 << 26
 """Bytes of one JSON line; the rest of a longer one is passed over unread."""
@@ -98,7 +98,7 @@ def _reader(path: Path) -> Callable[[Path], Iterator[DataRow]]:
     return _read_dataset if path.is_dir() else READERS[rows_suffix(path)]
 
 
-def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """Open a file of text. Raises `DataError` for UTF-16, as Excel and PowerShell write it."""
     with contextlib.ExitStack() as held:
         compressed = path.name.lower().endswith(COMPRESSED)
@@ -113,28 +113,29 @@ def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 def _text(path: Path) -> TextIO:
     """Open a text; bytes that are not UTF-8 become lone surrogates, which `_damaged` finds."""
-    return io.TextIOWrapper(_opened(path), "utf-8-sig", errors="surrogateescape", newline="")
+    return io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _read_lines(path: Path) -> Iterator[DataRow]:
-    with _opened(path) as file:
+    with opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
-                _pass_over(file)
+                pass_over(file)
                 yield DataRow(number=number, fault=f"the line has more than {LONGEST_LINE:,} bytes")
             elif line.strip():
-                yield _parsed(number, line)
+                yield parsed_line(number, line)
 
 
-def _pass_over(file: gzip.GzipFile | io.BufferedReader) -> None:
+def pass_over(file: gzip.GzipFile | io.BufferedReader) -> None:
     """Read the rest of a line, of which little is in memory at a time."""
     while (piece := file.readline(1 << 20)) and not piece.endswith(b"\n"):
         pass
 
 
-def _parsed(number: int, line: bytes) -> DataRow:
+def parsed_line(number: int, line: bytes) -> DataRow:
+    """Return the row of a line of JSON."""
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         values = json.loads(text)

@@ -1,0 +1,230 @@
+"""The output of a run: a folder of parts, joined to one file where one is asked for.
+
+    out/run.json                       the model, the task and the options; what was measured
+    out/part-00000000-1f0c….jsonl      the answers of a part, in the order of the input
+    out/part-00000000-1f0c….rejected   its rows without an answer, with the reasons
+    out/rejected.jsonl                 those of all parts, once all are there
+
+For `-o answers.jsonl` the folder is `answers.jsonl.parts`; its parts go when they are joined. A part is written aside
+and renamed, its rejected rows first: whoever sees the part sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torchwright.core.errors import DataError, WorkloadError
+from torchwright.core.process.files import check_writable, replacing
+
+OutputFormat = Literal["jsonl", "parquet"]
+RUN, REJECTED, PARTS = "run.json", "rejected.jsonl", ".parts"
+SUFFIXES: dict[str, OutputFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+LEFTOVER_SECONDS = 3600.0
+"""Age from which on a file that was written aside is what a killed run left: a part is written in seconds."""
+COPY_BYTES = 1 << 20
+
+
+class Output:
+    """The place of a run's answers. `open` it before anything is computed."""
+
+    def __init__(self, out: Path, form: OutputFormat | None) -> None:
+        """Raises `WorkloadError` for a name whose suffix is no format."""
+        folder = out.is_dir() or not out.suffix
+        if not folder and out.suffix.lower() not in SUFFIXES:
+            raise WorkloadError(
+                f"-o {out}: the name does not say a format",
+                allowed=f"a folder, or a file that ends in {', '.join(SUFFIXES)}",
+            )
+        named = None if folder else SUFFIXES[out.suffix.lower()]
+        if form is not None and named not in (None, form):
+            raise WorkloadError(f"--format {form} does not fit -o {out}", next="leave one of the two out")
+        self.form: OutputFormat = named or form or "jsonl"
+        self.file = None if folder else out
+        """The one file; None for a folder."""
+        self.folder = out if folder else out.with_name(out.name + PARTS)
+        self.rejected = out / REJECTED if folder else out.with_name(f"{out.stem}.{REJECTED}")
+        self._run: dict[str, Any] = {}
+
+    def open(self, run: dict[str, Any], *, overwrite: bool, write: bool = True) -> None:
+        """Take the place for a run, or go on with what is there; without `write` nothing is changed.
+
+        Raises `WorkloadError` where something else is there: other files, or answers of another model, task or options.
+        """
+        if overwrite and write:
+            self._remove()
+        there = None if overwrite else self._there()
+        if there is not None and (different := _differences(there.get("job"), run)):
+            raise WorkloadError(
+                f"{self.file or self.folder} holds the answers of another run",
+                found="; ".join(different),
+                next="choose another place with -o, or say --overwrite",
+            )
+        self._run = {**(there or {}), "job": run}
+        if write:
+            check_writable(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_run()
+
+    @property
+    def finished(self) -> list[str] | None:
+        """Names of the parts that were joined to the file; None where they are not, or only the first rows are."""
+        return self._run.get("finished")
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Rows, bytes and seconds that earlier runs computed here."""
+        return dict(self._run.get("measured", {}))
+
+    def part(self, name: str) -> Path:
+        return self.folder / f"{name}.{self.form}"
+
+    def has(self, name: str) -> bool:
+        """Check whether a part is there."""
+        return self.part(name).is_file()
+
+    def rejected_rows(self, name: str) -> int:
+        """Rows of a part that have no answer."""
+        try:
+            return self._rejected_part(name).read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+    def write(self, name: str, answers: bytes, rejected: bytes) -> None:
+        """Write a part; it is there as a whole, or not."""
+        if rejected:
+            _write(self._rejected_part(name), rejected)
+        else:
+            self._rejected_part(name).unlink(missing_ok=True)
+        _write(self.part(name), answers)
+
+    def note(self, **measured: float) -> None:
+        """Add to what was measured."""
+        before = self.measured
+        self._run["measured"] = {key: before.get(key, 0) + value for key, value in measured.items()}
+        self._write_run()
+
+    def join(self, names: Sequence[str], *, keep: bool) -> None:
+        """Write the rejected rows of all parts, and for one file their answers; `keep` every part that is there."""
+        self._join_rejected(names)
+        if self.file is not None:
+            with replacing(self.file) as beside:
+                if self.form == "parquet":
+                    _join_parquet([self.part(name) for name in names], beside)
+                else:
+                    _concatenate([self.part(name) for name in names], beside)
+                _settle(beside)
+            self._run["finished"] = None if keep else list(names)
+            self._write_run()
+        if not keep:
+            self._remove_old(set() if self.file is not None else set(names))
+
+    def _there(self) -> dict[str, Any] | None:
+        """Return the run that is there. Raises `WorkloadError` for anything else."""
+        path = self.folder / RUN
+        if path.is_file():
+            try:
+                return json.loads(path.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path} cannot be read", found=str(error), next="--overwrite") from error
+        other = self.file if self.file is not None and self.file.exists() else None
+        if other is None and self.folder.is_dir() and any(self.folder.iterdir()):
+            other = self.folder
+        if other is not None:
+            raise WorkloadError(
+                f"{other} is there already, and no run of `torchwright map` wrote it",
+                next="choose another place with -o, or say --overwrite",
+            )
+        return None
+
+    def _remove(self) -> None:
+        """Remove a run's files; of a folder that is no run's nothing but the files that take the names of ours."""
+        if (self.folder / RUN).is_file():
+            for path in self.folder.iterdir():
+                if path.name.startswith(("part-", ".part-")) or path.name in (RUN, REJECTED):
+                    path.unlink()
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+        self.rejected.unlink(missing_ok=True)
+
+    def _join_rejected(self, names: Sequence[str]) -> None:
+        parts = [path for name in names if (path := self._rejected_part(name)).is_file()]
+        if not parts:
+            self.rejected.unlink(missing_ok=True)
+            return
+        with replacing(self.rejected) as beside:
+            _concatenate(parts, beside)
+
+    def _remove_old(self, kept: set[str]) -> None:
+        """Remove parts of other names, which an earlier input had, and what killed runs left."""
+        for path in list(self.folder.glob("part-*")):
+            if path.name.partition(".")[0] not in kept:
+                path.unlink(missing_ok=True)
+        for path in list(self.folder.glob(".part-*")):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
+                    path.unlink()
+
+    def _rejected_part(self, name: str) -> Path:
+        return self.folder / f"{name}.rejected"
+
+    def _write_run(self) -> None:
+        _write(self.folder / RUN, (json.dumps(self._run, indent=2) + "\n").encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path) as beside:
+        beside.write_bytes(data)
+        _settle(beside)
+
+
+def _settle(path: Path) -> None:
+    """Have a file's bytes on the disk before its name is: without that a loss of power leaves an empty file."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _concatenate(parts: Sequence[Path], to: Path) -> None:
+    with to.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, out, COPY_BYTES)
+
+
+def _join_parquet(parts: Sequence[Path], to: Path) -> None:
+    """Write the row groups of all parts into one file."""
+    import pyarrow.parquet as parquet
+
+    schema = parquet.read_schema(parts[0]) if parts else None
+    if schema is None:
+        raise DataError("the input has no rows, and a Parquet file of none has no columns")
+    with parquet.ParquetWriter(to, schema) as writer:
+        for part in parts:
+            writer.write_table(parquet.read_table(part, schema=schema))
+
+
+def _differences(before: Any, now: dict[str, Any]) -> list[str]:
+    """Return each field, by its path, in which the run that is there differs from this one."""
+    old, new = _flat("", before), _flat("", json.loads(json.dumps(now)))
+    return [
+        f"{name} was {json.dumps(old.get(name))[:80]} and is {json.dumps(new.get(name))[:80]}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Return the leaves of nested objects by their dotted names."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {
+        path: leaf
+        for key, inner in value.items()
+        for path, leaf in _flat(f"{name}.{key}" if name else str(key), inner).items()
+    }
