@@ -165,6 +165,12 @@ def _room() -> ModuleType:
     help="Language models: rows that are computed side by side.",
 )
 @click.option(
+    "--deterministic/--no-deterministic",
+    default=None,
+    show_default="wherever the model can",
+    help="Language models: a row's answer is the same, bit for bit, beside any others.",
+)
+@click.option(
     "--served-model-name",
     "served_name",
     metavar="NAME",
@@ -212,7 +218,17 @@ def _options(model: str, inputs: tuple[str, ...], openai: bool, given: dict[str,
     task = given.pop("task_name")
     if openai and task not in (None, "openai"):
         raise click.UsageError(f"--openai does not go with --task {task}.")
-    names = ("trust", "quantize", "kv", "dtype", "adapter", "kv_memory", "max_running", "served_name")
+    names = (
+        "trust",
+        "quantize",
+        "kv",
+        "dtype",
+        "adapter",
+        "kv_memory",
+        "max_running",
+        "served_name",
+        "deterministic",
+    )
     opened = {name: given.pop(name) for name in names}
     request = _request(given)
     columns = {

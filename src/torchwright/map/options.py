@@ -26,6 +26,8 @@ class ModelOptions:
     adapter: str | None = None
     kv_memory: int | None = None
     max_running: int = 64
+    deterministic: bool | None = None
+    """As `EngineOptions.deterministic`."""
     served_name: str | None = None
     """The model's name in requests of OpenAI's form; its folder's without it."""
 

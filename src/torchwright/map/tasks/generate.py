@@ -32,6 +32,7 @@ def engine_options(model: ModelOptions) -> EngineOptions:
         adapter=model.adapter,
         kv_memory=model.kv_memory,
         max_running=model.max_running,
+        deterministic=model.deterministic,
         # A part's requests are bounded here already.
         max_queue=max(EngineOptions.max_queue, 4 * model.max_running),
     )
