@@ -191,8 +191,8 @@ def command(
 ) -> int:
     """Answer every row of files, in parts that a restart keeps.
 
-    IN is JSONL, JSON, CSV, Parquet, Arrow, text (a row a line), each of text also as .gz, a folder of these, of
-    pictures or of sounds, or - for standard input. MODEL may be `bundled`. Rows that cannot be answered go to
+    IN is JSONL, JSON, CSV, Parquet, Arrow or text (a row a line), or - for standard input. It may be a folder of these,
+    of pictures or of sounds. Text formats may end in .gz. MODEL may be `bundled`. Rows that cannot be answered go to
     rejected.jsonl with the reason; all others are written in the order of the input.
 
     The same command again computes only what is missing. Exit code 2 if no row was answered.

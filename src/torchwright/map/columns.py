@@ -26,7 +26,7 @@ def choose(
     """Return the options with the columns that are read, and the types of those that the output repeats.
 
     The first row of each input decides; `keep` is what the user named, by default `id` where there is one. Raises
-    `DataError`, which lists the columns, where there is none to read.
+    `DataError`, which lists the columns, where no column can be read.
     """
     first = next((row for source in sources if (row := source.peek()) is not None), None)
     if first is None:

@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True)
 class OutputForm:
-    """How answers are written."""
+    """The form in which answers are written."""
 
     form: OutputFormat
     fields: dict[str, str]
@@ -45,7 +45,7 @@ class Computed:
     rejected_rows: int
     seconds: float
     reason: str = ""
-    """Of the first rejected row."""
+    """The reason of the first rejected row."""
 
 
 def compute(task: Task, part: Part, form: OutputForm) -> Computed:

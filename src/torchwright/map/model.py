@@ -1,4 +1,4 @@
-"""What a model is for, and a digest of it, found without torch: the process that plans never imports it."""
+"""A model's purpose and its digest, found without torch: the process that plans never imports torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MapModel:
     """A model as the planning process sees it."""
 
     target: str | None
-    """As the user named it; None is the bundled language model."""
+    """The user's name for it; None is the bundled language model."""
     folder: Path
     """Its configuration and tokenizer."""
     artifact: Path | None
@@ -69,7 +69,7 @@ class MapModel:
 def find_model(target: str | None, task: TaskName | None) -> MapModel:
     """Return the model of a target for a task.
 
-    Raises `ModelError` for a target that is no model or one of another kind, and `WorkloadError` for an unknown task.
+    Raises `ModelError` for a target that is not a model of the task's kind, and `WorkloadError` for an unknown task.
     """
     if task is not None and task not in TASKS:
         raise WorkloadError(f"--task {task}", allowed=", ".join(TASKS))

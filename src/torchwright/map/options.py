@@ -27,7 +27,7 @@ class ModelOptions:
     kv_memory: int | None = None
     max_running: int = 64
     deterministic: bool | None = None
-    """As `EngineOptions.deterministic`."""
+    """`EngineOptions.deterministic`."""
     served_name: str | None = None
     """The model's name in requests of OpenAI's form; its folder's without it."""
 
@@ -64,7 +64,7 @@ class MapOptions:
     """For files whose names do not tell."""
     out: Path = Path()
     output_format: Literal["jsonl", "parquet"] | None = None
-    """Of a folder; a file's name tells."""
+    """The format of a folder; a file's name tells its own."""
     part_rows: int | None = None
     """Rows of one part; the task's own by default."""
     limit: int | None = None

@@ -35,7 +35,7 @@ class Output:
     """The place of a run's answers. `open` it before anything is computed."""
 
     def __init__(self, out: Path, form: OutputFormat | None) -> None:
-        """Raises `WorkloadError` for a name whose suffix is no format."""
+        """Raises `WorkloadError` for a name whose suffix is not a format."""
         folder = out.is_dir() or not out.suffix
         if not folder and out.suffix.lower() not in SUFFIXES:
             raise WorkloadError(
@@ -144,7 +144,7 @@ class Output:
         return None
 
     def _remove(self) -> None:
-        """Remove a run's files; of a folder that is no run's nothing but the files that take the names of ours."""
+        """Remove a run's files; of another folder only the files that take the names of ours."""
         if (self.folder / RUN).is_file():
             for path in self.folder.iterdir():
                 if path.name.startswith(("part-", ".part-")) or path.name in (RUN, REJECTED):

@@ -1,8 +1,8 @@
 """A run: the inputs are cut into parts, those that are missing are computed, and the answers are joined.
 
-The journey of a row: `sources` reads its bytes, `plan` puts it into a part and names the part, `pool` or `cluster`
-gives the part to a worker, where `compute` parses it, answers it by a `tasks` class and writes the answer as bytes,
-and `output` keeps the part under its name.
+The journey of a row: `sources` reads its bytes. `plan` puts it into a part and names the part. `pool` or `cluster`
+gives the part to a worker. There `compute` parses the row, answers it by a class of `tasks` and writes the answer as
+bytes. `output` keeps the part under its name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Summary:
     seconds: float = 0.0
     rows_per_s: float | None = None
     estimated_seconds: float | None = None
-    """Of a dry run: the missing parts' time, at the rate that was measured in this place before."""
+    """The missing parts' time in a dry run, at the rate that was measured in this place before."""
     joined: bool = False
     """True if all parts are there and the answers are whole."""
     rejected_file: str | None = None
@@ -93,7 +93,7 @@ def run(
 
 
 class Job:
-    """What a run does: its model, its inputs with their columns, its parts, and its output."""
+    """A run's model, its inputs with their columns, its parts, and its output."""
 
     def __init__(self, options: MapOptions) -> None:
         self.options = options

@@ -49,7 +49,7 @@ Item = Record | DataRow
 
 
 class Source:
-    """One input: its records in order, and how much of it has been read.
+    """One input: its records in order, and the bytes that have been read.
 
     `peek` looks at the first row before `records` gives it.
     """

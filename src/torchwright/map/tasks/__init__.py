@@ -1,1 +1,1 @@
-"""What a worker does with rows: one class for each task and kind of model."""
+"""Tasks of a worker: one class for each task and kind of model."""

@@ -18,7 +18,7 @@ class Rejected:
 
     reason: str
     body: dict[str, Any] | None = None
-    """What stands for it among the rejected rows, where the task has a form of its own."""
+    """Its line among the rejected rows, where the task has a form of its own."""
 
 
 Answer = dict[str, Any] | Rejected

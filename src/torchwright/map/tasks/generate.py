@@ -16,7 +16,7 @@ from torchwright.serve.offline.requests import CHAT, COMPLETIONS, Asked, Offline
 from torchwright.serve.options import EngineOptions
 
 NEW_TOKENS = 64
-"""As `torchwright generate`: a base model does not end by itself."""
+"""The default of `torchwright generate`: a base model does not end by itself."""
 ALONE = ("messages", "prompt", "stream", "model", "n")
 """Fields of a request that the rows and the task decide."""
 

@@ -87,7 +87,7 @@ class EmbeddingBatch(Task):
 
 
 def _asked(row: dict[str, Any], urls: Sequence[str]) -> Asked:
-    """Return a line's request; raise `ApiError` for one that is none."""
+    """Return a line's request; raise `ApiError` for a line without one."""
     custom, method, url, body = (row.get(name) for name in ("custom_id", "method", "url", "body"))
     if not isinstance(custom, str) or not custom:
         raise invalid("'custom_id' must be a text", "custom_id")

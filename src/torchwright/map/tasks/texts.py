@@ -27,7 +27,7 @@ class TextReader:
         self.model = self._open(spec)
         self.labels = self.model.labels()
         self._most = self.model.layout.tokens
-        tokenizer = self.model.tokens.tokenizer  # raises where there is none
+        tokenizer = self.model.tokens.tokenizer  # raises where the folder has none
         if spec.options.truncate:
             tokenizer.enable_truncation(min(self._most, self.model.layout.cut or self._most))
 

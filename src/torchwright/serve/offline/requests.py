@@ -68,8 +68,8 @@ class OfflineServer:
     def answer(self, requests: Sequence[Asked]) -> list[dict[str, Any] | ApiError]:
         """Return an answer to each request, or its error; what the engine itself raises passes.
 
-        Requests are begun in the order of their bodies, so that prompts with a common beginning run after each other
-        and find it in the prefix cache.
+        Requests are begun in the order of their bodies: prompts with a common beginning run after each other, and find
+        it in the prefix cache.
         """
         return self._runner.run(self._answer(requests))
 
