@@ -200,12 +200,16 @@ def command(
     options = _options(model, inputs, openai, given)
     room = _room()
     with _progress(quiet or as_json) as progress:
-        found = room.run(
-            options,
-            progress,
-            lambda text: None if quiet else progress.say(f"torchwright: {text}"),
-            dry=dry_run,
-        )
+        try:
+            found = room.run(
+                options,
+                progress,
+                lambda text: None if quiet else progress.say(f"torchwright: {text}"),
+                dry=dry_run,
+            )
+        except KeyboardInterrupt:
+            progress.say("torchwright: finished parts are kept; the same command goes on from there")
+            raise
     if as_json:
         print_json(found)
     else:

@@ -254,6 +254,7 @@ class _Run:
         names, complete = list[str](), True
         try:
             for part in self._job.parts():
+                interrupts.check()
                 names.append(part.name)
                 if self._output.has(part.name):
                     self._keep(part)
@@ -290,6 +291,7 @@ class _Run:
             return None
         found = self._found
         for place, part in enumerate(self._job.parts()):
+            interrupts.check()
             if place >= len(done) or part.name != done[place]:
                 raise DataError(
                     f"{file} is whole, and the input is another now, from row {part.first_row:,} on",
