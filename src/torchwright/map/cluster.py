@@ -32,7 +32,7 @@ class Cluster:
     ) -> None:
         """Raises `WorkloadError` where Ray is not installed or no cluster answers."""
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise WorkloadError(
                 "--ray needs Ray, which is not installed",

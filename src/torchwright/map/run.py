@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -244,7 +243,7 @@ class _Run:
         self._executor: Executor | None = None
         self._told = 0
         self._noted = time.monotonic()
-        self._unnoted = Counter[str]()
+        self._unnoted = dict[str, float]()
 
     def all(self) -> Summary:
         """Compute what is missing, and join the answers if every part is there."""
@@ -347,7 +346,8 @@ class _Run:
         found.computed_rows += computed.rows
         found.rejected += computed.rejected_rows
         found.first_reason = found.first_reason or computed.reason
-        self._unnoted.update(rows=computed.rows, bytes=_bytes(part), worker_seconds=computed.seconds)  # pyright: ignore[reportCallIssue]
+        new = {"rows": computed.rows, "bytes": _bytes(part), "worker_seconds": computed.seconds}
+        self._unnoted = {key: self._unnoted.get(key, 0.0) + value for key, value in new.items()}
         if time.monotonic() - self._noted > NOTE_SECONDS:
             self._note()
         self._progress.advance(
@@ -369,4 +369,4 @@ class _Run:
         if self._unnoted:
             self._output.note(**self._unnoted)
         self._noted = time.monotonic()
-        self._unnoted.clear()
+        self._unnoted = {}

@@ -6,6 +6,7 @@ Parquet and Arrow are parsed here, and only the columns that the task reads go o
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, cast
 
 from torchwright.core import rows
 from torchwright.core.errors import DataError
@@ -61,7 +62,8 @@ class Source:
         items: Callable[[Source], Iterator[Item]],
         size: int | None,
     ) -> None:
-        self.label, self.kind = label, kind
+        self.label = label
+        self.kind: Kind = kind
         self.size = size
         """Bytes; None where nobody knows."""
         self.read = 0
@@ -197,9 +199,9 @@ def _of_file(path: Path, form: Format | None, media: frozenset[str]) -> Source:
 
 def _standard_input(form: Format | None) -> Source:
     """Read standard input as JSONL if it begins with a brace, else as text."""
-    file = sys.stdin.buffer
+    file = cast("io.BufferedReader", sys.stdin.buffer)
     if form is None:
-        head = file.peek(1 << 12) if isinstance(file, io.BufferedReader) else b""
+        head = file.peek(1 << 12)
         form = "jsonl" if head.removeprefix(BOM).lstrip().startswith(b"{") else "text"
     kind: Kind = "json" if form == "jsonl" else "text"
     return Source("-", kind, lambda source: _lines(file), None)
@@ -207,13 +209,12 @@ def _standard_input(form: Format | None) -> Source:
 
 def _file_lines(path: Path, source: Source) -> Iterator[Record]:
     with rows.opened(path) as file:
-        whole = file if isinstance(file, io.BufferedReader) else file.fileobj
         for record in _lines(file):
-            source.read = whole.tell() if whole is not None else 0
+            source.read = os.lseek(file.fileno(), 0, os.SEEK_CUR)  # of a compressed file the compressed bytes
             yield record
 
 
-def _lines(file: IO[bytes]) -> Iterator[Record]:
+def _lines(file: gzip.GzipFile | io.BufferedReader) -> Iterator[Record]:
     """Yield the lines that are not blank, without the bytes that end them."""
     number = 0
     while line := file.readline(rows.LONGEST_LINE + 1):

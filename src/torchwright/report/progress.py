@@ -24,14 +24,14 @@ class RowProgress:
         self._bar = Progress(
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
             speed_estimate_period=SPEED_SECONDS,
             disable=not self._shown,
         )
-        self._task = self._bar.add_task("", total=None, told="loading the model")
+        self._task = self._bar.add_task("", total=None, shown="loading the model")
         self._rows = self._rejected = self._computed = 0
         self._begun: float | None = None
 
@@ -44,19 +44,20 @@ class RowProgress:
         now = self._bar.get_time()
         self._rows += rows
         self._rejected += rejected
-        if there:
-            self._bar.update(self._task, completed=self._bar.tasks[0].completed + bytes_read)
-            self._bar.tasks[0]._progress.clear()  # what was read back says nothing of the speed
-        else:
-            self._begun = self._begun or now
+        shown = f"{self._rows:,} rows"
+        if there:  # what is left to compute is the whole
+            total = self._bar.tasks[0].total
+            self._bar.update(self._task, total=None if total is None else total - bytes_read)
+        elif self._begun is None:  # the first part's time began with the model's loading
+            self._begun = now
             self._bar.advance(self._task, bytes_read)
-        told = f"{self._rows:,} rows"
-        if not there and now > self._begun:  # the first part's time began with the model's loading
+        else:
             self._computed += rows
-            told += f", {self._computed / (now - self._begun):,.0f} rows/s"
+            shown += f", {self._computed / max(now - self._begun, 1e-3):,.0f} rows/s"
+            self._bar.advance(self._task, bytes_read)
         if self._rejected:
-            told += f", {self._rejected:,} rejected"
-        self._bar.update(self._task, told=told)
+            shown += f", {self._rejected:,} rejected"
+        self._bar.update(self._task, shown=shown)
 
     def say(self, text: str) -> None:
         """Write a line above the bar."""
