@@ -51,7 +51,10 @@ def test_parts_are_joined_in_order_and_go(tmp_path: Path) -> None:
     output.join(names, keep=False)
     assert (tmp_path / "a.jsonl").read_bytes() == b"0\n1\n2\n"
     assert (tmp_path / "a.rejected.jsonl").read_bytes() == b"bad 1\nbad 2\n"
-    assert sorted(path.name for path in (tmp_path / "a.jsonl.parts").iterdir()) == ["run.json"]
+    assert sorted(path.name for path in (tmp_path / "a.jsonl.parts").iterdir()) == [
+        "finished.json",
+        "run.json",
+    ]
     assert opened(tmp_path / "a.jsonl").finished == names
 
 
@@ -84,3 +87,29 @@ def test_a_name_says_the_format(tmp_path: Path, name: str, form: Any, wanted: st
 def test_a_plan_alone_writes_nothing(tmp_path: Path) -> None:
     Output(tmp_path / "out", None).open(JOB, overwrite=False, write=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_that_comes_second_finds_the_answers_joined(tmp_path: Path) -> None:
+    """Two shards end at the same time: both find every part, and one removes what the other reads."""
+    first, second = opened(tmp_path / "a.jsonl"), opened(tmp_path / "a.jsonl")
+    first.write("part-00000000-a", b"0\n", b"")
+    first.join(["part-00000000-a"], keep=False)
+    second.join(["part-00000000-a"], keep=False)
+    second.note(rows=1)
+    assert opened(tmp_path / "a.jsonl").finished == ["part-00000000-a"]
+    assert (tmp_path / "a.jsonl").read_bytes() == b"0\n"
+    with pytest.raises(FileNotFoundError):
+        second.join(["part-00000000-b"], keep=False)
+
+
+def test_shards_that_start_together_share_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".run.json.123.abcd").touch()
+    opened(tmp_path / "out")
+
+
+def test_measurements_of_shards_add_up(tmp_path: Path) -> None:
+    first, second = opened(tmp_path / "out"), opened(tmp_path / "out")
+    first.note(rows=3, worker_seconds=1.5)
+    second.note(rows=4, worker_seconds=0.5)
+    assert opened(tmp_path / "out").measured == {"rows": 7, "worker_seconds": 2.0}

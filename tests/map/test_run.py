@@ -312,3 +312,11 @@ def test_the_output_is_not_taken_from_another_task(world: World, tmp_path: Path)
     world.run(path)
     with pytest.raises(WorkloadError, match="answers of another run"):
         world.run(path, task=TaskOptions(truncate=True))
+
+
+def test_an_output_is_never_an_input(world: World, tmp_path: Path) -> None:
+    path = texts(tmp_path / "a.jsonl", 2)
+    for inputs, out in (((path,), "a.jsonl"), ((tmp_path,), "out")):
+        with pytest.raises(WorkloadError, match="is an input, or lies inside of one"):
+            world.run(*inputs, out=out, overwrite=True)
+    assert path.is_file()

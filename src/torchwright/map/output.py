@@ -4,6 +4,7 @@
     out/part-00000000-1f0c….jsonl      the answers of a part, in the order of the input
     out/part-00000000-1f0c….rejected   its rows without an answer, with the reasons
     out/rejected.jsonl                 those of all parts, once all are there
+    out/finished.json                  the names of the parts, once they are joined to one file
 
 For `-o answers.jsonl` the folder is `answers.jsonl.parts`; its parts go when they are joined. A part is written aside
 and renamed, its rejected rows first: whoever sees the part sees them.
@@ -24,7 +25,7 @@ from torchwright.core.errors import DataError, WorkloadError
 from torchwright.core.process.files import check_writable, replacing
 
 OutputFormat = Literal["jsonl", "parquet"]
-RUN, REJECTED, PARTS = "run.json", "rejected.jsonl", ".parts"
+RUN, FINISHED, REJECTED, PARTS = "run.json", "finished.json", "rejected.jsonl", ".parts"
 SUFFIXES: dict[str, OutputFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 LEFTOVER_SECONDS = 3600.0
 """Age from which on a file that was written aside is what a killed run left: a part is written in seconds."""
@@ -75,7 +76,10 @@ class Output:
     @property
     def finished(self) -> list[str] | None:
         """Names of the parts that were joined to the file; None where they are not, or only the first rows are."""
-        return self._run.get("finished")
+        try:
+            return json.loads((self.folder / FINISHED).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
 
     @property
     def measured(self) -> dict[str, float]:
@@ -106,24 +110,34 @@ class Output:
 
     def note(self, **measured: float) -> None:
         """Add to what was measured."""
+        with contextlib.suppress(OSError, ValueError):  # other shards note theirs
+            self._run = json.loads((self.folder / RUN).read_text("utf-8"))
         before = self.measured
         self._run["measured"] = {key: before.get(key, 0) + value for key, value in measured.items()}
         self._write_run()
 
     def join(self, names: Sequence[str], *, keep: bool) -> None:
         """Write the rejected rows of all parts, and for one file their answers; `keep` every part that is there."""
-        self._join_rejected(names)
-        if self.file is not None:
-            with replacing(self.file) as beside:
-                if self.form == "parquet":
-                    _join_parquet([self.part(name) for name in names], beside)
-                else:
-                    _concatenate([self.part(name) for name in names], beside)
-                _settle(beside)
-            self._run["finished"] = None if keep else list(names)
-            self._write_run()
+        try:
+            self._join_rejected(names)
+            if self.file is not None:
+                self._join_answers(names, self.file)
+        except FileNotFoundError:
+            if self.finished != list(names):  # another shard has not joined them meanwhile
+                raise
+            return
+        if self.file is not None and not keep:
+            _write(self.folder / FINISHED, json.dumps(names).encode())
         if not keep:
             self._remove_old(set() if self.file is not None else set(names))
+
+    def _join_answers(self, names: Sequence[str], file: Path) -> None:
+        with replacing(file) as beside:
+            if self.form == "parquet":
+                _join_parquet([self.part(name) for name in names], beside)
+            else:
+                _concatenate([self.part(name) for name in names], beside)
+            _settle(beside)
 
     def _there(self) -> dict[str, Any] | None:
         """Return the run that is there. Raises `WorkloadError` for anything else."""
@@ -134,8 +148,9 @@ class Output:
             except (OSError, ValueError) as error:
                 raise DataError(f"{path} cannot be read", found=str(error), next="--overwrite") from error
         other = self.file if self.file is not None and self.file.exists() else None
-        if other is None and self.folder.is_dir() and any(self.folder.iterdir()):
-            other = self.folder
+        if other is None and self.folder.is_dir():
+            # Hidden: what other shards, which start at the same time, write aside.
+            other = self.folder if any(path.name[0] != "." for path in self.folder.iterdir()) else None
         if other is not None:
             raise WorkloadError(
                 f"{other} is there already, and no run of `torchwright map` wrote it",
@@ -147,7 +162,7 @@ class Output:
         """Remove a run's files; of another folder only the files that take the names of ours."""
         if (self.folder / RUN).is_file():
             for path in self.folder.iterdir():
-                if path.name.startswith(("part-", ".part-")) or path.name in (RUN, REJECTED):
+                if path.name.startswith(("part-", ".part-")) or path.name in (RUN, FINISHED, REJECTED):
                     path.unlink()
         if self.file is not None:
             self.file.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from torchwright.core.errors import DataError, WorkloadError
@@ -103,6 +104,7 @@ class Job:
         if self.task == "openai" and self.output.form == "parquet":
             raise WorkloadError("answers in OpenAI's form are lines of JSON", next="-o NAME.jsonl")
         self._check_requests(options.task)
+        self._check_places()
         self.sources: list[Source] = open_sources(options.inputs, options.input_format, self._facts.media)
         wanted = options.task.keep or None
         self.columns, kept = choose(self.sources, self.task, self._facts, options.task, wanted)
@@ -176,6 +178,17 @@ class Job:
         if target is None:
             return None
         return str((self.model.artifact or self.model.folder).absolute())
+
+    def _check_places(self) -> None:
+        """Raise `WorkloadError` for an output that is an input, or would be one of the next run."""
+        out = self.options.out.absolute()
+        for word in self.options.inputs:
+            path = Path(word).absolute()
+            if word != "-" and (out == path or (path.is_dir() and out.is_relative_to(path))):
+                raise WorkloadError(
+                    f"-o {self.options.out} is an input, or lies inside of one: {word}",
+                    next="choose another place",
+                )
 
     def _check_requests(self, task: TaskOptions) -> None:
         """Refuse options that the task would ignore."""
@@ -275,7 +288,11 @@ class _Run:
             self._found.rows_per_s = self._found.computed_rows / self._found.seconds
         if complete or all(self._output.has(name) for name in names):
             self._output.join(names, keep=self._job.options.limit is not None)
-            self._found.joined, self._found.missing_parts = True, 0
+            self._found.joined = True
+        else:  # unless another shard has found all parts there first
+            self._found.joined = self._output.finished == names
+        if self._found.joined:
+            self._found.missing_parts = 0
             if self._output.rejected.is_file():
                 self._found.rejected_file = str(self._output.rejected)
         return self._found

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from torchwright.core.cpu_load import cpu_quota, whole_cores
+from torchwright.core.cpu_load import affinity, cpu_quota, whole_cores
 from torchwright.core.errors import ArtifactError, OldArtifact, TorchwrightError, first_line
 from torchwright.core.process.replacing_folders import steady
 from torchwright.core.records import Interval, Recipe
@@ -112,7 +112,9 @@ def _load(
     threads = manifest.threads or torch.get_num_threads()
     if device == "cpu" and (notice := quota_notice(threads, cpu_quota())):
         loader.notices.append(notice)
-    run = ready.run if ready.dispatcher is not None else on_threads(ready.run, manifest.threads)
+    # A process that is pinned to fewer cores: more threads than these would wait for each other.
+    measured = manifest.threads and min(manifest.threads, len(affinity()))
+    run = ready.run if ready.dispatcher is not None else on_threads(ready.run, measured)
     run = class_of(recipe.workload).front(run, recipe.workload)
     answers = ready.answers or as_model(
         run, ready.dispatcher, recipe.workload, manifest, path / artifact.MODEL, device
