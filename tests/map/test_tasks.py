@@ -159,6 +159,9 @@ def test_embeddings_of_a_batch_file(artifact: Path) -> None:
     assert isinstance(one, dict)
     assert isinstance(two, dict)
     vector = one["response"]["body"]["data"][0]["embedding"]
+    assert (
+        one["response"]["body"]["usage"]["prompt_tokens"] == len("short") + 2
+    )  # a token per byte, and two around it
     raw = b64decode(two["response"]["body"]["data"][0]["embedding"])
     assert struct.unpack(f"<{len(vector)}f", raw) == pytest.approx(vector, abs=1e-6)
     statuses = []

@@ -270,8 +270,8 @@ def _lines(found: Summary, options: MapOptions, dry: bool) -> Iterator[str]:
     whose = f" of shard {place}/{count}" if count > 1 else ""
     if dry:
         yield (
-            f"{found.rows:,} rows in {found.parts:,} parts{whose}; {found.parts_there:,} parts are there, "
-            f"{found.missing_parts:,} with {found.missing_rows:,} rows are missing"
+            f"{_count(found.rows, 'row')} in {_count(found.parts, 'part')}{whose}; {found.parts_there:,} are there, "
+            f"{found.missing_parts:,} with {_count(found.missing_rows, 'row')} are missing"
         )
         if found.estimated_seconds is not None:
             rate = f"{found.rows_per_s:,.1f} rows/s"
@@ -279,13 +279,18 @@ def _lines(found: Summary, options: MapOptions, dry: bool) -> Iterator[str]:
         return
     there = f", {found.parts_there:,} of {found.parts:,} parts were there" if found.parts_there else ""
     rate = f" ({found.rows_per_s:,.1f} rows/s)" if found.rows_per_s else ""
-    yield f"{found.rows:,} rows{whose} in {wording.seconds(found.seconds)}{rate}{there}: {found.out}"
+    yield f"{_count(found.rows, 'row')}{whose} in {wording.seconds(found.seconds)}{rate}{there}: {found.out}"
     if found.rejected:
         where = found.rejected_file or "the parts' .rejected files"
         reason = f"; the first: {found.first_reason}" if found.first_reason else ""
-        yield f"{found.rejected:,} rows were rejected: {where}{reason}"
+        were = "was" if found.rejected == 1 else "were"
+        yield f"{_count(found.rejected, 'row')} {were} rejected: {where}{reason}"
     if not found.joined:
         yield f"{found.missing_parts:,} parts are other shards' and are not there yet; the last one to end joins them"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 @contextmanager

@@ -74,6 +74,7 @@ class EmbeddingBatch(Task):
             bodies[place] = body, range(len(texts), len(texts) + len(asked))
             texts += asked
         found = dict(self._reader.read(texts)) if texts else {}
+        lengths = self._reader.lengths(texts) if texts else []
         for place, (body, own) in bodies.items():
             vectors = [found[number] for number in own]
             if fault := next((row for row in vectors if isinstance(row, Rejected)), None):
@@ -83,7 +84,10 @@ class EmbeddingBatch(Task):
                 {"object": "embedding", "index": index, "embedding": _numbers(vector, body.encoding_format)}
                 for index, vector in enumerate(vectors)
             ]
-            yield place, _line(rows[place], 200, {"object": "list", "data": data, "model": self._name})
+            tokens = sum(lengths[number] for number in own)
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            answer = {"object": "list", "data": data, "model": self._name, "usage": usage}
+            yield place, _line(rows[place], 200, answer)
 
 
 def _asked(row: dict[str, Any], urls: Sequence[str]) -> Asked:

@@ -55,7 +55,7 @@ class TextReader:
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> Iterator[tuple[int, torch.Tensor | Rejected]]:
         """Read the texts that fit together, and say of each other one why it does not."""
-        lengths = self._lengths(texts, pairs)
+        lengths = self.lengths(texts, pairs)
         fitting = [place for place, length in enumerate(lengths) if 0 < length <= self._most]
         for place, length in enumerate(lengths):
             if length > self._most:
@@ -77,7 +77,8 @@ class TextReader:
             for inner, row in self.read([texts[place] for place in fitting], chosen):
                 yield fitting[inner], row
 
-    def _lengths(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[int]:
+    def lengths(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[int]:
+        """Return the number of tokens that the model reads of each text."""
         prompt = self.model.layout.prompt
         read: Any = [prompt + text for text in texts]
         read = read if pairs is None else list(zip(read, pairs, strict=True))
