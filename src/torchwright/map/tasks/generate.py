@@ -73,7 +73,9 @@ class GenerateTask(Task):
             value = [{"role": "user", "content": value}]
         if isinstance(value, list):
             return Asked(CHAT, msgspec.json.encode({"messages": value, **self._request}))
-        completion = {"prompt": value, "max_tokens": NEW_TOKENS, **self._request}
+        # A translation ends where the model ends it.
+        most = {} if self._server.engine.ready.answer is not None else {"max_tokens": NEW_TOKENS}
+        completion = {"prompt": value, **most, **self._request}
         return Asked(COMPLETIONS, msgspec.json.encode(completion))
 
 
