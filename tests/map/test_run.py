@@ -320,3 +320,11 @@ def test_an_output_is_never_an_input(world: World, tmp_path: Path) -> None:
         with pytest.raises(WorkloadError, match="is an input, or lies inside of one"):
             world.run(*inputs, out=out, overwrite=True)
     assert path.is_file()
+
+
+def test_numbers_that_json_writers_refuse_are_their_rows_fault(world: World, tmp_path: Path) -> None:
+    rows = ['{"id": 1, "text": "a"}', f'{{"id": {2**70}, "text": "b"}}', '{"id": NaN, "text": "c"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
+    found = world.run(tmp_path / "a.jsonl")
+    assert [row["id"] for row in world.answers()] == [1, None]
+    assert found.first_reason == "'id' is an integer of more than 64 bits"

@@ -148,7 +148,9 @@ def _room() -> ModuleType:
     metavar="I/N",
     help="Compute every N-th part, from the I-th on: one run of a Slurm array.",
 )
-@click.option("--ray", metavar="ADDRESS", help="Compute on a Ray cluster: auto, or ray://HOST:10001.")
+@click.option(
+    "--ray", metavar="ADDRESS", help="Compute on a Ray cluster: auto on one of its nodes, or HOST:PORT."
+)
 @click.option("--strict", is_flag=True, help="End at the first rejected row, with exit code 2.")
 @click.option("--overwrite", is_flag=True, help="Remove what another run left there.")
 @decoder_options

@@ -18,6 +18,7 @@ from torchwright.map.tasks.base import Answer, Rejected, Task
 
 LONGEST_KEPT = 2000
 """Characters of a rejected row that are repeated next to the reason."""
+LARGEST_INTEGER = 2**63 - 1
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,7 +61,7 @@ def compute(task: Task, part: Part, form: OutputForm) -> Computed:
     reason = ""
     for place, (row, answer) in enumerate(zip(rows, answers, strict=True)):
         if not isinstance(answer, Rejected):
-            answer = _placed(part, place, row, answer, form)
+            answer = _writable(_placed(part, place, row, answer, form))
         if isinstance(answer, Rejected):
             reason = reason or answer.reason
             rejected.append(_rejected(part, place, row, answer))
@@ -96,6 +97,14 @@ def _placed(part: Part, place: int, row: DataRow, answer: dict[str, Any], form: 
                 )
         found[name] = value
     return found | answer
+
+
+def _writable(answer: Answer) -> Answer:
+    """Return an answer, or the reason why a column that it repeats cannot be written."""
+    if isinstance(answer, Rejected):
+        return answer
+    numbers = [name for name, value in answer.items() if type(value) is int and abs(value) > LARGEST_INTEGER]
+    return Rejected(f"'{numbers[0]}' is an integer of more than 64 bits") if numbers else answer
 
 
 def _typed(value: Any, kind: str) -> Any:
