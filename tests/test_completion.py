@@ -43,6 +43,8 @@ def complete(
         ("torchwright export model --to o", ["plain,onnx", "plain,openvino"]),
         ("torchwright optimize --objective = l", ["plain,latency"]),
         ("torchwright optimize --device =", ["plain,cpu", "plain,cuda"]),
+        ("torchwright map model in.jsonl --task g", ["plain,generate"]),
+        ("torchwright map model te", ["file,te"]),
         ("torchwright optimize mod", ["file,mod"]),
         ("torchwright verify ", ["file,"]),
         ("torchwright optimize model -o ou", ["dir,ou"]),
