@@ -23,9 +23,9 @@ import pytest
 from http_support import MODEL, wait_until
 
 STARTS_WITHIN = 300.0
-ROWS = 8
+ROWS = 16
 """Answers of a request that shall take a while: a step of many rows takes milliseconds."""
-LONG = 400
+LONG = 900
 """Tokens of each."""
 
 
@@ -44,8 +44,22 @@ class RunningFleet:
         """Return the fleet's children that run a module, in the order of their start."""
         return children(self.process.pid, module)
 
-    def replicas(self) -> list[int]:
-        return self.pids("torchwright.serve.fleet.replica_process")
+    def replicas(self) -> dict[str, int]:
+        """Return name and process of each replica that runs."""
+        module = "torchwright.serve.fleet.replica_process"
+        return {command_line(pid).rpartition(module)[2].strip(): pid for pid in self.pids(module)}
+
+    def place(self, name: str) -> str:
+        """Return the URL of a replica's last life."""
+        return re.findall(rf"\[{name}\] serving .* at (http://\S+) after", self.log.read_text())[-1]
+
+    def busy(self) -> dict[str, int]:
+        """Return those that have requests."""
+        return {
+            name: pid
+            for name, pid in self.replicas().items()
+            if httpx.get(self.place(name) + "/load", headers=self.headers).json()["server_load"]
+        }
 
     def gateway(self) -> int:
         (found,) = self.pids("torchwright.serve.fleet.gateway_process")
@@ -158,12 +172,12 @@ def gone(pids: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def fleet(*arguments: str, key: str | None = None) -> Iterator[RunningFleet]:
+def fleet(*arguments: str, key: str | None = None, kv: str | None = "64MiB") -> Iterator[RunningFleet]:
     """A fleet on free ports, ready; killed with the block, and nothing may be left of it."""
     if importlib.util.find_spec("smg") is None:
         pytest.skip("smg is not installed")
     program = "import sys; from torchwright.cli import main; sys.exit(main())"
-    words = ["serve", "--port", "0", "--metrics-port", "0", "--kv-memory", "64MiB", *arguments]
+    words = ["serve", "--port", "0", "--metrics-port", "0", *(["--kv-memory", kv] if kv else []), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as err:

@@ -36,11 +36,11 @@ def test_a_chat_goes_through_the_gateway(two: RunningFleet) -> None:
 
 
 def test_each_replica_has_cores_of_its_own(two: RunningFleet) -> None:
-    shares = [os.sched_getaffinity(pid) for pid in two.replicas()]
+    shares = [os.sched_getaffinity(pid) for pid in two.replicas().values()]
     assert len(shares) == 2
     assert set.union(*shares) == os.sched_getaffinity(0)
     assert not set.intersection(*shares)
-    for pid, share in zip(two.replicas(), shares, strict=True):
+    for pid, share in zip(two.replicas().values(), shares, strict=True):
         assert all(os.sched_getaffinity(child) == share for child in descendants(pid))
 
 
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_all_after_the_running_streams() -> None:
 
 def test_one_replica_behaves() -> None:
     with fleet("--replicas", "1") as running:
-        (pid,) = running.replicas()
+        (pid,) = running.replicas().values()
         assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
         assert running.complete().status_code == 200
         mine = descendants(running.process.pid)

@@ -180,7 +180,7 @@ def test_a_childs_lines_have_its_name_and_nothing_that_a_terminal_acts_on() -> N
     lines: list[tuple[str, str]] = []
 
     async def run() -> int:
-        child = await Child.start(
+        child = Child.start(
             "one",
             [sys.executable, "-c", code],
             given=b"given\n\xff\n",

@@ -24,7 +24,7 @@ log = logging.getLogger("torchwright.serve")
 LOOK_SECONDS = 0.1
 """Between two looks at the running requests of a fleet that ends."""
 QUIET_LOOKS = 2
-"""Looks in a row without a running request: one is a moment in which a request is between gateway and replica."""
+"""Looks in a row without a running request: one may fall between two requests of a busy client."""
 KILL_SECONDS = 10.0
 """Longest that a replica may take to end once nothing runs."""
 
@@ -44,7 +44,8 @@ class Lines:
             return
         if self.starting:
             self._said.add(line)
-        print(f"[{name}] {line}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"[{name}] {line}\n")  # at once: another thread's line comes before or after it
+        sys.stderr.flush()
 
 
 class Fleet:
@@ -141,16 +142,21 @@ class Fleet:
             raise WorkloadError(f"no replica is left: {ended[0].ended}", next="their lines above say why")
 
     def _route(self) -> None:
+        """Tell the gateway which replicas take requests.
+
+        Where none does it keeps the last ones: it answers 503 then, which clients try again, and 404 without any.
+        """
         mine = [
             Place(f"{each.name.replace(' ', '-')}-{each.starts}", each.place)
             for each in self._replicas
             if each.ready
         ]
-        self._gateway.route_to(mine or [Place(place, place) for place in self._places])
+        if places := mine or [Place(place, place) for place in self._places]:
+            self._gateway.route_to(places)
 
     async def _end(self, routing: asyncio.Task[None] | None, lives: list[asyncio.Task[None]]) -> None:
         """End the gateway when the running requests have ended, and then the replicas; or all at once."""
-        running = await self._running() if routing is not None and not self._now.is_set() else 0
+        running = await self._gateway.running() if routing is not None else 0
         if self._stop.is_set():
             self._say(
                 f"stopping after {running} running requests; Ctrl-C again stops at once"
@@ -173,18 +179,11 @@ class Fleet:
         self._gateway.close()
 
     async def _last_requests(self, routing: asyncio.Task[None]) -> None:
-        """Wait until nothing runs; servers elsewhere have other clients, too, so there the gateway's own end counts."""
-        if not self._replicas:
-            await asyncio.shield(routing)
-            return
+        """Wait until nothing runs: the gateway itself keeps its port open for seconds more."""
         quiet = 0
         while quiet < QUIET_LOOKS and not routing.done():
-            quiet = quiet + 1 if not await self._running() else 0
+            quiet = quiet + 1 if not await self._gateway.running() else 0
             await asyncio.sleep(LOOK_SECONDS)
-
-    async def _running(self) -> int:
-        answers = [answer.json() for answer in await self.ask_all("/load") if answer.status == 200]
-        return sum(int(answer.get("server_load", 0)) for answer in answers if isinstance(answer, dict))
 
     async def _or_now(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`, or for the signal that ends all at once."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
@@ -40,6 +42,8 @@ FAILED_PROBES = 2
 GRACE_SECONDS = 3600
 """Running streams may take so long after the gateway was asked to end; the fleet ends it before, when they have."""
 READY_PAUSE_SECONDS = 0.1
+RUNNING = re.compile(rb"^smg_admission_inflight ([0-9.e+]+)$", re.MULTILINE)
+"""Its figure of requests that it holds until their last byte."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Gateway:
         self.ended: str | None = None
         """The reason why it is not started again."""
         self.starts = 0
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def _manifest(self) -> Path:
@@ -100,17 +104,15 @@ class Gateway:
     async def live(self) -> None:
         """Start it, again after each end, until `stop` or too many early ends."""
         loop, early = asyncio.get_running_loop(), 0
-        while not self._stopping:
+        while not self._stopping.is_set():
             begun = loop.time()
-            self.child = child = await self._start()
-            if self._stopping:
-                child.kill()
+            self.child = child = self._start()
             waiting = asyncio.create_task(self._wait_ready())
             code = await child.ended()
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             self._become(False)
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             how = how_it_ended(code)
             early = 0 if loop.time() - begun >= EARLY_SECONDS else early + 1
@@ -119,28 +121,35 @@ class Gateway:
                 self._changed.set()
                 return
             log.warning("the gateway ended (%s) and is started again", how)
-            await asyncio.sleep(BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)])
+            with contextlib.suppress(TimeoutError):
+                pause = BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)]
+                await asyncio.wait_for(self._stopping.wait(), pause)
 
     def stop(self) -> None:
         """Take no further requests, and end when the running ones have ended."""
-        self._stopping = True
+        self._stopping.set()
         if self.child is not None:
             self.child.ask_to_end()
 
     def kill(self) -> None:
         """End it at once and for good."""
-        self._stopping = True
+        self._stopping.set()
         if self.child is not None:
             self.child.kill()
 
     def close(self) -> None:
         self._folder.remove()
 
+    async def running(self) -> int:
+        """Return the number of requests that have not ended, 0 where it does not say."""
+        found = RUNNING.search((await self.metrics()).body)
+        return int(float(found[1])) if found else 0
+
     async def metrics(self) -> Answer:
         """Return its own figures."""
         return await ask(self._metrics_place, "/metrics") if self._metrics_place else Answer(0)
 
-    async def _start(self) -> Child:
+    def _start(self) -> Child:
         metrics_port = _free_port()  # where another program takes it first, the next life has another
         self._metrics_place = f"{LOOPBACK}:{metrics_port}"
         self.starts += 1
@@ -148,7 +157,7 @@ class Gateway:
             "parent": os.getpid(),
             "arguments": arguments(self._options, self._manifest, metrics_port),
         }
-        return await Child.start(
+        return Child.start(
             "gateway",
             [sys.executable, "-m", "torchwright.serve.fleet.gateway_process"],
             given=json.dumps(given).encode(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -23,6 +24,8 @@ QUEUED = 2048
 """Connections that wait in the kernel, as many as a server of its own has."""
 STARTING_PAUSE_SECONDS, PAUSE_SECONDS = 0.1, 1.0
 """Between two looks at a replica that loads its model, and at one that serves."""
+SILENT_SECONDS = 10.0
+"""A process that answers no probe for so long is taken from the gateway, whose own probes have left it out before."""
 HANG_SECONDS = 30.0
 """A process that answers no probe for so long hangs, and is killed: its callbacks take milliseconds."""
 EARLY_SECONDS = 10.0
@@ -57,7 +60,7 @@ class Replica:
         self.ended: str | None = None
         """The reason why it is not started again."""
         self.starts = 0
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def place(self) -> str:
@@ -67,17 +70,14 @@ class Replica:
     async def live(self) -> None:
         """Start it, again after each end, until `stop`, an end before it was ever ready, or too many early ends."""
         loop, early = asyncio.get_running_loop(), 0
-        while not self._stopping:
-            self.child = child = await self._start()
-            if self._stopping:
-                child.kill()
+        while not self._stopping.is_set():
+            self.child = child = self._start()
             watching = asyncio.create_task(self._watch(child))
             code = await child.ended()
             watching.cancel()
             ready_at = await _result(watching)
-            child.kill()  # what it has started
             self._become(False)
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             how = how_it_ended(code)
             early = 0 if ready_at is not None and loop.time() - ready_at >= EARLY_SECONDS else early + 1
@@ -87,21 +87,23 @@ class Replica:
                 self._changed.set()
                 return
             log.warning("%s ended (%s) and is started again", self.name, how)
-            await asyncio.sleep(BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)])
+            with contextlib.suppress(TimeoutError):
+                pause = BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)]
+                await asyncio.wait_for(self._stopping.wait(), pause)
 
     def stop(self) -> None:
         """Let its requests finish and end it, for good."""
-        self._stopping = True
+        self._stopping.set()
         if self.child is not None:
             self.child.ask_to_end()
 
     def kill(self) -> None:
         """End it at once and for good."""
-        self._stopping = True
+        self._stopping.set()
         if self.child is not None:
             self.child.kill()
 
-    async def _start(self) -> Child:
+    def _start(self) -> Child:
         listening = self._listen()
         given = {
             "parent": os.getpid(),
@@ -116,9 +118,14 @@ class Replica:
         }
         self.starts += 1
         with listening:  # the replica has its own; with this one open, a dead replica's clients would wait
-            return await Child.start(
+            return Child.start(
                 self.name,
-                [sys.executable, "-m", "torchwright.serve.fleet.replica_process"],
+                [
+                    sys.executable,
+                    "-m",
+                    "torchwright.serve.fleet.replica_process",
+                    self.name,
+                ],  # for who looks for it
                 given=json.dumps(given).encode(),
                 relay=self._relay,
                 environment=on_cores(os.environ, self._processors),
@@ -143,12 +150,13 @@ class Replica:
         try:
             while True:
                 answer = await ask(self.place, "/ready")
-                if answer.status:  # one that says nothing may be busy: the gateway's own probes decide
-                    heard = loop.time()
+                now = loop.time()
+                heard = now if answer.status else heard
+                if answer.status or (heard is not None and now - heard > SILENT_SECONDS):
                     self._become(answer.status == 200)
                 if self.ready and ready_at is None:
-                    ready_at = loop.time()
-                if heard is not None and loop.time() - heard > HANG_SECONDS:
+                    ready_at = now
+                if heard is not None and now - heard > HANG_SECONDS:
                     log.error("%s has answered nothing for %.0f s; it is killed", self.name, HANG_SECONDS)
                     child.kill()
                 await asyncio.sleep(PAUSE_SECONDS if ready_at is not None else STARTING_PAUSE_SECONDS)
