@@ -156,7 +156,7 @@ def _gateway(**given: Any) -> list[str]:
         "origins": [],
         "body_bytes": 9,
     }
-    return arguments(GatewayOptions(**{**fields, "log_requests": False, **given}), Path("/m"), 2)
+    return arguments(GatewayOptions(**{**fields, "model": "m", "aliases": [], **given}), Path("/m"), 2)
 
 
 def test_the_gateway_takes_every_key_and_a_secret_one_for_its_replicas() -> None:
@@ -172,6 +172,11 @@ def test_the_gateway_takes_every_key_and_a_secret_one_for_its_replicas() -> None
     assert len(secret) > 64
     assert secret != other
     assert "--api-key" not in _gateway()
+
+
+def test_the_gateway_knows_every_name_of_the_model() -> None:
+    words = _gateway(aliases=["two", "three"])
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--model-alias"] == ["two=m", "three=m"]
 
 
 def test_a_childs_lines_have_its_name_and_nothing_that_a_terminal_acts_on() -> None:
@@ -219,6 +224,8 @@ def test_a_fault_of_all_replicas_is_said_once_while_they_start(capsys: pytest.Ca
         ("--replicas 0", "1 to 1024"),
         ("--replicas 1 --allow-adapters .", "--allow-adapters is not for --replicas"),
         ("--replicas 1 --allow-weights .", "--allow-weights is not for --replicas"),
+        ("--replicas 1 --adapter a=.", "--adapter NAME=DIR is not for --replicas"),
+        ("--replicas a:1 --log-requests", "--log-requests is not for servers"),
         ("--replicas 1 --allowed-host a.example", "--allowed-host is not for --replicas"),
         ("--replicas 1000", "processors that this process may use"),
         ("--replicas 1 --tool-call-format none-such", "no such format"),

@@ -35,7 +35,6 @@ GATEWAY = (
     "api_keys",
     "api_key_file",
     "allowed_origins",
-    "log_requests",
     "wait_ready",
 )
 """Options that also mean something where the servers run elsewhere."""

@@ -25,8 +25,13 @@ from torchwright.serve.log import begin_log
 from torchwright.serve.options import KV_SHARE, ServerOptions
 from torchwright.serve.preflight import Preflight, available_bytes, gib
 
+OPEN = (
+    "the gateway asks for no key, and unlike a single server it does not check the host that a browser names: a web "
+    "page may reach it from this machine; --api-key-file keeps it out"
+)
 REASONS = {
-    "--allow-adapters": "the gateway has no path for it; --adapter NAME=DIR loads one in all replicas",
+    "--adapter NAME=DIR": "the gateway knows one model of a server; --adapter DIR is for all requests",
+    "--allow-adapters": "the gateway has no path for it",
     "--allow-weights": "the gateway has no path for it; send it to each server of --replicas HOST:PORT,HOST:PORT",
     "--allowed-host": "the gateway does not check the host; --api-key-file keeps foreign pages out",
 }
@@ -69,7 +74,8 @@ def serve(options: FleetOptions, say: Callable[[str], None]) -> int:
             name = f"'{checked.found.name}'" if checked else ", ".join(options.replicas.places)
             shares = " | ".join(",".join(map(str, each)) for each in cores)
             where = f": {count} replicas on processors {shares}" if cores else ""
-            return f"serving {name} at {url} after {seconds:.1f} s{where}; figures at {metrics_url}/metrics"
+            line = f"serving {name} at {url} after {seconds:.1f} s{where}; figures at {metrics_url}/metrics"
+            return line if keys else f"{line}\nnotice: {OPEN}"
 
         begin_log()
         raise_limit()
@@ -80,7 +86,8 @@ def serve(options: FleetOptions, say: Callable[[str], None]) -> int:
             keys=keys,
             origins=options.server.allowed_origins,
             body_bytes=body_bytes(checked),
-            log_requests=options.server.log_requests,
+            model=checked.found.name if checked else "",
+            aliases=options.server.served_model_names[1:],
         )
         asyncio.run(_run(options, checked, gateway, cores, status, announce, say))
     return 0
@@ -124,6 +131,7 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
         "--allow-adapters": server.allow_adapters,
         "--allow-weights": server.allow_weights,
         "--allowed-host": server.allowed_hosts or None,
+        "--adapter NAME=DIR": server.engine.adapters or None,
     }
     for flag, value in one_server_only.items():
         if value is not None:

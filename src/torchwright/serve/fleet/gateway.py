@@ -66,7 +66,9 @@ class GatewayOptions:
     origins: Sequence[str]
     body_bytes: int
     """Bytes of a request at most."""
-    log_requests: bool
+    aliases: Sequence[str]
+    """Further names of the model, whose first one the replicas tell."""
+    model: str
 
 
 class Gateway:
@@ -188,7 +190,7 @@ def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> lis
         "--prometheus-host": LOOPBACK,
         "--prometheus-port": metrics_port,
         "--max-payload-size": options.body_bytes,
-        "--log-level": "info" if options.log_requests else "warn",
+        "--log-level": "warn",  # the replicas log requests
         "--history-backend": "none",  # nothing is stored
         "--retry-max-retries": RETRIES,
         "--cb-failure-threshold": FAILURES,
@@ -205,6 +207,7 @@ def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> lis
     }
     words = [word for flag, value in settings.items() for word in (flag, str(value))]
     words.append("--disable-tokenizer-autoload")  # the replicas tokenize, and nothing is downloaded
+    words += [word for alias in options.aliases for word in ("--model-alias", f"{alias}={options.model}")]
     if options.origins:
         words += ["--cors-allowed-origins", *options.origins]
     if options.keys:
