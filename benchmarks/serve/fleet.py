@@ -7,8 +7,8 @@ The bundled model without MODEL; `pip install 'torchwright[fleet]'`.
 - `cache`: `GROUPS` beginnings of `SHARED` words, each with `TURNS` ends of `OWN` words, in random order from `AT_ONCE`
   clients. Share of the prompts' tokens that came from a prefix cache: with one server, which is what is possible, and
   with several by each policy. Each row has a fleet of its own, with empty caches.
-- `restart`: `AT_ONCE` clients that stream `STREAM_TOKENS` tokens again and again, while each replica in turn gets a
-  SIGTERM and is waited for until it takes requests again. Streams by how they ended: whole, with an error, cut.
+- `restart`: `AT_ONCE` clients stream `STREAM_TOKENS` tokens again and again. Meanwhile each replica in turn gets a
+  SIGTERM and is waited for until it takes requests. Streams by how they ended: whole, with an error, cut.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from fleet_support import RunningFleet, alive, children, fleet, paused
-from http_support import command, wait_until
+from http_support import MODEL, command, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -143,26 +143,51 @@ def test_a_replica_that_hangs_gets_no_further_requests_and_those_that_it_has_are
     os.kill(pid, signal.SIGSTOP)
     # Requests of two beginnings, so that some of them go to it before anybody knows.
     held = [two.stream(f"{place} hangs", n=1, max_tokens=4) for place in range(8)]
-    wait_until(lambda: two.routed() == 1, 30)
+    wait_until(lambda: two.routed() == 1, 60)
     begun = time.monotonic()
     for place in range(20):
         assert two.complete(f"{place} afterwards").status_code == 200
-    assert time.monotonic() - begun < 25  # none of them waits until it is killed
+    assert time.monotonic() - begun < 40  # none of them waits until it is killed
     for stream in held:
         assert stream.done().whole
     wait_until(lambda: two.replicas().get(name, pid) != pid, BACK_SECONDS)
+
+
+def test_faults_of_clients_open_no_circuit_and_leave_nothing_behind(two: RunningFleet) -> None:
+    """Refused requests, and clients that leave: the gateway counts neither against a replica."""
+    for _ in range(12):
+        assert two.complete("far too long " * 1000).status_code == 400
+    for place in range(24):
+        with httpx.stream(
+            "POST",
+            two.url + "/v1/completions",
+            json={
+                "model": MODEL,
+                "prompt": f"{place}",
+                "max_tokens": 900,
+                "ignore_eos": True,
+                "stream": True,
+            },
+            timeout=60,
+        ) as answer:
+            next(answer.iter_lines())
+    wait_until(lambda: two.figure("smg_worker_requests_active") == 0)
+    wait_until(lambda: two.figure("torchwright:num_requests_running") == 0)
+    assert two.figure("smg_worker_cb_state") == 0
+    assert two.complete().status_code == 200
 
 
 def test_a_replica_whose_port_is_taken_gets_another(two: RunningFleet) -> None:
     name, pid = next(iter(two.replicas().items()))
     place = two.place(name)
     port = int(place.rpartition(":")[2])
-    os.kill(pid, signal.SIGKILL)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        wait_until(lambda: not alive(pid))
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+        with paused(two.process.pid):  # or the fleet would be sooner
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not alive(pid))
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
         wait_until(lambda: two.routed() == 2 and two.place(name) != place, BACK_SECONDS)
         with Load(two) as load:
             wait_until(lambda: load.answers.total() > 20, 60)
@@ -178,6 +203,7 @@ def test_without_a_replica_clients_are_asked_to_come_again(two: RunningFleet) ->
 
 
 def test_servers_that_run_elsewhere_are_joined_left_out_and_taken_back() -> None:
+    """A restarted server at the same place included: SMG's own list of addresses would not take it back."""
     with command() as one, command() as other:
         places = [each.url.removeprefix("http://") for each in (one, other)]
         with fleet_of(places) as joined:
@@ -185,7 +211,7 @@ def test_servers_that_run_elsewhere_are_joined_left_out_and_taken_back() -> None
             assert joined.figure("torchwright:fleet_up") == 3
             with Load(joined) as load:
                 other.process.send_signal(signal.SIGSTOP)
-                wait_until(lambda: joined.routed() == 1, 30)
+                wait_until(lambda: joined.routed() == 1, 60)
                 other.process.send_signal(signal.SIGCONT)
                 wait_until(lambda: joined.routed() == 2, 60)
             assert set(load.answers) == {200}, load.answers

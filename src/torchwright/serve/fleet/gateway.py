@@ -36,8 +36,10 @@ again until then, and the last tries must reach another."""
 OPEN_SECONDS = 5
 """Time until a replica behind an open circuit is tried again; its probes go on meanwhile."""
 PROBE_SECONDS = 2
-"""Between two probes of a replica, and the longest that one may take: with two failed ones a hanging replica gets no
-further request after eight seconds at most."""
+"""Between two probes of a replica."""
+PROBE_TIMEOUT_SECONDS = 5
+"""Longest answer of a probe: a burst of a thousand requests keeps a replica on a shared core busy for seconds. With two
+failed probes a hanging replica gets no further request after 14 seconds at most."""
 FAILED_PROBES = 2
 GRACE_SECONDS = 3600
 """Running streams may take so long after the gateway was asked to end; the fleet ends it before, when they have."""
@@ -198,7 +200,7 @@ def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> lis
         "--cb-timeout-duration-secs": OPEN_SECONDS,
         "--health-check-endpoint": "/ready",
         "--health-check-interval-secs": PROBE_SECONDS,
-        "--health-check-timeout-secs": PROBE_SECONDS,
+        "--health-check-timeout-secs": PROBE_TIMEOUT_SECONDS,
         "--health-failure-threshold": FAILED_PROBES,
         "--health-success-threshold": 1,
         "--shutdown-grace-period-secs": GRACE_SECONDS,

@@ -24,10 +24,12 @@ QUEUED = 2048
 """Connections that wait in the kernel, as many as a server of its own has."""
 STARTING_PAUSE_SECONDS, PAUSE_SECONDS = 0.1, 1.0
 """Between two looks at a replica that loads its model, and at one that serves."""
-SILENT_SECONDS = 10.0
+PROBE_TIMEOUT_SECONDS = 5.0
+SILENT_SECONDS = 20.0
 """A process that answers no probe for so long is taken from the gateway, whose own probes have left it out before."""
-HANG_SECONDS = 30.0
-"""A process that answers no probe for so long hangs, and is killed: its callbacks take milliseconds."""
+HANG_SECONDS = 60.0
+"""A process that answers no probe for so long hangs, and is killed. Its callbacks take milliseconds, but a burst of
+requests on a busy machine keeps the loop from a probe for ten seconds."""
 EARLY_SECONDS = 10.0
 """An end sooner than this after the replica was ready, or before, is an early one."""
 EARLY_ENDS = 4
@@ -149,7 +151,7 @@ class Replica:
         heard: float | None = None
         try:
             while True:
-                answer = await ask(self.place, "/ready")
+                answer = await ask(self.place, "/ready", seconds=PROBE_TIMEOUT_SECONDS)
                 now = loop.time()
                 heard = now if answer.status else heard
                 if answer.status or (heard is not None and now - heard > SILENT_SECONDS):
