@@ -173,7 +173,7 @@ def gone(pids: list[int]) -> None:
 
 @contextlib.contextmanager
 def fleet(*arguments: str, key: str | None = None, kv: str | None = "64MiB") -> Iterator[RunningFleet]:
-    """A fleet on free ports, ready; killed with the block, and nothing may be left of it."""
+    """A fleet on free ports, ready; killed with the block, and nothing may be left of it. `key` may be several."""
     if importlib.util.find_spec("smg") is None:
         pytest.skip("smg is not installed")
     program = "import sys; from torchwright.cli import main; sys.exit(main())"
@@ -191,7 +191,7 @@ def fleet(*arguments: str, key: str | None = None, kv: str | None = "64MiB") -> 
         mine: list[int] = []
         try:
             url, metrics_url = _ready(process, log)
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            headers = {"Authorization": f"Bearer {key.split()[0]}"} if key else {}
             running = RunningFleet(process, url, metrics_url, log, headers)
             wait_until(lambda: running.routed() > 0, 30)
             yield running

@@ -16,12 +16,12 @@ import pytest
 from fleet_support import RunningFleet, command_line, descendants, fleet, gone
 from http_support import MODEL, wait_until
 
-KEY = "sk-the-key-of-the-fleet"
+KEY, SECOND = "sk-the-key-of-the-fleet", "sk-another-key"
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RunningFleet]:
-    with fleet("--replicas", "2", key=KEY) as running:
+    with fleet("--replicas", "2", key=f"{KEY} {SECOND}") as running:
         yield running
 
 
@@ -33,6 +33,21 @@ def test_a_chat_goes_through_the_gateway(two: RunningFleet) -> None:
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 8
         assert [model.id for model in client.models.list()] == [MODEL]
+
+
+@pytest.mark.parametrize("key", [KEY, SECOND])
+def test_every_key_and_every_path_is_taken(two: RunningFleet, key: str) -> None:
+    talk = [{"role": "user", "content": "Sort a list."}]
+    bodies = {
+        "/v1/completions": {"prompt": "def f(", "max_tokens": 2},
+        "/v1/responses": {"input": "Sort a list.", "max_output_tokens": 2},
+        "/v1/messages": {"messages": talk, "max_tokens": 2},
+        "/generate": {"text": "def f(", "sampling_params": {"max_new_tokens": 2}},
+    }
+    for path, body in bodies.items():
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = httpx.post(two.url + path, json={"model": MODEL, **body}, headers=headers, timeout=60)
+        assert answer.status_code == 200, (path, answer.text)
 
 
 def test_each_replica_has_cores_of_its_own(two: RunningFleet) -> None:
@@ -53,6 +68,7 @@ def test_nothing_answers_without_the_key_and_no_command_line_shows_it(two: Runni
         assert httpx.get(two.url + path, headers=two.headers).status_code in (401, 403)
     for pid in [two.process.pid, *descendants(two.process.pid)]:
         assert KEY not in command_line(pid)
+        assert SECOND not in command_line(pid)
 
 
 def test_one_text_has_the_figures_of_all(two: RunningFleet) -> None:
@@ -84,6 +100,7 @@ def test_errors_of_a_replica_come_as_they_are(two: RunningFleet) -> None:
     assert two.figure("smg_worker_cb_state", 'server="gateway"') == 0  # no circuit opens for a client's fault
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_after_the_running_streams() -> None:
     with fleet("--replicas", "2") as running:
         stream = running.stream()
@@ -98,6 +115,38 @@ def test_ctrl_c_ends_all_after_the_running_streams() -> None:
         gone(mine)
 
 
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_all_at_once() -> None:
+    with fleet("--replicas", "2") as running:
+        stream = running.stream()
+        assert stream.begun.wait(60)
+        mine = descendants(running.process.pid)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.stdout is not None
+        assert any("running requests" in line for line in running.process.stdout)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(30) == 0
+        gone(mine)
+        assert not stream.done().whole
+
+
+@pytest.mark.slow
+def test_a_fleet_in_the_background_is_ready_and_goes_when_it_is_asked_to() -> None:
+    pytest.importorskip("smg")
+    command = [sys.executable, "-m", "torchwright", "serve", "--replicas", "1", "--port", "0", "--wait-ready"]
+    ended = subprocess.run([*command, "--metrics-port", "0"], capture_output=True, text=True, timeout=240)
+    url, pid = ended.stdout.split()
+    mine = [int(pid), *descendants(int(pid))]
+    try:
+        assert (ended.returncode, ended.stderr) == (0, "")
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+        assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
+    finally:
+        os.kill(int(pid), signal.SIGTERM)
+    gone(mine)
+
+
+@pytest.mark.slow
 def test_one_replica_behaves() -> None:
     with fleet("--replicas", "1") as running:
         (pid,) = running.replicas().values()
@@ -108,6 +157,7 @@ def test_one_replica_behaves() -> None:
         gone(mine)
 
 
+@pytest.mark.slow
 def test_ports_in_use_are_known_before_anything_is_loaded() -> None:
     pytest.importorskip("smg")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -119,6 +169,7 @@ def test_ports_in_use_are_known_before_anything_is_loaded() -> None:
             assert f"cannot listen on 127.0.0.1, port {port}" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_at_start_says_why_once(tmp_path) -> None:
     pytest.importorskip("smg")
     from torchwright.workloads.language import BUNDLED

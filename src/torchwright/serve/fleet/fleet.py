@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from torchwright.core.errors import WorkloadError
-from torchwright.core.system import ending_signals
+from torchwright.core.system import ending_signals, kill_descendants
 from torchwright.serve.fleet.asking import Answer, ask
 from torchwright.serve.fleet.gateway import Gateway, Place
 from torchwright.serve.fleet.replicas import Replica
@@ -173,6 +173,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
                 await self._or_now(_all(lives))
+        kill_descendants()  # helpers that are still starting would end only once they look for their parent
         for replica in self._replicas:
             replica.kill()
         await asyncio.gather(*lives, return_exceptions=True)
