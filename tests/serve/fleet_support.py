@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,7 +230,3 @@ def paused(pid: int) -> contextlib.AbstractContextManager[None]:
                 os.kill(pid, signal.SIGCONT)
 
     return block()
-
-
-def seconds_since(begun: float) -> float:
-    return time.monotonic() - begun
