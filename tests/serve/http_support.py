@@ -429,6 +429,11 @@ class Running:
     url: str
     service: Service
     loop: asyncio.AbstractEventLoop
+    server: Server
+
+    def signal(self, number: signal.Signals) -> None:
+        """Have the server take a signal, as if it had been sent to a process of its own."""
+        self.loop.call_soon_threadsafe(self.server.handle_exit, number, None)
 
     def cancelled(self) -> bool:
         """Whether nobody waits for the engine any more."""
@@ -518,9 +523,10 @@ def _serving(
     server, loop, url = started.get(timeout=30)
     try:
         wait_until(lambda: client.state in ("ready", "failed") or client.detail == LOADING, STARTS_WITHIN)
-        yield Running(url, service, loop)
+        yield Running(url, service, loop, server)
     finally:
-        loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)
+        with contextlib.suppress(RuntimeError):  # a test has ended it
+            loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)
         thread.join(30)
         launcher.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from torchwright.cli.options import parse_bytes
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.optimization.artifact.folder import RECIPE
 from torchwright.serve import preflight as room
-from torchwright.serve.command import KEY_VARIABLE, _listen, api_keys, engine_command
+from torchwright.serve.command import KEY_VARIABLE, api_keys, engine_command, listen
 from torchwright.serve.folder import BUNDLED_NAME, find
 from torchwright.serve.options import EngineOptions, ServerOptions
 from torchwright.serve.preflight import preflight
@@ -409,16 +408,18 @@ def test_what_cannot_be_served_ends_the_command(capsys: pytest.CaptureFixture[st
 
 
 def test_who_comes_before_the_server_is_there_waits_for_it() -> None:
-    with _listen(ServerOptions(port=0)) as listening:
+    with listen(ServerOptions(port=0)) as listening:
         socket.create_connection(listening.getsockname()).close()
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delitem(sys.modules, "torchwright.serve.command")
     monkeypatch.delattr("torchwright.serve.command", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(TorchwrightError, match=r"torchwright\[serve\]"):
-        importlib.import_module("torchwright.cli.serve")._serve_command()
+    assert cli.main(["serve"]) == 2
+    assert "torchwright[serve]" in capsys.readouterr().err
 
 
 def test_the_http_process_imports_no_torch() -> None:

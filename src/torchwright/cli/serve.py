@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from torchwright.cli.options import (
     byte_count,
@@ -19,11 +20,24 @@ from torchwright.cli.options import (
     vision_option,
 )
 from torchwright.cli.printing import say
-from torchwright.core.errors import TorchwrightError
+from torchwright.core.errors import TorchwrightError, WorkloadError
 from torchwright.core.process.interrupts import end_command, importing
-from torchwright.serve.options import EngineOptions, ServerOptions
+from torchwright.serve.fleet.options import METRICS_PORT, POLICIES, FleetOptions, Replicas
+from torchwright.serve.options import MOST_DRAIN_SECONDS, EngineOptions, ServerOptions
 
 ENGINE, SERVER = EngineOptions(), ServerOptions()
+FLEET = ("replicas", "policy", "metrics_port")
+"""Options of a fleet alone."""
+GATEWAY = (
+    *FLEET,
+    "host",
+    "port",
+    "api_keys",
+    "api_key_file",
+    "allowed_origins",
+    "wait_ready",
+)
+"""Options that also mean something where the servers run elsewhere."""
 
 
 @contextmanager
@@ -173,6 +187,36 @@ def serve_packages() -> Generator[None, None, None]:
     is_flag=True,
     help="Serve in the background: print the URL and the process id, and return, when requests are taken.",
 )
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(0, MOST_DRAIN_SECONDS),
+    default=SERVER.drain_seconds,
+    show_default=True,
+    metavar="S",
+    help="After a SIGTERM, take requests for so long while /ready says 503, until gateways have noticed. Then running "
+    "requests finish.",
+)
+@click.option(
+    "--replicas",
+    metavar="N|HOST:PORT,…",
+    help="N servers on cores of their own behind Shepherd Model Gateway, or the gateway alone, before servers that run "
+    "elsewhere.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default=POLICIES[0],
+    show_default=True,
+    help="With --replicas: how the gateway chooses one.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=METRICS_PORT,
+    show_default=True,
+    metavar="N",
+    help="With --replicas: where all figures are, as /metrics. 0 takes a free one.",
+)
 @click.option("--log-requests", is_flag=True, help="Log a line for every request, not only for faults.")
 @click.option(
     "--deterministic/--no-deterministic",
@@ -206,7 +250,8 @@ def serve_packages() -> Generator[None, None, None]:
 )
 @revision_option
 @trust_option
-def command(model: str | None, revision: str | None, **options: Any) -> int:
+@click.pass_context
+def command(context: click.Context, model: str | None, revision: str | None, **options: Any) -> int:
     """Serve a language model, a sentence encoder or a speech model by OpenAI's API.
 
     An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder. Ctrl-C lets
@@ -214,12 +259,52 @@ def command(model: str | None, revision: str | None, **options: Any) -> int:
     """
     from torchwright.hub.folder import at_revision
 
+    fleet = _fleet(context, options)
     with serve_packages():
         from torchwright.serve import command as room
+
+        if fleet is not None:
+            from torchwright.serve.fleet import command as fleet_room
     model = at_revision(model, revision)
     options["adapter"], options["adapters"] = options.pop("adapters")
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
     engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
-    code = room.serve(ServerOptions(engine=engine, **options), say)
+    server = ServerOptions(engine=engine, **options)
+    code = (
+        room.serve(server, say)
+        if fleet is None
+        else fleet_room.serve(FleetOptions(server=server, **fleet), say)
+    )
     end_command(code)
     return code
+
+
+def _fleet(context: click.Context, options: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the fleet's options out of the others, None without --replicas.
+
+    Raises `WorkloadError` for options without effect.
+    """
+    fleet = {name: options.pop(name) for name in FLEET}
+    given = [name for name in context.params if _was_given(context, name)]
+    if fleet["replicas"] is None:
+        useless = [name for name in given if name in FLEET]
+        if useless:
+            raise WorkloadError(f"{_flag(context, useless[0])} is for --replicas")
+        return None
+    fleet["replicas"] = Replicas.parse(fleet["replicas"])
+    useless = [name for name in given if name not in GATEWAY]
+    if fleet["replicas"].places and useless:
+        raise WorkloadError(
+            f"{_flag(context, useless[0])} is not for servers that run elsewhere",
+            next="give it to the servers that --replicas names",
+        )
+    return fleet
+
+
+def _was_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _flag(context: click.Context, name: str) -> str:
+    parameter = next(each for each in context.command.params if each.name == name)
+    return parameter.opts[0] if isinstance(parameter, click.Option) else "a model"

@@ -19,10 +19,12 @@ from torchwright.core.process.files import open_own
 POLL_SECONDS = 0.05
 
 
-def in_background(listening: socket.socket, url: str, say: Callable[[str], None]) -> int | None:
+def in_background(
+    listening: socket.socket, url: str, say: Callable[[str], None], path: str = "/ready"
+) -> int | None:
     """None in a new process, which is to serve; in the one that called, the exit code, once the other is ready.
 
-    `say` is given the URL and the process id then, and nothing else.
+    `say` is given the URL and the process id then, and nothing else. The server is ready when `path` says 200.
     """
     host, port = listening.getsockname()[:2]
     log = cache_folder() / "serve" / f"{port}.log"
@@ -30,7 +32,7 @@ def in_background(listening: socket.socket, url: str, say: Callable[[str], None]
     if process is None:
         return None
     listening.close()  # or it would go on to take connections for a server that has ended
-    code = _wait(process, host, port, log)
+    code = _wait(process, host, port, path, log)
     if not code:
         say(f"{url} {process}")
     return code
@@ -50,13 +52,13 @@ def _detached(log: Path) -> int | None:
     return None
 
 
-def _wait(pid: int, host: str, port: int, log: Path) -> int:
+def _wait(pid: int, host: str, port: int, path: str, log: Path) -> int:
     """Wait for the server of a process: 0 when it takes requests. Where it ends, say its log, and return its exit code.
 
     Whatever interrupts the wait ends the server.
     """
     try:
-        while not _takes_requests(host, port):
+        while not _takes_requests(host, port, path):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 sys.stderr.write(escaped(log.read_text("utf-8", "replace")))
@@ -69,10 +71,10 @@ def _wait(pid: int, host: str, port: int, log: Path) -> int:
     return 0
 
 
-def _takes_requests(host: str, port: int) -> bool:
+def _takes_requests(host: str, port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=1.0)
     try:
-        connection.request("GET", "/ready")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.formats.reasoning import REASONING_FORMATS
 from torchwright.serve.formats.tools import TOOL_FORMATS
 from torchwright.serve.options import AUTO, NONE, EngineOptions, ServerOptions
-from torchwright.serve.preflight import preflight
+from torchwright.serve.preflight import Preflight, preflight
 from torchwright.serve.wire.launch import Launcher
 
 for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", "xgrammar"):
@@ -39,12 +39,38 @@ NEEDS = {
 """Kind of server → its printed name, and the packages and extras that it needs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """Options that can be served: what they name was found, and nothing was loaded or opened yet."""
+
+    options: ServerOptions
+    found: ServeTarget
+    keys: Sequence[str]
+    adapters: Mapping[str, Path]
+    figures: Preflight | None
+    """None for a model without a cache of pages."""
+
+
 def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     """Serve until Ctrl-C; returns the exit code. `say` is given what the user should read.
 
     Raises `ModelError`, `ArtifactError` or `WorkloadError` for what cannot be served, before or while it is loaded.
     """
     begun = time.perf_counter()
+    checked = check(options)
+    listening = listen(options)
+    url = url_of(listening)
+    if options.wait_ready and (code := in_background(listening, url, say)) is not None:
+        return code
+    say(f"serving '{checked.found.name}' from {checked.found.artifact or checked.found.folder}")
+    if checked.figures is not None:
+        say(str(checked.figures))
+    run(checked, listening, url, begun=begun, say=say)
+    return 0
+
+
+def check(options: ServerOptions) -> Checked:
+    """Return what the options name; raises as `serve` does for what is known before anything is loaded."""
     if reason := only_linux("torchwright serve"):
         raise WorkloadError("the server cannot run here", found=reason)
     keys = api_keys(options)
@@ -62,45 +88,46 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
         _refuse_for_artifact(found, options.engine)
     if found.served_as in NEEDS:
         _check_needs(found, options.engine)
-    figures = preflight(
-        found, options.engine
-    )  # raises before anything is opened that would have to be closed
-    listening = _listen(options)
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    if options.wait_ready and (code := in_background(listening, url, say)) is not None:
-        return code
-    say(f"serving '{found.name}' from {found.artifact or found.folder}")
-    if figures is not None:
-        say(str(figures))
+    figures = preflight(found, options.engine)
+    return Checked(options=options, found=found, keys=keys, adapters=adapters, figures=figures)
+
+
+def run(
+    checked: Checked, listening: socket.socket, url: str, *, begun: float, say: Callable[[str], None]
+) -> None:
+    """Load the model and serve it on a socket until a signal; closes the socket. Raises `ModelError`.
+
+    `begun` is when the command was, in seconds of `time.perf_counter`.
+    """
+    options = checked.options
     launcher = Launcher(lambda endpoint: engine_command(endpoint, options.engine))
     try:
         launcher.start_ahead()
         from torchwright.serve.http import server  # half a second, in which the engine gets ahead
 
         server.run(
-            found,
+            checked.found,
             launcher,
             listening,
             url,
-            keys=keys,
+            keys=checked.keys,
             hosts=[options.host, *options.allowed_hosts],
             origins=options.allowed_origins,
             picture_hosts=options.allowed_urls,
             aliases=options.served_model_names[1:],
-            adapters=adapters,
+            adapters=checked.adapters,
             allow_adapters=options.allow_adapters,
             allow_weights=options.allow_weights,
             log_requests=options.log_requests,
             tool_call_format=options.tool_call_format,
             reasoning_format=options.reasoning_format,
+            drain_seconds=options.drain_seconds,
             begun=begun,
             say=say,
         )
     finally:
         launcher.close()
         listening.close()
-    return 0
 
 
 def _check_formats(options: ServerOptions) -> None:
@@ -221,20 +248,32 @@ def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
         raise WorkloadError(f"{' and '.join(flags)}: not for {target.name}, which is {kind}")
 
 
-def _listen(options: ServerOptions) -> socket.socket:
+def url_of(listening: socket.socket) -> str:
+    """Return the URL by which a listening socket is reached."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def listen(options: ServerOptions) -> socket.socket:
     """The listening socket; taken before anything is loaded, so that a port in use is known at once."""
+    listening = bind(options.host, options.port)
+    listening.listen()  # who comes before the server's packages are imported is answered then
+    return listening
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that holds a port; raises `WorkloadError` for one in use, and for a host that is not here."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()  # who comes before the server's packages are imported is answered then
+        held = socket.socket(family, kind, protocol)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(address)
     except OSError as error:
         raise WorkloadError(
-            f"the server cannot listen on {options.host}, port {options.port}",
+            f"the server cannot listen on {host}, port {port}",
             found=str(error),
             next="choose another with --port, or 0 for a free one",
         ) from error
-    return listening
+    return held

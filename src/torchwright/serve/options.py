@@ -16,6 +16,9 @@ AUTO, NONE = "auto", "none"
 KV_SHARE = 0.5
 """The default share of the available memory for keys and values."""
 
+MOST_DRAIN_SECONDS = 3600
+"""No balancer takes an hour to notice that a server leaves."""
+
 
 def check_context(asked: int | None, longest: int) -> None:
     """Raise `WorkloadError` for a `--max-context` that is more than the model's own."""
@@ -113,3 +116,9 @@ class ServerOptions:
     """The folder below which clients may have other weights read; then they may also pause generation."""
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""
+    drain_seconds: float = 0.0
+    """After a SIGTERM, seconds in which requests are still taken while /ready says 503."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_seconds <= MOST_DRAIN_SECONDS:
+            raise WorkloadError(f"drain_seconds {self.drain_seconds:g}", allowed=f"0 to {MOST_DRAIN_SECONDS}")

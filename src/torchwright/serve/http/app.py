@@ -64,6 +64,7 @@ DOCS_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+STOPPING = "the server is stopping"
 
 
 def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> ASGIApp:
@@ -121,12 +122,14 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 async def health(service: Service, request: Request) -> Response:
     client = service.client
-    return _state(service, {"status": client.state, "detail": client.detail, "model": service.name})
+    facts = {"status": client.state, "detail": client.detail, "model": service.name}
+    return _state(facts, client.state == "ready")
 
 
 async def ready(service: Service, request: Request) -> Response:
     client = service.client
-    return _state(service, {"ready": client.state == "ready", "detail": client.detail})
+    stands = client.state == "ready" and not service.stopping
+    return _state({"ready": stands, "detail": STOPPING if service.stopping else client.detail}, stands)
 
 
 async def metrics_text(service: Service, request: Request) -> Response:
@@ -324,11 +327,11 @@ async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> R
     return Response(found, media_type="application/json")
 
 
-def _state(service: Service, facts: dict[str, Any]) -> Response:
-    """Answer with the engine's state: 200 while it is ready, else 503."""
-    if service.client.state == "ready":
+def _state(facts: dict[str, Any], stands: bool) -> Response:
+    """Answer with the server's state: 200 while it stands, else 503."""
+    if stands:
         return Json(facts)
-    return Json(facts, status_code=503, headers=unavailable("the engine is not ready").headers)
+    return Json(facts, status_code=503, headers=unavailable("the server is not ready").headers)
 
 
 def _bound(service: Service, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
@@ -337,6 +340,8 @@ def _bound(service: Service, operation: Operation) -> Callable[[Request], Awaita
     async def noted(request: Request) -> Response:
         request.scope["route_path"] = operation.path
         if not operation.before_ready:
+            if service.refuses and operation.method == "POST":  # a gateway goes on looking
+                raise unavailable(STOPPING)
             service.engine()
         return await operation.handler(service, request)
 

@@ -35,7 +35,7 @@ OPEN = frozenset({"/", "/docs", "/health", "/ready"})
 PAGE_FILES = "/page/"
 """The chat page's files need no key either: the page is where one is entered."""
 PROBES = frozenset({"/health", "/ready"})
-"""Paths that are asked again and again while the engine loads: what it is doing is said once."""
+"""Paths that are asked again and again, by a gateway every second: what the engine is doing is said once."""
 GONE = 499
 """In the log and the metrics: the client left before its answer."""
 UNROUTED = {404: "there is no such path", 405: "the method is not for this path"}
@@ -131,7 +131,7 @@ class Guard:
             if not record.status:
                 await _refuse(fault, send_known)
         self._count(str(scope.get("route_path", "other")), record.status)
-        if self._log_requests or (record.status >= 400 and scope["path"] not in PROBES):
+        if (self._log_requests or record.status >= 400) and scope["path"] not in PROBES:
             log.log(logging.WARNING if record.status >= 400 else logging.INFO, "%s", record)
 
     async def _fault(

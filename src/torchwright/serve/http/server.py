@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from torchwright.serve.wire.launch import Launcher
 
 QUEUED = 2048
 """Connections that wait in the kernel to be accepted; beyond, a client tries again after a second."""
+DRAIN_POLL_SECONDS = 0.05
+"""Between two looks at the requests that a draining server waits for."""
 
 
 def run(
@@ -51,6 +54,7 @@ def run(
     log_requests: bool,
     tool_call_format: str,
     reasoning_format: str,
+    drain_seconds: float,
     begun: float,
     say: Callable[[str], None],
 ) -> None:
@@ -84,7 +88,7 @@ def run(
         picture_hosts=picture_hosts,
         log_requests=log_requests,
     )
-    server = Server(service, url, begun, say)
+    server = Server(service, url, begun, say, drain_seconds=drain_seconds)
     try:
         asyncio.run(server.serve(sockets=[listening]))
     finally:
@@ -100,17 +104,27 @@ NO_TEMPLATE = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our limits on connections, and ended by Ctrl-C in two steps.
+    """uvicorn, with our limits on connections, and ended by a signal in two steps.
 
     `begun` is when the command was, in seconds of `time.perf_counter`; `warm` starts the processes that read long
-    requests and compile grammars before the first is wanted.
+    requests and compile grammars before the first is wanted. After a SIGTERM the server takes requests for
+    `drain_seconds` more.
     """
 
     def __init__(
-        self, service: Service, url: str, begun: float, say: Callable[[str], None], *, warm: bool = True
+        self,
+        service: Service,
+        url: str,
+        begun: float,
+        say: Callable[[str], None],
+        *,
+        warm: bool = True,
+        drain_seconds: float = 0.0,
     ) -> None:
         self._service, self._url, self._begun, self._say = service, url, begun, say
-        self._warm = warm
+        self._warm, self.drain_seconds = warm, drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
         limits = service.limits
         super().__init__(
             uvicorn.Config(
@@ -130,6 +144,7 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listening in (
             sockets or []
@@ -137,18 +152,37 @@ class Server(uvicorn.Server):
             listening.listen(QUEUED)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second ends at once."""
-        if self.should_exit:
-            self.force_exit = True
+        """The first signal drains, the second ends at once.
+
+        Ctrl-C stops listening. SIGTERM comes from whoever replaces the server: until the last answer has ended, the
+        port stays open and /ready says 503, so that a gateway sends what comes elsewhere.
+        """
+        if self._service.stopping:
+            self.should_exit = self.force_exit = True
             self._service.client.stop()
             return
-        self.should_exit = True
+        self._service.stopping = True
         waiting = self._service.client.waiting
         self._say(
             f"stopping after {waiting} running requests; Ctrl-C again stops at once"
             if waiting
             else "stopping"
         )
+        if sig == signal.SIGTERM and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_drain)
+        else:
+            self.should_exit = True
+
+    def _begin_drain(self) -> None:
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Take requests for the drain's time, refuse them from then on, and exit when the last has ended."""
+        await asyncio.sleep(self.drain_seconds)
+        self._service.refuses = True
+        while self._service.client.waiting:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down; uvicorn skips the application's end on a forced exit, and then complains that it is missing."""
@@ -164,8 +198,10 @@ class Server(uvicorn.Server):
         try:
             yield
         finally:
-            announcing.cancel()
-            await asyncio.gather(announcing, return_exceptions=True)
+            tasks = [announcing, *([self._draining] if self._draining else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             closing = [service.client.close(drain=not self.force_exit), service.reader.workers.close()]
             if service.model is not None:
                 closing.append(service.model.grammars.close())

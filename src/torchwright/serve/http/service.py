@@ -75,6 +75,10 @@ class Service:
     ignored: set[str] = field(default_factory=set)
     """Fields without effect that the log has named."""
     created: int = field(default_factory=lambda: int(time.time()))
+    stopping: bool = False
+    """True once a signal has asked the server to end: /ready says 503."""
+    refuses: bool = False
+    """True if no further requests are taken, because the running ones are the last."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Several servers of one model behind Shepherd Model Gateway (`smg`)."""

@@ -1,0 +1,226 @@
+"""Shepherd Model Gateway (`smg`) as a child: its options, its manifest of replicas, and its next life when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.core.process import folders
+from torchwright.serve.fleet.asking import Answer, ask
+from torchwright.serve.fleet.child import Child, Relay, how_it_ended
+from torchwright.serve.fleet.options import Policy
+from torchwright.serve.fleet.replicas import (
+    BACKOFF_SECONDS,
+    EARLY_ENDS,
+    EARLY_SECONDS,
+    LOOPBACK,
+)
+
+log = logging.getLogger("torchwright.serve")
+
+RETRIES = 5
+"""Tries of a request that no replica has begun to answer."""
+FAILURES = 3
+"""Failures in a row that open a replica's circuit. Fewer than the retries: cache-aware routing chooses the same replica
+again until then, and the last tries must reach another."""
+OPEN_SECONDS = 5
+"""Time until a replica behind an open circuit is tried again; its probes go on meanwhile."""
+PROBE_SECONDS = 2
+"""Between two probes of a replica."""
+PROBE_TIMEOUT_SECONDS = 5
+"""Longest answer of a probe: a burst of a thousand requests keeps a replica on a shared core busy for seconds. With two
+failed probes a hanging replica gets no further request after 14 seconds at most."""
+FAILED_PROBES = 2
+GRACE_SECONDS = 3600
+"""Running streams may take so long after the gateway was asked to end; the fleet ends it before, when they have."""
+READY_PAUSE_SECONDS = 0.1
+RUNNING = re.compile(rb"^smg_admission_inflight ([0-9.e+]+)$", re.MULTILINE)
+"""Its figure of requests that it holds until their last byte."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One server in the gateway's manifest: another id at the same place is another life, with an empty cache."""
+
+    id: str
+    place: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """The gateway's settings, the same in each of its lives."""
+
+    host: str
+    """An address, not a name."""
+    port: int
+    policy: Policy
+    keys: Sequence[str]
+    origins: Sequence[str]
+    body_bytes: int
+    """Bytes of a request at most."""
+    aliases: Sequence[str]
+    """Further names of the model, whose first one the replicas tell."""
+    model: str
+
+
+class Gateway:
+    """The gateway over all of its processes' lives."""
+
+    def __init__(self, options: GatewayOptions, *, relay: Relay, changed: asyncio.Event) -> None:
+        """`changed` is set whenever `ready` or `ended` is another."""
+        self._options, self._relay, self._changed = options, relay, changed
+        self._folder = folders.make_for_sockets("gateway")  # of mode 0700
+        self._metrics_place = ""
+        self.child: Child | None = None
+        self.ready = False
+        self.ended: str | None = None
+        """The reason why it is not started again."""
+        self.starts = 0
+        self._stopping = asyncio.Event()
+
+    @property
+    def _manifest(self) -> Path:
+        return self._folder.path / "replicas.json"
+
+    @property
+    def place(self) -> str:
+        """HOST:PORT where this machine reaches it."""
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self._options.host, self._options.host)
+        return f"{f'[{host}]' if ':' in host else host}:{self._options.port}"
+
+    def route_to(self, places: Sequence[Place]) -> None:
+        """Have requests sent to these servers from now on, and to no others."""
+        workers = [{"id": each.id, "url": f"http://{each.place}"} for each in places]
+        aside = self._manifest.with_suffix(".new")
+        aside.write_text(json.dumps({"version": 1, "workers": workers}), encoding="utf-8")
+        aside.replace(self._manifest)  # never half a manifest
+
+    async def live(self) -> None:
+        """Start it, again after each end, until `stop` or too many early ends."""
+        loop, early = asyncio.get_running_loop(), 0
+        while not self._stopping.is_set():
+            begun = loop.time()
+            self.child = child = self._start()
+            waiting = asyncio.create_task(self._wait_ready())
+            code = await child.ended()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            self._become(False)
+            if self._stopping.is_set():
+                return
+            how = how_it_ended(code)
+            early = 0 if loop.time() - begun >= EARLY_SECONDS else early + 1
+            if early >= EARLY_ENDS:
+                self.ended = f"the gateway ended {early} times in a row ({how})"
+                self._changed.set()
+                return
+            log.warning("the gateway ended (%s) and is started again", how)
+            with contextlib.suppress(TimeoutError):
+                pause = BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)]
+                await asyncio.wait_for(self._stopping.wait(), pause)
+
+    def stop(self) -> None:
+        """Take no further requests, and end when the running ones have ended."""
+        self._stopping.set()
+        if self.child is not None:
+            self.child.ask_to_end()
+
+    def kill(self) -> None:
+        """End it at once and for good."""
+        self._stopping.set()
+        if self.child is not None:
+            self.child.kill()
+
+    def close(self) -> None:
+        self._folder.remove()
+
+    async def running(self) -> int:
+        """Return the number of requests that have not ended, 0 where it does not say."""
+        found = RUNNING.search((await self.metrics()).body)
+        return int(float(found[1])) if found else 0
+
+    async def metrics(self) -> Answer:
+        """Return its own figures."""
+        return await ask(self._metrics_place, "/metrics") if self._metrics_place else Answer(0)
+
+    def _start(self) -> Child:
+        metrics_port = _free_port()  # where another program takes it first, the next life has another
+        self._metrics_place = f"{LOOPBACK}:{metrics_port}"
+        self.starts += 1
+        given = {
+            "parent": os.getpid(),
+            "arguments": arguments(self._options, self._manifest, metrics_port),
+        }
+        return Child.start(
+            "gateway",
+            [sys.executable, "-m", "torchwright.serve.fleet.gateway_process"],
+            given=json.dumps(given).encode(),
+            relay=self._relay,
+        )
+
+    async def _wait_ready(self) -> None:
+        while (await ask(self.place, "/readiness")).status != 200:
+            await asyncio.sleep(READY_PAUSE_SECONDS)
+        self._become(True)
+
+    def _become(self, ready: bool) -> None:
+        if ready != self.ready:
+            self.ready = ready
+            self._changed.set()
+
+
+def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> list[str]:
+    """Return SMG's command line."""
+    settings: dict[str, object] = {
+        "--host": options.host,
+        "--port": options.port,
+        "--policy": options.policy,
+        "--discovery-provider": "file",
+        "--discovery-file": manifest,
+        "--discovery-check-interval-secs": PROBE_SECONDS,
+        "--worker-startup-check-interval": 1,
+        "--prometheus-host": LOOPBACK,
+        "--prometheus-port": metrics_port,
+        "--max-payload-size": options.body_bytes,
+        "--log-level": "warn",  # the replicas log requests
+        "--history-backend": "none",  # nothing is stored
+        "--retry-max-retries": RETRIES,
+        "--cb-failure-threshold": FAILURES,
+        "--cb-success-threshold": 1,
+        "--cb-timeout-duration-secs": OPEN_SECONDS,
+        "--health-check-endpoint": "/ready",
+        "--health-check-interval-secs": PROBE_SECONDS,
+        "--health-check-timeout-secs": PROBE_TIMEOUT_SECONDS,
+        "--health-failure-threshold": FAILED_PROBES,
+        "--health-success-threshold": 1,
+        "--shutdown-grace-period-secs": GRACE_SECONDS,
+        # A key of nobody's: clients neither see nor change the replicas.
+        "--control-plane-api-keys": f"fleet:fleet:admin:{secrets.token_hex(32)}",
+    }
+    words = [word for flag, value in settings.items() for word in (flag, str(value))]
+    words.append("--disable-tokenizer-autoload")  # the replicas tokenize, and nothing is downloaded
+    words += [word for alias in options.aliases for word in ("--model-alias", f"{alias}={options.model}")]
+    if options.origins:
+        words += ["--cors-allowed-origins", *options.origins]
+    if options.keys:
+        first, *more = options.keys
+        words += ["--api-key", first]  # of its own questions, too
+        words += [
+            word for number, key in enumerate(more, 2) for word in ("--tenant-api-key", f"key{number}:{key}")
+        ]
+    return words
+
+
+def _free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as free:
+        return free.getsockname()[1]
