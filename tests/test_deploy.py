@@ -302,6 +302,13 @@ def test_pods_have_time_to_drain_and_no_privileges() -> None:
     assert all("10001" in text for text in texts)
 
 
+@pytest.mark.parametrize("path", sorted((DEPLOY / "skypilot").iterdir()), ids=lambda path: path.name)
+def test_skypilot_reads_its_tasks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sky: Any = pytest.importorskip("sky", reason="skypilot is not installed")
+    monkeypatch.chdir(ROOT)
+    assert sky.Task.from_yaml(str(path)).run
+
+
 # ---------------------------------------------------------------------------------------------------- Slurm
 
 SLURM = {
@@ -424,5 +431,5 @@ def test_the_images_steps_make_a_server_without_a_compiler(tmp_path: Path) -> No
     for line in steps:
         if not any(each in line for each in AS_ROOT):
             assert "torchwright-ahead-" in run(line, **without)
-    generate = "torchwright generate --prompt 'The module' --tokens 4 --quantize w4a8"
+    generate = "torchwright generate --prompt 'The module' --max-new-tokens 4 --quantize w4a8"
     assert run(generate, **without)

@@ -48,7 +48,8 @@ def main() -> int:
     asked = parser.parse_args()
     # The loop runs in a thread of Ray's process: Ray asks it to leave, not a signal.
     variables = {name: os.environ[name] for name in ("PYTHONPATH", "TORCHWRIGHT_CACHE") if name in os.environ}
-    ray.init(address=asked.address, runtime_env={"env_vars": variables}, include_dashboard=False)
+    # "local": never a cluster of another program on this machine.
+    ray.init(address=asked.address or "local", runtime_env={"env_vars": variables}, include_dashboard=False)
     trainer = TorchTrainer(
         worker,
         train_loop_config={"run_file": str(Path(asked.run_file).resolve()), "folder": os.getcwd()},

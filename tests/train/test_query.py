@@ -107,6 +107,7 @@ def run(tmp_path: Path) -> Path:
         for second in range(20)
     ]
     log += [
+        f"2026-11-29 10:00:30,000 torchwright.serve WARNING req-{'f' * 24}: GET /ready 503, done, 99.000 s",
         "2026-11-29 10:01:00,000 torchwright.serve ERROR a fault",
         "    Traceback (most recent call last):",
     ]
@@ -156,7 +157,8 @@ def test_steps_requests_and_checkpoints_are_what_the_files_say(run: Path) -> Non
     assert ask(run, "SELECT validation_loss FROM steps WHERE step = 4") == [{"validation_loss": "NaN"}]
     (slow,) = ask(run, "requests over p99")
     assert (slow["seconds"], slow["prompt_tokens"], slow["new_tokens"]) == (2.0, 10, 2)
-    (path,) = ask(run, "requests by path")
+    path, probe = ask(run, "requests by path")
+    assert (probe["path"], probe["failed"]) == ("/ready", 1)
     assert (path["requests"], path["failed"], path["new_tokens"]) == (20, 0, 40)
     (saved,) = ask(run, "checkpoints")
     assert (saved["step"], saved["tokens"], saved["bytes"]) == (8, 80, 5)
@@ -173,7 +175,7 @@ def test_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
     other.write_text((run / "server.log").read_text())
     rows = collect([run, other, run])
     answer = Database(rows).ask("SELECT run, count(*) FROM requests GROUP BY run ORDER BY run", rows=9)
-    assert answer.rows == [(str(other), 20), (str(run), 20)]
+    assert answer.rows == [(str(other), 21), (str(run), 21)]
 
 
 DAMAGE = {

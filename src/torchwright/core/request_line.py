@@ -46,7 +46,7 @@ class RequestEntry:
     path: str
     status: int
     reason: str
-    """`done`, or the error's message."""
+    """`done`, the reason that the answer ended for, or the error's message."""
     seconds: float
     """From the request's first byte to the end of the answer."""
     prompt_tokens: int | None = None

@@ -135,12 +135,12 @@ FROM calls WHERE NOT done GROUP BY run, group_name, seq, op ORDER BY run, group_
         ),
         Question(
             "requests over p99",
-            "Which requests took longer than 99% of the run's?",
+            "Which requests took longer than 99% of the run's? Probes do not count.",
             ("requests",),
             """
 SELECT run, time, id, path, status, seconds, quantile_cont(seconds, 0.99) OVER (PARTITION BY run) AS p99_s,
        prompt_tokens, new_tokens, reason
-FROM requests QUALIFY seconds > p99_s ORDER BY seconds DESC, id
+FROM requests WHERE path NOT IN ('/health', '/ready', '/metrics') QUALIFY seconds > p99_s ORDER BY seconds DESC, id
 """,
         ),
         Question(

@@ -145,7 +145,7 @@ TABLES = {
             ("method", "VARCHAR", ""),
             ("path", "VARCHAR", ""),
             ("status", "BIGINT", "499: the client left"),
-            ("reason", "VARCHAR", "done, or the error's message"),
+            ("reason", "VARCHAR", "done, the reason that the answer ended for, or the error's message"),
             ("seconds", "DOUBLE", "from the first byte to the end of the answer"),
             ("prompt_tokens", "BIGINT", ""),
             ("new_tokens", "BIGINT", ""),
