@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -99,9 +100,10 @@ def scontrol(words: list[str]) -> int:
 
 def jobset(run_file: Path, nodes: int) -> int:
     """Start the manifest's pods as processes; where one is lost, start all again, as often as the manifest says."""
-    manifest = yaml.safe_load((DEPLOY / "kubernetes" / "train-jobset.yaml").read_text(encoding="utf-8"))
+    manifest: Any = yaml.safe_load((DEPLOY / "kubernetes" / "train-jobset.yaml").read_text(encoding="utf-8"))
     (replicated,) = manifest["spec"]["replicatedJobs"]
     (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    words: list[str] = container["command"]
     for restart in range(manifest["spec"]["failurePolicy"]["maxRestarts"] + 1):
         with socket.socket() as free:  # pods have addresses of their own; processes here share one
             free.bind(("127.0.0.1", 0))
@@ -111,9 +113,9 @@ def jobset(run_file: Path, nodes: int) -> int:
             "--rdzv-endpoint=train-node-0-0.train:29400": f"--rdzv-endpoint=localhost:{port}",
             "/runs/RUN.toml": str(run_file),
         }
-        missing = here.keys() - set(container["command"])
+        missing = here.keys() - set(words)
         assert not missing, f"the manifest's command has no {missing}"
-        command = [here.get(word, word) for word in container["command"]]
+        command = [here.get(word, word) for word in words]
         if not restart:
             print(shlex.join(command), flush=True)
         code = _first_bad([subprocess.Popen(command, start_new_session=True) for _ in range(nodes)])

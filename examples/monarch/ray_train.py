@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+import ray  # pyright: ignore[reportMissingImports]
+from ray.train import FailureConfig, RunConfig, ScalingConfig  # pyright: ignore[reportMissingImports]
+from ray.train.torch import TorchConfig, TorchTrainer  # pyright: ignore[reportMissingImports]
 
 
 def worker(asked: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import monarch.actor
-from monarch.actor import Actor, current_rank, endpoint, this_host
+import monarch.actor  # pyright: ignore[reportMissingImports]
+from monarch.actor import Actor, current_rank, endpoint, this_host  # pyright: ignore[reportMissingImports]
 
 Failure = RuntimeError
 """Monarch's SupervisionError and ActorError derive from it."""

@@ -125,7 +125,7 @@ def _refused(error: Exception) -> QueryError:
 
 def _duckdb() -> Any:
     try:
-        import duckdb
+        import duckdb  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise QueryError(
             "the package that answers SQL is not installed",

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 POLL_S = 0.01
 FIRST = "torchwright/start"
