@@ -22,11 +22,14 @@ LIMIT_S = 240
 
 def processes(out: Path) -> dict[int, int]:
     """Rank → process, by the first lines of its ledgers."""
-    lines = [json.loads(path.open().readline()) for path in sorted((out / "ledger").glob("rank*.jsonl"))]
+    lines = [
+        json.loads(path.read_text().splitlines()[0]) for path in sorted((out / "ledger").glob("rank*.jsonl"))
+    ]
     return {line["rank"]: line["pid"] for line in lines}
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # two torchruns, each of which starts its process twice
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_run_on_two_nodes_goes_on_after_a_process_died(tmp_path: Path, rank: int) -> None:
     changes = {"layout": {"dp_replicate": 2}, "tokens": 40 * 256, "timeout_s": 60}
