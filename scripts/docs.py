@@ -39,6 +39,8 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.openai.parse import REFUSED
 from torchwright.serve.openai.protocol import SPELLED_OUT, Shared
 from torchwright.train.data.layouts import NAMES, public_data_sets
+from torchwright.train.query.questions import QUESTIONS
+from torchwright.train.query.tables import TABLES
 
 WIDTH = 100
 TARGET_GUIDE = ROOT / "docs" / "contributing" / "export-target.md"
@@ -68,6 +70,7 @@ def main() -> int:
         ),
         ROOT / "docs" / "log.md": with_blocks(ROOT / "docs" / "log.md", {"log": log_index()}),
         ROOT / "docs" / "train.md": with_blocks(ROOT / "docs" / "train.md", {"data sets": data_sets_table()}),
+        ROOT / "docs" / "query.md": with_blocks(ROOT / "docs" / "query.md", query_blocks()),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
         TARGET_GUIDE: with_blocks(
             TARGET_GUIDE, {"template": f"```python\n{TARGET_TEMPLATE.read_text()}```\n"}
@@ -99,6 +102,19 @@ def data_sets_table() -> str:
             for name, needs, also, form in public_data_sets()
         ],
     )
+
+
+def query_blocks() -> dict[str, str]:
+    """The questions with a name, and the tables with their columns."""
+    questions = [(f"`{each.name}`", each.asks) for each in QUESTIONS.values()]
+    tables = [
+        (f"`{each.name}`", f"`{each.source}`", ", ".join(f"`{column.name}`" for column in each.columns[1:]))
+        for each in TABLES.values()
+    ]
+    return {
+        "questions": table(("question", "answers"), questions),
+        "tables": table(("table", "from", "columns, besides `run`"), tables),
+    }
 
 
 def _listed(columns: Iterable[str]) -> str:

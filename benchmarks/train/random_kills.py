@@ -64,11 +64,16 @@ every_steps = 10
 """
 
 
+def write_data(folder: Path) -> None:
+    """Write the run's tokens: each depends on the one before, so that there is something to learn."""
+    data = 2 + np.cumsum(np.random.default_rng(0).integers(1, 4, 5000)) % (VOCABULARY - 2)
+    np.save(folder / "data.npy", data.astype(np.uint16))
+
+
 def begin(folder: Path, steps: int) -> subprocess.Popen[bytes]:
     """Start the run in a new folder."""
     folder.mkdir()
-    data = 2 + np.cumsum(np.random.default_rng(0).integers(1, 4, 5000)) % (VOCABULARY - 2)
-    np.save(folder / "data.npy", data.astype(np.uint16))
+    write_data(folder)
     (folder / "run.toml").write_text(RUN.format(tokens=steps * ROWS * CONTEXT))
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
     words += [f"--max-restarts={RESTARTS}", "--no-python", sys.executable, "-m", "torchwright", "train"]

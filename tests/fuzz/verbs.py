@@ -39,6 +39,9 @@ from torchwright.train.ledger import show as ledger
 from torchwright.train.model import Transformer
 from torchwright.train.model.weights import check_shapes, load_weights
 from torchwright.train.planning.models import read_model
+from torchwright.train.query.collect import collect
+from torchwright.train.query.database import Database
+from torchwright.train.query.page import render as render_questions
 from torchwright.train.run.config.read import parse_run
 from torchwright.train.run.observe import page
 from torchwright.train.run.observe.sample import sample
@@ -148,6 +151,12 @@ def time_report(folder: Path) -> None:
     ledger.plain(account)
 
 
+def query(folder: Path) -> None:
+    """Read every table of a run, and answer every question that has a name, as `query --page`."""
+    rows = collect([folder])
+    render_questions(Database(rows), rows, [str(folder)])
+
+
 def report(folder: Path) -> None:
     """Print the waterfall of an artifact, as `report --all`; `report` alone prints a path."""
     waterfall(artifact.read_recipe(folder), artifact=str(folder), every=True)
@@ -164,6 +173,7 @@ OF_ARTIFACTS: dict[str, Callable[[Path], None]] = {
 OF_RUNS: dict[str, Callable[[Path], None]] = {
     "time-report": time_report,
     "report RUN": lambda folder: page.write(folder) and None,
+    "query": query,
 }
 
 

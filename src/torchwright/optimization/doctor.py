@@ -15,7 +15,7 @@ import torch
 
 from torchwright.core import system
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.paths import cache_folder
+from torchwright.core.paths import UnsafeFolder, cache_folder
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices import default_name, devices, get_device
 from torchwright.hardware.devices.base import Ceilings
@@ -116,15 +116,19 @@ def diagnose(*, refresh: bool = False) -> Diagnosis:
     )
 
 
-def build_kernels() -> Path:
+def build_kernels(into: Path | None = None) -> Path:
     """Compile the kernels ahead of their first use, unless they are; returns where they are.
 
-    Raises `TorchwrightError` where they cannot be compiled or loaded.
+    With `into` they are put into that folder, where `TORCHWRIGHT_KERNELS` finds them without a compiler. Raises
+    `TorchwrightError` where they cannot be compiled or loaded.
     """
     fault = build.load_fault()
     if fault:
         raise TorchwrightError("the kernels cannot be built here", found=fault)
-    return build.library()
+    try:
+        return build.library() if into is None else build.build_ahead(into)
+    except (build.BuildError, UnsafeFolder) as error:
+        raise TorchwrightError("the kernels cannot be built here", found=str(error)) from error
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:

@@ -6,6 +6,8 @@ import logging
 import time
 from typing import Any
 
+from torchwright.core.request_line import LINE_FORMAT
+
 LINE_CHARACTERS = 1000
 """The most characters of a log line, and of an error's message."""
 TRACEBACK_CHARACTERS = 16_000
@@ -14,7 +16,7 @@ TRACEBACK_CHARACTERS = 16_000
 def begin_log() -> None:
     """Let this process write its log to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler.setFormatter(LineFormatter(LINE_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

@@ -312,3 +312,40 @@ print(torch.ops.torchwright.isas(), torch.ops.torchwright.rms_norm(torch.ones(1,
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n")[0] == "['portable'] [[1.0, 1.0, 1.0, 1.0]]", done.stderr
+
+
+def test_a_library_built_ahead_needs_no_compiler(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = compiler()
+    image = tmp_path / "image"
+    ahead = build.build_ahead(image)
+    assert {line.split("-DTW_ISA=")[1].split()[0] for line in commands(log) if "-DTW_ISA=" in line} == {
+        "amx",
+        "avx512",
+        "avx2_vnni",
+        "avx2",
+        "portable",
+    }
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("TORCHWRIGHT_KERNELS", str(image))
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "empty"))
+    assert build.library() == ahead
+    assert build.ready()
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_library_built_ahead_for_another_torch_is_named_and_not_taken(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    build.build_ahead(tmp_path / "image")
+    monkeypatch.setenv("TORCHWRIGHT_KERNELS", str(tmp_path / "image"))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    with pytest.raises(BuildError, match=r"torch 9\.9.*found: torchwright-ahead-"):
+        build.library()
+    monkeypatch.setenv("TORCHWRIGHT_KERNELS", str(tmp_path / "open"))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(BuildError, match="others may write"):
+        build.library()

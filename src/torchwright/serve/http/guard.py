@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from torchwright.core.request_line import RequestEntry
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.limits import Limits
@@ -68,12 +69,18 @@ class AccessRecord:
     """Gives the version of the weights when the answer begins, where they may change."""
 
     def __str__(self) -> str:
-        facts = [f"{self.method} {self.path} {self.status}", self.reason or "done"]
-        if self.prompt_tokens is not None:
-            facts.append(f"{self.prompt_tokens} prompt tokens, {self.new_tokens} new")
-        if self.user is not None:
-            facts.append(f"user {self.user!r}")
-        return f"{self.id}: {', '.join(facts)}, {time.perf_counter() - self.begun:.3f} s"
+        entry = RequestEntry(
+            id=self.id,
+            method=self.method,
+            path=self.path,
+            status=self.status,
+            reason=self.reason,
+            seconds=time.perf_counter() - self.begun,
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens,
+            user=self.user,
+        )
+        return str(entry)
 
 
 class Guard:

@@ -34,7 +34,7 @@ def read_dumps(folder: str | Path, *, trust: bool = False) -> tuple[dict[int, Du
     `trust`: read pickles too. Raises `DumpError` where there is nothing to read or a file is damaged.
     """
     folder = Path(folder)
-    paths = _numbered_files(folder)
+    paths = numbered_files(folder)
     if not paths:
         raise DumpError(
             f"no flight-recorder dumps in {folder}",
@@ -46,22 +46,23 @@ def read_dumps(folder: str | Path, *, trust: bool = False) -> tuple[dict[int, Du
         raise DumpError(f"too many dumps in {folder}", found=f"{len(paths)}", allowed=f"up to {MOST_RANKS}")
     dumps: dict[int, Dump] = {}
     for path in paths:
-        rank = _rank(path)
+        rank = rank_of(path)
         assert rank is not None
         if rank in dumps:
             raise DumpError(
                 f"two dumps of rank {rank} in {folder}", found=path.name, next="keep those of one hang"
             )
         dumps[rank] = read_dump(path, rank, trust=trust)
-    for path in _numbered_files(folder / FINISHED):
-        rank = _rank(path)
+    for path in numbered_files(folder / FINISHED):
+        rank = rank_of(path)
         if rank is not None and rank not in dumps:
             dumps[rank] = read_dump(path, rank)
     return _of_one_run(dumps)
 
 
-def _numbered_files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*")) if _rank(path) is not None and path.is_file()]
+def numbered_files(folder: Path) -> list[Path]:
+    """Return the files of a folder whose name ends in a rank."""
+    return [path for path in sorted(folder.glob("*")) if rank_of(path) is not None and path.is_file()]
 
 
 def read_dump(path: Path, rank: int, *, trust: bool = False) -> Dump:
@@ -186,8 +187,8 @@ def _of_one_run(dumps: dict[int, Dump]) -> tuple[dict[int, Dump], list[str]]:
     return {rank: dump for rank, dump in dumps.items() if rank not in old}, notes
 
 
-def _rank(path: Path) -> int | None:
-    """The number at the end of the name, before any ending."""
+def rank_of(path: Path) -> int | None:
+    """Return the number at the end of the name, before any ending."""
     digits = re.search(r"(\d+)(?:\.(?:json|pkl|pickle|pt))?$", path.name)
     return int(digits[1]) if digits and not path.name.startswith(".") else None
 

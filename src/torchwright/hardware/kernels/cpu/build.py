@@ -16,12 +16,14 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torchwright.core import system
 from torchwright.core.paths import UnsafeFolder, cache_folder, private_folder
 from torchwright.core.process import folders
+from torchwright.core.process.files import replacing
 from torchwright.hardware.kernels import fake
 
 log = logging.getLogger("torchwright.hardware.kernels")
@@ -44,6 +46,10 @@ X86 = {
     "avx2": ("-march=x86-64-v3",),
 }
 """Instruction set → compiler flags; `portable` has none."""
+
+
+AHEAD = "TORCHWRIGHT_KERNELS"
+"""Names the folder of a library that was built ahead."""
 
 
 class BuildError(Exception):
@@ -74,8 +80,13 @@ def attempt() -> str | None:
 def library() -> Path:
     """Return the compiled library; building it takes a minute or two of one core, and a warning reports it.
 
-    Raises `BuildError` without a compiler, or if it fails or did so some minutes ago (`forget` asks it again).
+    `TORCHWRIGHT_KERNELS` names a folder with a library that was built ahead, in an image for example; it needs no
+    compiler, and no other library is taken then. Raises `BuildError` if that folder holds none for these sources and
+    this torch. Without the folder it does so without a compiler, or if that fails or did some minutes ago (`forget`
+    asks it again).
     """
+    if ahead := os.environ.get(AHEAD):
+        return _built_ahead(Path(ahead))
     compiler = find_compiler()
     sets = instruction_sets(compiler)
     path = place(compiler, sets)
@@ -97,8 +108,42 @@ def library() -> Path:
     return path
 
 
+def build_ahead(folder: Path) -> Path:
+    """Compile the library, or take the one that is there, and put it into `folder` for `TORCHWRIGHT_KERNELS`."""
+    built = library()
+    private_folder(folder)
+    path = folder / _name_ahead()
+    with replacing(path) as beside:
+        shutil.copyfile(built, beside)
+    return path
+
+
+def _built_ahead(folder: Path) -> Path:
+    try:
+        path = private_folder(folder) / _name_ahead()
+    except (UnsafeFolder, OSError) as error:
+        raise BuildError(str(error)) from None
+    if not path.is_file():
+        found = ", ".join(sorted(file.name for file in folder.iterdir())[:5]) or "nothing"
+        raise BuildError(
+            f"{AHEAD} names {folder}, which holds no {path.name}, the library of these sources, torch "
+            f"{torch.__version__} and {platform.machine()} (found: {found}); where there is a compiler, `torchwright "
+            f"doctor --build --into {folder}` writes it"
+        )
+    return path
+
+
+def _name_ahead() -> str:
+    """Return the name of the library of these sources for this torch, whatever compiler made it."""
+    digest = _digest_of_sources()
+    digest.update(repr((torch.__version__, platform.machine())).encode())
+    return f"torchwright-ahead-{digest.hexdigest()[:16]}{system.library_suffix()}"
+
+
 def ready() -> bool:
     """Check whether the library is built already, or cannot be."""
+    if os.environ.get(AHEAD):
+        return True
     try:
         compiler = find_compiler()
         path = place(compiler, instruction_sets(compiler))
@@ -143,14 +188,19 @@ def find_compiler() -> str:
 
 def place(compiler: str, sets: dict[str, tuple[str, ...]]) -> Path:
     """Return the path of the library of these sources, commands and versions."""
-    digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
+    digest = _digest_of_sources()
     commands = [*compile_commands(compiler, sets, Path()).values(), link_command(compiler, [], Path())]
     version = _run([compiler, "--version"]).stdout
     said = repr((version, commands, torch.__version__, platform.machine()))
     digest.update(said.replace(str(SOURCES), "").encode())  # another checkout of the same sources shares it
     return cache_folder() / "kernels" / f"torchwright-{digest.hexdigest()[:16]}{system.library_suffix()}"
+
+
+def _digest_of_sources() -> Any:
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return digest
 
 
 def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Path) -> dict[Path, list[str]]:

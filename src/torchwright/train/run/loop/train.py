@@ -125,7 +125,9 @@ def in_session(
         check_alike(run)
         run.check_processes(place.world)
         # A name that no other start has, and what the folder was.
-        launch, begun = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=fresh, resume=resume)))
+        # What was begun anew before a failure is not moved aside.
+        anew = fresh and not place.again
+        launch, begun = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=anew, resume=resume)))
         if tokens is not None:
             on_first(partial(_adopt, tokens, out / TOKENS))
         ledger = Ledger(

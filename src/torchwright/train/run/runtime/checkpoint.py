@@ -16,12 +16,11 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,17 +35,19 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from torchwright.core.errors import TorchwrightError
-from torchwright.core.json_file import LARGEST, decode_json
 from torchwright.core.paths import file_digest
-from torchwright.core.regular_file import read_regular
+from torchwright.train.run.runtime.described import (
+    DESCRIPTION,
+    FOLDER,
+    FORMAT,
+    CheckpointError,
+    Described,
+    damaged,
+    describe,
+    whole,
+)
 from torchwright.train.run.runtime.patience import unlimited_group
 
-FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
-FORMAT = 1
-NAME = re.compile(r"step-(\d{8,})")
-SHARD = re.compile(r"[\w.-]{1,200}")
-"""Names of the files that checkpoint.json lists."""
 DIGEST = ".sha256"
 PIECE = 1 << 24
 """Bytes that are written before the next look at whether the checkpoint is still wanted."""
@@ -54,27 +55,8 @@ SETTLE_S = 30.0
 """A checkpoint of a few GiB is on the disk by then."""
 
 
-class CheckpointError(TorchwrightError):
-    """A checkpoint that cannot be written, or that is missing, damaged or of another run."""
-
-
 class Abandoned(Exception):
     """A checkpoint that is no longer wanted: the run leaves, and a later state takes its place."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """The content of checkpoint.json."""
-
-    step: int
-    """Steps that the state contains."""
-    tokens: int
-    run: dict[str, Any]
-    """The run file's values."""
-    facts: dict[str, Any]
-    """Versions, and facts that a run needs to continue."""
-    files: dict[str, str] = field(default_factory=dict)
-    """File → SHA-256."""
 
 
 class DigestWriter(HuggingFaceStorageWriter):
@@ -293,44 +275,6 @@ def _folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08}"
 
 
-def whole(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, the newest last."""
-    found = [
-        path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and (path / DESCRIPTION).is_file()
-    ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
-
-
-def describe(folder: Path) -> Described:
-    """Read a checkpoint's description. Raises `CheckpointError` if it cannot be read."""
-    path = folder / DESCRIPTION
-    try:
-        data = decode_json(read_regular(path, LARGEST))
-        if data.pop("format") != FORMAT:
-            raise ValueError(f"format {data}")
-        described = Described(**data)
-        if fault := _malformed(described):
-            raise ValueError(fault)
-        return described
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(folder, DESCRIPTION, str(error)) from error
-
-
-def _malformed(described: Described) -> str | None:
-    """Return what is no checkpoint's, for it may come from anybody; None where all has its type."""
-    if type(described.step) is not int or type(described.tokens) is not int:
-        return f"step {described.step!a:.40}, tokens {described.tokens!a:.40}"
-    kinds = (("run", described.run), ("facts", described.facts), ("files", described.files))
-    if wrong := [name for name, value in kinds if not isinstance(value, dict)]:
-        return f"{wrong[0]} is not an object"
-    names = (
-        name
-        for name, digest in described.files.items()
-        if not SHARD.fullmatch(name) or type(digest) is not str
-    )
-    return next((f"a file {name!a:.40}" for name in names), None)
-
-
 def load(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Fill `tensors` in place from a checkpoint, by name, whatever the layout that wrote it.
 
@@ -345,7 +289,7 @@ def load(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     )
     for fault in faults:
         if fault:
-            raise _damaged(folder, *fault)
+            raise damaged(folder, *fault)
     try:
         state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
     except CheckpointException as error:
@@ -361,16 +305,6 @@ def _fault(folder: Path, files: Mapping[str, str], name: str) -> tuple[str, str]
     if file_digest(path) != files[name]:
         return name, f"its SHA-256 is not the one in {DESCRIPTION}"
     return None
-
-
-def _damaged(folder: Path, name: str, reason: str) -> CheckpointError:
-    others = [path for path in whole(folder.parent) if path != folder]
-    return CheckpointError(
-        f"the checkpoint {folder} is damaged: {name}",
-        found=reason,
-        allowed=f"the last one before it is {others[-1]}" if others else None,
-        next=f"move {folder} away and start the same command again; nothing was overwritten",
-    )
 
 
 def _reason(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from torchwright.core.process.files import open_own, replacing
 from torchwright.core.process.folders import try_lock
 from torchwright.hub.run_folder import MODEL
 from torchwright.train.run.config.data_section import RunError
-from torchwright.train.run.runtime import checkpoint, torchrun
+from torchwright.train.run.runtime import checkpoint
 from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 LOCK, RUN_FILE = "lock", "run.toml"
@@ -36,8 +36,7 @@ def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -
     `fresh` moves what an earlier run left aside; `resume` insists on a checkpoint. Raises `CheckpointError` for a
     folder that this start must not touch, and `RunError` while another run holds it.
     """
-    # What was begun anew before a failure is not to be moved aside.
-    aside = _move_aside(out) if fresh and not torchrun.restarts() else None
+    aside = _move_aside(out) if fresh else None
     there = checkpoint.whole(out / checkpoint.FOLDER)
     if resume and not there:
         raise CheckpointError(

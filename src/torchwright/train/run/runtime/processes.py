@@ -18,6 +18,7 @@ from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run import RunFile
 from torchwright.train.run.config.run_file import changed_fields
 from torchwright.train.run.runtime import torchrun
+from torchwright.train.run.runtime.meeting import meet
 
 T = TypeVar("T")
 
@@ -30,6 +31,8 @@ class ProcessRank:
     world: int
     device: str
     """cpu or cuda."""
+    again: bool = False
+    """True on the first process if its launcher has started the processes again after a failure."""
 
     @property
     def first(self) -> bool:
@@ -46,30 +49,36 @@ def processes(timeout_s: float) -> Generator[ProcessRank]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     joined = not dist.is_initialized()
     with _infrastructure():
-        if joined:
-            _join(device, timeout_s)
+        again = _join(device, timeout_s) if joined else False
         try:
-            yield ProcessRank(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
+            yield ProcessRank(
+                rank=dist.get_rank(),
+                world=dist.get_world_size(),
+                device=device,
+                again=again or torchrun.restarts() > 0,
+            )
         finally:
             if joined and dist.is_initialized():
                 dist.destroy_process_group()
 
 
-def _join(device: str, timeout_s: float) -> None:
-    timeout = timedelta(seconds=timeout_s)
+def _join(device: str, timeout_s: float) -> bool:
+    """Make the process group; return True on the first process if the processes were started before."""
+    timeout, again = timedelta(seconds=timeout_s), False
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
         if torchrun.started() is not None:
             turn_on()
             store, rank, world = next(dist.rendezvous("env://", timeout=timeout))  # pyright: ignore[reportPrivateImportUsage]
-            # torchrun keeps its store when it starts all again: without a name of its own a start would find the
-            # addresses of the processes before.
-            store = dist.PrefixStore(f"start-{torchrun.restarts()}", store)  # pyright: ignore[reportPrivateImportUsage]
+            start = meet(store, rank, world, timeout_s)
+            again = start.again
+            store = dist.PrefixStore(f"start-{start.name}", store)  # pyright: ignore[reportPrivateImportUsage]
         else:
             store, rank, world = dist.HashStore(), 0, 1  # pyright: ignore[reportPrivateImportUsage]
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+        return again
     except ValueError as error:  # of a variable that is missing or no number
         raise RunError(
             "the processes cannot meet", found=str(error), next="start them with torchrun"

@@ -7,6 +7,7 @@ processes agree at the end of a step: within one they wait for each other.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,6 +26,10 @@ class Signals:
 
     @contextmanager
     def noted(self) -> Generator[None]:
+        """Take the signals meanwhile. In a thread of another program they stay that program's."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

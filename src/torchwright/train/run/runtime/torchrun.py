@@ -12,7 +12,7 @@ def started() -> int | None:
 
 
 def restarts() -> int:
-    """Return how often all processes were started again after a failure."""
+    """Return how often this node's torchrun has started its processes again after one of them failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
