@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from http_support import MODEL, Running, Trouble, command, error, serving, wait_until
+from fake_engine import Trouble
+from http_support import MODEL, Running, command, error, serving, wait_until
 
 from lora_files import write_adapter
 from torchwright import cli

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import MODEL, SLOW_SEED, Running, command, error, events, serving, wait_until
+from fake_engine import SLOW_SEED
+from http_support import MODEL, Running, command, error, events, serving, wait_until
 
 from torchwright.serve.limits import Limits
 

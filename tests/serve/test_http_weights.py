@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import SLOW_SEED, Command, Running, Trouble, command, error, events, serving, wait_until
+from fake_engine import SLOW_SEED, Trouble
+from http_support import Command, Running, command, error, events, serving, wait_until
 from safetensors.torch import load_file, save_file
 
 from torchwright.workloads.language import BUNDLED
