@@ -66,6 +66,17 @@ def assert_same(result, expected) -> None:
         assert result == expected
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run checked graphs operator by operator: for tests of the calls around them, which need no C++ compiler."""
+    from functorch.compile import make_boxed_func
+
+    def graph_itself(graph: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Callable[..., Any]:
+        return make_boxed_func(graph.forward)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", graph_itself)
+
+
 # ----------------------------------------------------------------------------------------- what is returned
 
 
@@ -82,6 +93,7 @@ def test_kmeans_step_agrees_and_is_compiled_without_breaks():
     assert compiled.report.graphs >= 1
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_nested_results_keep_named_tuples_scalars_and_zero_dimensional_arrays_apart():
     def summary(x, *, scale=1.0, names=("low", "high")):
         y = x * scale
@@ -409,6 +421,7 @@ def test_errstate_block_is_not_traced_but_works():
         np.testing.assert_array_equal(compiled(np.array([-1.0, 0, 1])), quiet_log(np.array([-1.0, 0, 1])))
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_graph_breaks_are_counted_and_results_right():
     def with_break(x):
         y = x * 2 + 1
@@ -429,6 +442,7 @@ def test_a_disagreement_is_reported_and_numpy_serves():
     assert "disagrees" in wrong.report.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_new_shapes_and_python_values_are_checked_before_they_serve():
     compiled = checked(lambda x, k: x[:k] * k, rng().normal(size=(6, 2)), 3)
     for rows, k in ((7, 3), (7, 5)):
@@ -438,6 +452,7 @@ def test_new_shapes_and_python_values_are_checked_before_they_serve():
     assert compiled.report.status == "compiled"
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_recompile_storm_hands_back_to_numpy():
     compiled = compile_numpy(lambda x, k: np.sum(x, axis=k) * 2, measure=False, dynamic=False)
     x = rng().normal(size=(1,) * 12 + (3,))
@@ -447,6 +462,7 @@ def test_recompile_storm_hands_back_to_numpy():
     assert compiled.report.status == "original"
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wrapper, "MAX_TEXTS", 1, raising=False)
     x = rng().random((20, 20))
@@ -464,6 +480,7 @@ def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.Monk
     assert len(compiled.reports) == 4
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_calls_in_ever_new_ways_are_numpys_in_the_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wrapper, "MAX_KINDS", 1, raising=False)
     compiled = compile_numpy(lambda arrays: np.exp(sum(arrays)), measure=False)
@@ -528,6 +545,7 @@ def test_settings_are_restored_and_subnormals_survive(threads):
     assert settings_now() == before
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_two_python_threads_get_right_answers_and_the_setting_back():
     before = torch.get_num_threads()
     compiled = compile_numpy(lambda x: np.exp(x).sum(axis=0), measure=False, threads=1)
@@ -551,6 +569,7 @@ def test_two_python_threads_get_right_answers_and_the_setting_back():
 # ---------------------------------------------------------------------------------------- decorator, report
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_decorator_forms_and_nesting():
     @compile_numpy
     def double(x):
@@ -571,6 +590,7 @@ def test_decorator_forms_and_nesting():
     assert "compiled" in repr(outer)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_methods_partials_and_ufuncs():
     class Model:
         @compile_numpy(measure=False)
