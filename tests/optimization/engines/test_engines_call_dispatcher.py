@@ -186,6 +186,7 @@ def test_what_has_no_dense_data_is_refused_in_words(dense: CallDispatcher):
 # ------------------------------------------------------------------------- memory that tensors have in common
 
 
+@pytest.mark.slow
 def test_an_input_changed_in_place_is_changed_for_the_caller(changing: CallDispatcher):
     assert changing.calls[0].spec.mutates == (0,)
     for make in (
@@ -213,6 +214,7 @@ def test_a_copy_that_is_changed_is_no_input_that_is_changed():
     assert dispatcher.calls[0].spec.mutates == ()
 
 
+@pytest.mark.slow
 def test_a_change_that_another_input_sees_is_left_to_the_original(changing: CallDispatcher):
     x = torch.randn(8, 6)
     with pytest.raises(WorkloadError, match="share memory"):
