@@ -239,6 +239,7 @@ def test_edge_values_find_what_no_single_operation_shows():
     assert "edge values" in str(compiled.report)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_module_level_generator_is_never_drawn_from_twice():
     generator = np.random.default_rng(3)
 
@@ -275,6 +276,7 @@ def test_long_and_cancelling_sums_agree_when_no_less_accurate_than_numpy():
 # ---------------------------------------------------------------------------------- errors and side effects
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_errors_raised_by_the_function_are_numpys_on_the_first_and_on_served_calls():
     def pick(x, index):
         return x[index] * 2
@@ -314,6 +316,7 @@ def test_division_by_zero_is_numpys_also_where_its_errors_are_trapped():
 
 
 @pytest.mark.parametrize("form", ["item", "inplace", "out", "view"])
+@pytest.mark.usefixtures("without_kernels")
 def test_in_place_writes_happen_once_and_stay_with_numpy(form):
     def fn(x, out):
         if form == "item":
@@ -337,6 +340,7 @@ def test_in_place_writes_happen_once_and_stay_with_numpy(form):
     assert "writes into an argument" in compiled.report.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_write_that_the_first_call_did_not_make_is_still_numpys():
     def by_count(x, count):
         if count > 5:
@@ -358,6 +362,7 @@ def test_arguments_are_never_changed():
     assert compiled.report.edge_differences == ()
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_numpys_global_random_stream_is_followed():
     compiled = compile_numpy(lambda x: x + np.random.rand(3), measure=False)
     state = np.random.get_state()
@@ -372,6 +377,7 @@ def test_numpys_global_random_stream_is_followed():
     assert "np.random" in compiled.report.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_assignment_to_outer_names_stays_with_numpy():
     calls = 0
 
@@ -401,6 +407,7 @@ def test_assignment_to_outer_names_stays_with_numpy():
         (lambda x: x.shape, (np.ones((2, 3)),), "no array operation"),
     ],
 )
+@pytest.mark.usefixtures("without_kernels")
 def test_what_torch_cannot_take_is_served_by_the_original_with_a_reason(fn, args, reason):
     compiled = compile_numpy(fn, measure=False)
     for _ in range(2):
@@ -411,6 +418,7 @@ def test_what_torch_cannot_take_is_served_by_the_original_with_a_reason(fn, args
         compile_numpy(fn, measure=False, strict=True)(*args)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_errstate_block_is_not_traced_but_works():
     def quiet_log(x):
         with np.errstate(all="ignore"):
@@ -616,6 +624,7 @@ def test_measured_report_has_figures():
 
 
 @pytest.mark.parametrize("gain", [1.1, 9.0])
+@pytest.mark.usefixtures("without_kernels")
 def test_no_speed_up_is_claimed_from_a_single_run(monkeypatch, gain):
     def slow(x):
         if not torch.compiler.is_compiling():
@@ -634,6 +643,7 @@ def test_no_speed_up_is_claimed_from_a_single_run(monkeypatch, gain):
     assert "one run each" in str(report)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_claimed_speed_up_has_at_least_three_rounds_and_an_interval():
     compiled = compile_numpy(lambda x: np.exp(x) * 2 + np.sqrt(x), measure_seconds=0)
     compiled(rng().random(50_000))
@@ -642,6 +652,7 @@ def test_a_claimed_speed_up_has_at_least_three_rounds_and_an_interval():
 
 
 @pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.usefixtures("without_kernels")
 def test_a_long_check_prints_one_line(monkeypatch, capsys, shown):
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     compiled = compile_numpy(lambda x: np.exp(x) * 3, measure=False, progress=shown)
@@ -652,6 +663,7 @@ def test_a_long_check_prints_one_line(monkeypatch, capsys, shown):
     assert all("compiling <lambda>(float64[3])" in line for line in lines)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_on_a_busy_machine_the_low_end_is_claimed(monkeypatch):
     waited = itertools.count()  # another second at every look
     monkeypatch.setattr(Waiting, "now", lambda: Waiting({"1": next(waited)}))
