@@ -229,7 +229,7 @@ def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, col
     "changes",
     [
         {"precision": "float8_rowwise", "recompute": "full"},
-        {"precision": "mxfp8", "recompute": "selective"},
+        pytest.param({"precision": "mxfp8", "recompute": "selective"}, marks=pytest.mark.slow),
         {"precision": "bf16", "recompute": "selective"},
     ],
     ids=lambda changes: "-".join(changes.values()),
