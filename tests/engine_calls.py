@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,6 +17,9 @@ from torchwright.optimization.engines.dispatch.call import parameters_of, spec_o
 from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher, CompiledCall
 from torchwright.optimization.engines.dispatch.spec import InputCapabilities
 from torchwright.workloads.base import Case
+
+FORMS = ["graph", pytest.param("package", marks=pytest.mark.slow)]
+"""Calls as graphs, and as packages that a C++ compiler takes 12 s for."""
 
 
 class Calls(nn.Module):

@@ -1,4 +1,4 @@
-"""Trials without processes: the worker's own session, called directly. For tests of what surrounds a trial."""
+"""Trials and packages without processes: the worker's own session, called directly. For tests of what surrounds it."""
 
 from __future__ import annotations
 
@@ -58,6 +58,43 @@ class InProcessTrial:
             raise TrialFailed(f"{type(error).__name__}: {error}") from error
         finally:
             torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class InProcessRunner:
+    """A runner of packages whose process is this one: it stands where the verifier's `Runner` does."""
+
+    def __init__(
+        self, folder: Path, scratch: Path, *, reference: bool = False, artifact: Path | None = None
+    ) -> None:
+        import torch
+
+        from torchwright.exporter.verification.worker import VerifierSession
+
+        self._session, threads = VerifierSession(), torch.get_num_threads()
+        made_from = None if artifact is None else str(artifact)
+        try:
+            self.load_seconds = self.ask("open", folder=str(folder), reference=reference, artifact=made_from)[
+                "seconds"
+            ]
+        finally:
+            torch.set_num_threads(threads)
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        from torchwright.exporter.verification.process import RunFailed
+
+        try:
+            return getattr(self._session, what)(**arguments)
+        except Exception as error:
+            raise RunFailed(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         return None

@@ -12,14 +12,13 @@ import pytest
 import torch
 from export_models import small
 
+from in_process import InProcessRunner
 from torchwright.exporter.base import exports
 from torchwright.exporter.export import _write
 from torchwright.exporter.package import PACKAGE, Export, empty_export
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.exporter.verification import verify as verifier
 from torchwright.exporter.verification.locate import locate
-from torchwright.exporter.verification.process import RunFailed
-from torchwright.exporter.verification.worker import VerifierSession
 from torchwright.workloads.module import ModuleWorkload
 
 Fault = Callable[[Path, Subject], None]
@@ -38,7 +37,7 @@ class Made:
 
     def findings(self, monkeypatch: pytest.MonkeyPatch, fault: Fault | None, folder: Path) -> list[str]:
         """What the verifier says of a copy with the fault; of the package itself, without one."""
-        monkeypatch.setattr(verifier, "Runner", InProcess)
+        monkeypatch.setattr(verifier, "Runner", InProcessRunner)
         monkeypatch.setattr(verifier, "TURNS", 2)  # of one there is no interval
         if fault is None:
             folder = self.folder
@@ -56,37 +55,10 @@ class Made:
         fault(folder / PACKAGE, self.subject)
         (scratch := folder / "scratch").mkdir()
         allowed = self.target.tolerances[self.export.precision]
-        found = locate(folder, InProcess(folder, scratch).ask, scratch, allowed, named=self.target.named)
+        found = locate(
+            folder, InProcessRunner(folder, scratch).ask, scratch, allowed, named=self.target.named
+        )
         return "" if found is None else str(found)
-
-
-class InProcess:
-    """A runner whose process is this one."""
-
-    def __init__(
-        self, folder: Path, scratch: Path, *, reference: bool = False, artifact: Path | None = None
-    ) -> None:
-        self._session, threads = VerifierSession(), torch.get_num_threads()
-        made_from = None if artifact is None else str(artifact)
-        try:
-            self.load_seconds = self.ask("open", folder=str(folder), reference=reference, artifact=made_from)[
-                "seconds"
-            ]
-        finally:
-            torch.set_num_threads(threads)
-
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        try:
-            return getattr(self._session, what)(**arguments)
-        except Exception as error:
-            raise RunFailed(f"{type(error).__name__}: {error}") from error
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def every(tables: Mapping[str, Mapping[str, Mapping[str, tuple[Fault, str]]]]) -> list[Any]:

@@ -44,7 +44,11 @@ def made(config: object) -> nn.Module:
     return AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+@pytest.mark.parametrize(
+    "config",
+    [CONFIGS[0], *(pytest.param(config, marks=pytest.mark.slow) for config in CONFIGS[1:])],
+    ids=lambda config: config.model_type,
+)
 def test_in_pieces_as_in_one(config: object) -> None:
     model = made(config)
     ids = torch.randint(64, (3, 11))

@@ -18,6 +18,7 @@ from torchwright.testing.instances import build, call
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["pt2", "onnx", "openvino"])
 def test_a_package_takes_the_models_own_classes(tmp_path: Path, to: str) -> None:
     if reason := exports.get(to).unavailable():

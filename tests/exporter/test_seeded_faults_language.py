@@ -189,7 +189,18 @@ def made(request: pytest.FixtureRequest, tiny: Subject, tmp_path_factory: pytest
     return made_or_skipped(*request.param, tmp_path_factory.mktemp("made") / "made", tiny)
 
 
-@pytest.mark.parametrize(("made", "spoil", "wanted"), EVERY, indirect=["made"])
+QUICK = ("safetensors-bf16-flipped", "safetensors-w4a16-stale", "gguf-bf16-replaced", "gguf-q4_0-halved")
+"""A fault of each kind, in both formats; the verifier's search for the module takes 3 s of processor time for each."""
+
+
+@pytest.mark.parametrize(
+    ("made", "spoil", "wanted"),
+    [
+        each if each.id in QUICK else pytest.param(*each.values, id=each.id, marks=pytest.mark.slow)
+        for each in EVERY
+    ],
+    indirect=["made"],
+)
 def test_a_fault_is_named(made: Made, spoil: Fault, wanted: str, tmp_path: Path) -> None:
     found = made.parting(spoil, tmp_path / "spoiled")
     assert named([found]) == wanted

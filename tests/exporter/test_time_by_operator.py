@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from export_faults import InProcess
 from torch import nn
 
+from in_process import InProcessRunner
 from small_artifacts import INPUT, mlp
 from small_artifacts import made as made_artifact
 from torchwright.exporter.base import Written, exports
@@ -32,7 +32,7 @@ LARGEST = {
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages run in this process."""
-    monkeypatch.setattr(verifier, "Runner", InProcess)
+    monkeypatch.setattr(verifier, "Runner", InProcessRunner)
 
 
 @pytest.mark.slow

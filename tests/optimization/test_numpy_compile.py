@@ -66,6 +66,17 @@ def assert_same(result, expected) -> None:
         assert result == expected
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run checked graphs operator by operator: for tests of the calls around them, which need no C++ compiler."""
+    from functorch.compile import make_boxed_func
+
+    def graph_itself(graph: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Callable[..., Any]:
+        return make_boxed_func(graph.forward)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", graph_itself)
+
+
 # ----------------------------------------------------------------------------------------- what is returned
 
 
@@ -82,6 +93,7 @@ def test_kmeans_step_agrees_and_is_compiled_without_breaks():
     assert compiled.report.graphs >= 1
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_nested_results_keep_named_tuples_scalars_and_zero_dimensional_arrays_apart():
     def summary(x, *, scale=1.0, names=("low", "high")):
         y = x * scale
@@ -227,6 +239,7 @@ def test_edge_values_find_what_no_single_operation_shows():
     assert "edge values" in str(compiled.report)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_module_level_generator_is_never_drawn_from_twice():
     generator = np.random.default_rng(3)
 
@@ -263,6 +276,7 @@ def test_long_and_cancelling_sums_agree_when_no_less_accurate_than_numpy():
 # ---------------------------------------------------------------------------------- errors and side effects
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_errors_raised_by_the_function_are_numpys_on_the_first_and_on_served_calls():
     def pick(x, index):
         return x[index] * 2
@@ -302,6 +316,7 @@ def test_division_by_zero_is_numpys_also_where_its_errors_are_trapped():
 
 
 @pytest.mark.parametrize("form", ["item", "inplace", "out", "view"])
+@pytest.mark.usefixtures("without_kernels")
 def test_in_place_writes_happen_once_and_stay_with_numpy(form):
     def fn(x, out):
         if form == "item":
@@ -325,6 +340,7 @@ def test_in_place_writes_happen_once_and_stay_with_numpy(form):
     assert "writes into an argument" in compiled.report.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_write_that_the_first_call_did_not_make_is_still_numpys():
     def by_count(x, count):
         if count > 5:
@@ -346,6 +362,7 @@ def test_arguments_are_never_changed():
     assert compiled.report.edge_differences == ()
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_numpys_global_random_stream_is_followed():
     compiled = compile_numpy(lambda x: x + np.random.rand(3), measure=False)
     state = np.random.get_state()
@@ -360,6 +377,7 @@ def test_numpys_global_random_stream_is_followed():
     assert "np.random" in compiled.report.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_assignment_to_outer_names_stays_with_numpy():
     calls = 0
 
@@ -389,6 +407,7 @@ def test_assignment_to_outer_names_stays_with_numpy():
         (lambda x: x.shape, (np.ones((2, 3)),), "no array operation"),
     ],
 )
+@pytest.mark.usefixtures("without_kernels")
 def test_what_torch_cannot_take_is_served_by_the_original_with_a_reason(fn, args, reason):
     compiled = compile_numpy(fn, measure=False)
     for _ in range(2):
@@ -399,6 +418,7 @@ def test_what_torch_cannot_take_is_served_by_the_original_with_a_reason(fn, args
         compile_numpy(fn, measure=False, strict=True)(*args)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_errstate_block_is_not_traced_but_works():
     def quiet_log(x):
         with np.errstate(all="ignore"):
@@ -409,6 +429,7 @@ def test_errstate_block_is_not_traced_but_works():
         np.testing.assert_array_equal(compiled(np.array([-1.0, 0, 1])), quiet_log(np.array([-1.0, 0, 1])))
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_graph_breaks_are_counted_and_results_right():
     def with_break(x):
         y = x * 2 + 1
@@ -429,6 +450,7 @@ def test_a_disagreement_is_reported_and_numpy_serves():
     assert "disagrees" in wrong.report.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_new_shapes_and_python_values_are_checked_before_they_serve():
     compiled = checked(lambda x, k: x[:k] * k, rng().normal(size=(6, 2)), 3)
     for rows, k in ((7, 3), (7, 5)):
@@ -438,6 +460,7 @@ def test_new_shapes_and_python_values_are_checked_before_they_serve():
     assert compiled.report.status == "compiled"
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_recompile_storm_hands_back_to_numpy():
     compiled = compile_numpy(lambda x, k: np.sum(x, axis=k) * 2, measure=False, dynamic=False)
     x = rng().normal(size=(1,) * 12 + (3,))
@@ -447,6 +470,7 @@ def test_recompile_storm_hands_back_to_numpy():
     assert compiled.report.status == "original"
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wrapper, "MAX_TEXTS", 1, raising=False)
     x = rng().random((20, 20))
@@ -464,6 +488,7 @@ def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.Monk
     assert len(compiled.reports) == 4
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_calls_in_ever_new_ways_are_numpys_in_the_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wrapper, "MAX_KINDS", 1, raising=False)
     compiled = compile_numpy(lambda arrays: np.exp(sum(arrays)), measure=False)
@@ -528,6 +553,7 @@ def test_settings_are_restored_and_subnormals_survive(threads):
     assert settings_now() == before
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_two_python_threads_get_right_answers_and_the_setting_back():
     before = torch.get_num_threads()
     compiled = compile_numpy(lambda x: np.exp(x).sum(axis=0), measure=False, threads=1)
@@ -551,6 +577,7 @@ def test_two_python_threads_get_right_answers_and_the_setting_back():
 # ---------------------------------------------------------------------------------------- decorator, report
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_decorator_forms_and_nesting():
     @compile_numpy
     def double(x):
@@ -571,6 +598,7 @@ def test_decorator_forms_and_nesting():
     assert "compiled" in repr(outer)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_methods_partials_and_ufuncs():
     class Model:
         @compile_numpy(measure=False)
@@ -596,6 +624,7 @@ def test_measured_report_has_figures():
 
 
 @pytest.mark.parametrize("gain", [1.1, 9.0])
+@pytest.mark.usefixtures("without_kernels")
 def test_no_speed_up_is_claimed_from_a_single_run(monkeypatch, gain):
     def slow(x):
         if not torch.compiler.is_compiling():
@@ -614,6 +643,7 @@ def test_no_speed_up_is_claimed_from_a_single_run(monkeypatch, gain):
     assert "one run each" in str(report)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_claimed_speed_up_has_at_least_three_rounds_and_an_interval():
     compiled = compile_numpy(lambda x: np.exp(x) * 2 + np.sqrt(x), measure_seconds=0)
     compiled(rng().random(50_000))
@@ -622,6 +652,7 @@ def test_a_claimed_speed_up_has_at_least_three_rounds_and_an_interval():
 
 
 @pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.usefixtures("without_kernels")
 def test_a_long_check_prints_one_line(monkeypatch, capsys, shown):
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     compiled = compile_numpy(lambda x: np.exp(x) * 3, measure=False, progress=shown)
@@ -632,6 +663,7 @@ def test_a_long_check_prints_one_line(monkeypatch, capsys, shown):
     assert all("compiling <lambda>(float64[3])" in line for line in lines)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_on_a_busy_machine_the_low_end_is_claimed(monkeypatch):
     waited = itertools.count()  # another second at every look
     monkeypatch.setattr(Waiting, "now", lambda: Waiting({"1": next(waited)}))

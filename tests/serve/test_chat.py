@@ -93,6 +93,7 @@ def test_a_key_is_sent() -> None:
             list(deltas(running.url, body, "wrong"))
 
 
+@pytest.mark.slow
 def test_the_command_serves_the_model_for_the_conversation() -> None:
     words = [sys.executable, "-m", "torchwright", "chat", "--max-tokens", "4"]
     ended = subprocess.run(words, input="Hello\n/exit\n", capture_output=True, text=True, timeout=120)

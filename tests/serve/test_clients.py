@@ -323,15 +323,16 @@ def test_the_engine_is_killed_under_load_and_comes_back(server: Command, http: h
     assert _metric(http, "engine_restarts_total") == 1
 
 
-def test_ctrl_c_drains_and_a_second_one_stops_at_once() -> None:
-    with command() as running:
-        body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", running.url + "/v1/completions", json=body, timeout=60) as response:
-            lines = response.iter_lines()
-            next(lines)
-            running.process.send_signal(signal.SIGINT)
-            assert list(lines)[-2:] == ["data: [DONE]", ""]
-        assert running.process.wait(20) == 0
+def test_what_the_engine_cannot_load_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port", "0", "--kv-memory", "1KiB"]) == 2
+    said = capsys.readouterr()
+    assert "1024 bytes for keys and values" in said.err
+    assert "advice     not one request of 1024 tokens fits: --kv-memory 3MiB" in said.out
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
     url = "/v1/completions"
     with command() as running, httpx.stream("POST", running.url + url, json=body, timeout=60) as response:
         lines = response.iter_lines()
@@ -342,11 +343,15 @@ def test_ctrl_c_drains_and_a_second_one_stops_at_once() -> None:
         assert running.process.wait(20) == 0
 
 
-def test_what_the_engine_cannot_load_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--port", "0", "--kv-memory", "1KiB"]) == 2
-    said = capsys.readouterr()
-    assert "1024 bytes for keys and values" in said.err
-    assert "advice     not one request of 1024 tokens fits: --kv-memory 3MiB" in said.out
+def test_ctrl_c_drains(server: Command, http: httpx.Client) -> None:
+    """The last test of the file, because it ends the server of the others."""
+    body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGINT)
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+    assert server.process.wait(20) == 0
 
 
 def _accepts(url: str) -> bool:

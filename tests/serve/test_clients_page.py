@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from http_support import CONTEXT, MODEL, Running, serving, wait_until
+from fake_engine import CONTEXT
+from http_support import MODEL, Running, serving, wait_until
 from picture_support import picture, write_folder
 
 from browser_support import DESKTOP, PHONE, Browser, chromium

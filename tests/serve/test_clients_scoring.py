@@ -170,6 +170,7 @@ def server(judge: tuple[Path, Path]) -> Iterator[Command]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_reward_model_judges_conversations_as_transformers_does(
     judge: tuple[Path, Path], server: Command
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_reward_model_judges_conversations_as_transformers_does(
     )  # its text is put between tokens once more
 
 
+@pytest.mark.slow
 def test_a_reward_model_is_probed_and_ranks(server: Command) -> None:
     assert httpx.get(server.url + "/health_generate", timeout=60).status_code == 200
     info = httpx.get(server.url + "/model_info").json()

@@ -122,6 +122,7 @@ def test_the_command_serves_such_an_artifact(artifact: Path, generator: Any) -> 
         assert too_long.status_code == 400
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_folder_that_transformers_runs(tmp_path: Path) -> None:
     folder = save(causal("GPT2", num_key_value_heads=4), tmp_path)
     assert preflight(find(str(folder)), EngineOptions()) is None

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import Running, Trouble, serving, wait_until
+from fake_engine import Trouble
+from http_support import Running, serving, wait_until
 
 from torchwright.serve.api_error import unavailable
 from torchwright.serve.folder import find

@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 import httpx
 import pytest
-from http_support import CONTEXT, MODEL, Running, Trouble, serving
+from fake_engine import CONTEXT, Trouble
+from http_support import MODEL, Running, serving
 
 
 @pytest.fixture(scope="module")

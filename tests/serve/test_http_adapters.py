@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from http_support import MODEL, Running, Trouble, command, error, serving, wait_until
+from fake_engine import Trouble
+from http_support import MODEL, Running, command, error, serving, wait_until
 
 from lora_files import write_adapter
 from torchwright import cli
@@ -210,6 +211,7 @@ def test_options_that_cannot_be_kept_are_refused(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_the_command_serves_adapters_from_the_start_and_later(tmp_path: Path) -> None:
     """The real engine: each name answers as `generate` does with its adapter, also while another is swapped."""
     folders = [write_adapter(BUNDLED, tmp_path / f"a{n}", seed=n, r=8, std=0.1) for n in range(3)]

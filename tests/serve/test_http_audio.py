@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from http_support import DIES, HUM, MODEL, NEVER, Running, serving, wait_until
+from fake_engine import DIES, HUM, NEVER
+from http_support import MODEL, Running, serving, wait_until
 
 from torchwright.serve.limits import Limits
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import MODEL, SLOW_SEED, Running, command, error, events, serving, wait_until
+from fake_engine import SLOW_SEED
+from http_support import MODEL, Running, command, error, events, serving, wait_until
 
 from torchwright.serve.limits import Limits
 
@@ -282,6 +283,7 @@ def test_a_model_that_writes_no_text_says_so() -> None:
             assert error(response)["code"] == "wrong_model_kind"
 
 
+@pytest.mark.slow
 def test_the_real_engine_scores_prompts_behind_a_cached_prefix() -> None:
     """With the bundled model: log-probabilities from the middle on are those of a whole scoring, and of completions."""
     with command() as real, httpx.Client(base_url=real.url, timeout=60) as http:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from http_support import DIES, LONG, MODEL, NEVER, Running, serving, wait_until
+from fake_engine import DIES, LONG, NEVER
+from http_support import MODEL, Running, serving, wait_until
 
 Image = pytest.importorskip("PIL.Image", reason="pictures are written with Pillow")
 

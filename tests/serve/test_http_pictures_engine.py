@@ -18,6 +18,8 @@ import vlms
 from torchwright.models.vision.question import question_about
 from torchwright.optimization.open_model import open_model
 
+pytestmark = pytest.mark.slow  # `test_engine_pictures` asks the same engine in its own process
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import CONTEXT, MODEL, Running, Trouble, error, events, serving, wait_until
+from fake_engine import CONTEXT, Trouble
+from http_support import MODEL, Running, error, events, serving, wait_until
 
 PROMPT = "The quick brown fox"
 

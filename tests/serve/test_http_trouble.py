@@ -18,18 +18,8 @@ from typing import Any
 import h11
 import httpx
 import pytest
-from http_support import (
-    LOADING,
-    MODEL,
-    NEVER,
-    Running,
-    Trouble,
-    error,
-    events,
-    fake_command,
-    serving,
-    wait_until,
-)
+from fake_engine import LOADING, NEVER, Trouble
+from http_support import MODEL, Running, error, events, fake_command, serving, wait_until
 
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.limits import Limits

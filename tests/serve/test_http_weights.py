@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import SLOW_SEED, Command, Running, Trouble, command, error, events, serving, wait_until
+from fake_engine import SLOW_SEED, Trouble
+from http_support import Command, Running, command, error, events, serving, wait_until
 from safetensors.torch import load_file, save_file
 
 from torchwright.workloads.language import BUNDLED
@@ -231,6 +232,7 @@ def scored(http: httpx.Client, ids: list[int], tokens: int) -> tuple[list[int], 
     return answer["output_ids"], [pair[0] for pair in answer["meta_info"]["output_token_logprobs"]]
 
 
+@pytest.mark.slow
 def test_answers_under_way_go_on_with_the_new_weights_bit_for_bit(real: tuple[Command, Path]) -> None:
     """Tokens after a change equal those of a server started with the new weights, given the tokens before it."""
     running, folder = real
@@ -272,6 +274,7 @@ def test_answers_under_way_go_on_with_the_new_weights_bit_for_bit(real: tuple[Co
             assert words in error(http.post(UPDATE, json={"model_path": folder_name}))["message"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_killed_reads_the_weights_again(real: tuple[Command, Path]) -> None:
     running, _ = real
     with httpx.Client(base_url=running.url, timeout=60) as http:

@@ -171,6 +171,7 @@ def test_a_drain_ends_what_runs_and_refuses_what_comes(peer: Peer) -> None:
     assert peer.process.wait(WAIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_shutdown_at_once_tells_every_request(peer: Peer) -> None:
     assert isinstance(peer.opened(), EngineReady)
     for name in "ab":
@@ -182,6 +183,7 @@ def test_a_shutdown_at_once_tells_every_request(peer: Peer) -> None:
     assert peer.process.wait(WAIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_noticed_by_its_exit(peer: Peer) -> None:
     assert isinstance(peer.opened(), EngineReady)
     peer.send(request("a", [5, 6], 900))
@@ -190,6 +192,7 @@ def test_a_killed_engine_is_noticed_by_its_exit(peer: Peer) -> None:
     assert peer.process.wait(WAIT_S) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the signal is Linux's")
 def test_the_engine_dies_with_its_parent(tmp_path: Path) -> None:
     """The parent is killed while the engine loads or waits; nothing stays behind."""
@@ -234,6 +237,7 @@ def opened(**options: Any) -> ServedDecoder | ServedEncoder:
     return open_served(EngineOptions(**options), cast(Any, Script()))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_said_before_the_end(tmp_path: Path) -> None:
     peer = Peer(tmp_path, quantize="w3")
     try:

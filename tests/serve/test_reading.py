@@ -14,7 +14,8 @@ import httpx
 import msgspec
 import pytest
 import tokenizers
-from http_support import CONTEXT, Running, serving, wait_until
+from fake_engine import CONTEXT
+from http_support import Running, serving, wait_until
 from pydantic import BaseModel, ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 

@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_family_is_served(folder: Path) -> None:
     with command(str(folder)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         (model,) = client.get("/v1/models").json()["data"]

@@ -227,7 +227,12 @@ def test_packed_training_is_that_of_each_document_by_itself(tmp_path: Path, atte
 
 @pytest.mark.parametrize(
     ("cp", "kv_heads"),
-    [(2, 2), (2, 1), pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)],
+    [
+        (2, 2),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(4, 4, marks=pytest.mark.slow),
+        pytest.param(4, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_packed_training_over_divided_sequences(tmp_path: Path, cp: int, kv_heads: int) -> None:
     """By exchanged heads, and in a ring where there are too few of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from typing import Any
@@ -100,8 +101,13 @@ def errors(way: str, chosen: int, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize(
+    ("chosen", "processes"),
+    [
+        pytest.param(*pair, marks=() if pair == (max(CHOSEN), 4) else pytest.mark.slow)
+        for pair in itertools.product(CHOSEN, (2, 4))
+    ],
+)
 def test_forward_and_gradients_are_those_of_one_process(processes: int, chosen: int) -> None:
     """In float64, to 1e-14 of each value's norm."""
     for found in on_processes(processes, errors, "all_to_all", chosen, torch.float64):

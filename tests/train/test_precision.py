@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -170,6 +171,10 @@ def test_gradients_are_near_those_of_bf16(tmp_path: Path, precision: str) -> Non
     assert not torch.equal(*grads)
 
 
+QUICK = (("float8_tensorwise", True), ("float8_rowwise", False))
+"""Two processes start for each."""
+
+
 def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[float]]:
     """Output and both gradients of a float8 layer, whose parts are of very different sizes."""
     torch.manual_seed(0)
@@ -200,8 +205,13 @@ def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[f
     return [tensor.float().flatten().tolist() for tensor in (y.detach(), x.grad, whole)]
 
 
-@pytest.mark.parametrize("columns", [True, False])
-@pytest.mark.parametrize("precision", get_args(Precision)[2:5])
+@pytest.mark.parametrize(
+    ("precision", "columns"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+        for pair in itertools.product(get_args(Precision)[2:5], (True, False))
+    ],
+)
 def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, columns: bool) -> None:
     """To the bit, but for the one product that is summed over processes, in bfloat16."""
     assert precision.startswith("float8")
@@ -219,7 +229,7 @@ def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, col
     "changes",
     [
         {"precision": "float8_rowwise", "recompute": "full"},
-        {"precision": "mxfp8", "recompute": "selective"},
+        pytest.param({"precision": "mxfp8", "recompute": "selective"}, marks=pytest.mark.slow),
         {"precision": "bf16", "recompute": "selective"},
     ],
     ids=lambda changes: "-".join(changes.values()),

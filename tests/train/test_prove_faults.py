@@ -162,7 +162,7 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "the optimizer moves otherwise with dp_replicate",
     ),
 }
-QUICK = ("own loads", "ring forgets", "means of micro-batches", "recomputed otherwise", "not rounded")
+QUICK = ("own loads", "ring forgets")
 
 
 def proof_of(fault: str, folder: Path, **changes: Any) -> Proof:

@@ -26,7 +26,10 @@ def run(**changes: Any) -> RecommenderRun:
     "given",
     [
         {"dlrm": DLRM, "embeddings": {"groups": 2, "sync_every": 8}},
-        {"two_tower": TWO_TOWER, "embeddings": {"groups": 2, "flipped": True, "optimizer": "adam"}},
+        pytest.param(
+            {"two_tower": TWO_TOWER, "embeddings": {"groups": 2, "flipped": True, "optimizer": "adam"}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["dlrm", "two towers"],
 )
@@ -51,7 +54,10 @@ def own_gradients() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("fault", "first", "likely"),
-    [(no_meeting, "step 2: table", "copies' mean"), (own_gradients, "step 1: dense", "dense gradients")],
+    [
+        (no_meeting, "step 2: table", "copies' mean"),
+        pytest.param(own_gradients, "step 1: dense", "dense gradients", marks=pytest.mark.slow),
+    ],
 )
 def test_a_fault_is_caught(fault: Around, first: str, likely: str) -> None:
     proof = prove("run.toml", run(dlrm=DLRM, embeddings={"groups": 2, "sync_every": 2}), 2, fault)

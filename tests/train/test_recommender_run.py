@@ -68,6 +68,7 @@ def test_copies_that_meet_rarely_resume_bit_for_bit(tmp_path: Path, four: Path) 
         train_recommender(again, live=False)
 
 
+@pytest.mark.slow
 def test_the_report_has_drift_and_plan(four: Path) -> None:
     report = json.loads((four.parent / "out" / "report.json").read_text())
     assert report["steps"] == 6

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from in_process import trials_in_process
+from in_process import InProcessRunner, trials_in_process
 from torchwright.core.errors import TrainingMode
+from torchwright.exporter.verification import verify as verifier
 from torchwright.report import html
 from torchwright.workloads.training_mode import training_modules, training_notice
 
@@ -123,7 +124,8 @@ def test_a_search_of_a_model_in_eval_mode_says_nothing(monkeypatch: pytest.Monke
     assert "training mode" not in str(result)
 
 
-def test_an_export_warns_and_writes_the_eval_copy(tmp_path: Path) -> None:
+def test_an_export_warns_and_writes_the_eval_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "Runner", InProcessRunner)
     model = net()
     with pytest.warns(TrainingMode, match="in training mode"):
         made = tw.export(model, (X,), to="pt2", out=tmp_path / "out")

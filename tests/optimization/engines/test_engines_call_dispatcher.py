@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from engine_calls import Calls, Picture, call_of, dispatcher_of, mlp
+from engine_calls import FORMS, Calls, Picture, call_of, dispatcher_of, mlp
 from torchwright.core.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.optimization.engines.compiled.program import FreeSizes
 from torchwright.optimization.engines.dispatch import call_dispatcher as dispatcher_module
@@ -45,9 +45,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("packages")
 
 
-@pytest.fixture(scope="module")
-def picture(packages: Path) -> CallDispatcher:
-    return dispatcher_of(Picture(), torch.randn(2, 3, 8, 6), torch.randn(5), to=packages / "picture.pt2")
+@pytest.fixture(scope="module", params=FORMS)
+def picture(request: pytest.FixtureRequest, packages: Path) -> CallDispatcher:
+    to = packages / "picture.pt2" if request.param == "package" else None
+    return dispatcher_of(Picture(), torch.randn(2, 3, 8, 6), torch.randn(5), to=to)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +57,10 @@ def dense() -> CallDispatcher:
     return dispatcher_of(mlp(), torch.randn(4, 16))
 
 
-@pytest.fixture(scope="module")
-def changing(packages: Path) -> CallDispatcher:
-    return dispatcher_of(Added(), torch.randn(4, 6), torch.randn(4, 6), to=packages / "changing.pt2")
+@pytest.fixture(scope="module", params=FORMS)
+def changing(request: pytest.FixtureRequest, packages: Path) -> CallDispatcher:
+    to = packages / "changing.pt2" if request.param == "package" else None
+    return dispatcher_of(Added(), torch.randn(4, 6), torch.randn(4, 6), to=to)
 
 
 def same(found: Any, wanted: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine_calls import Calls, call_of, dispatcher_of, mlp
+from engine_calls import FORMS, Calls, call_of, dispatcher_of, mlp
 from torchwright.core.errors import TorchwrightError
 from torchwright.optimization.engines.compiled.program import FreeSizes
 from torchwright.optimization.engines.dispatch import opaque
@@ -28,9 +28,9 @@ IN_PIECES = {"batched": (0,), "pieces": True}
 compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> CallDispatcher:
-    to = tmp_path_factory.mktemp("module") / "mlp.pt2"
+@pytest.fixture(scope="module", params=FORMS)
+def dispatcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CallDispatcher:
+    to = tmp_path_factory.mktemp("module") / "mlp.pt2" if request.param == "package" else None
     return dispatcher_of(mlp(), torch.randn(4, 16), to=to, takes=IN_PIECES)
 
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from in_process import InProcessTrial
 from torchwright.core.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
 from torchwright.hardware.devices.allocator import retain_fault
@@ -109,8 +110,9 @@ def wait_until_gone(pid: int) -> bool:
 
 
 forks = pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+# A fork server imports for 7 s of processor time, so the plain run has few of them.
 forked_or_not = pytest.mark.parametrize(
-    "fork", [False, pytest.param(True, marks=forks)], ids=["started", "forked"]
+    "fork", [False, pytest.param(True, marks=[forks, pytest.mark.slow])], ids=["started", "forked"]
 )
 
 # ------------------------------------------------------------------------------------- how trials end
@@ -124,7 +126,7 @@ forked_or_not = pytest.mark.parametrize(
         pytest.param(fault, "crashed (SIGSEGV)", False, marks=pytest.mark.slow),
         pytest.param(leave, "ended with exit code 7", True, marks=[forks, pytest.mark.slow]),
         pytest.param(kill, "killed (signal 9): most likely out of memory", False, marks=pytest.mark.slow),
-        pytest.param(fault, "crashed (SIGSEGV)", True, marks=forks),
+        pytest.param(fault, "crashed (SIGSEGV)", True, marks=[forks, pytest.mark.slow]),
     ],
 )
 def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, reason: str, fork: bool):
@@ -193,7 +195,7 @@ class Unpacked:
     ("deed", "reason"),
     [
         (fail, "ValueError: no such luck"),
-        (leave, "the process that trials are forked from has ended"),
+        pytest.param(leave, "the process that trials are forked from has ended", marks=pytest.mark.slow),
         pytest.param(hang, "not done after 8 s, the time that was left", marks=pytest.mark.slow),
     ],
 )
@@ -307,6 +309,7 @@ class Large(nn.Module):
         return torch.full((16 << 20,), 2.0)[: x.numel()].view_as(x) * x
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(retain_fault() is not None, reason=str(retain_fault()))
 def test_fresh_pages_are_counted_and_memory_that_stays_has_none(tmp_path: Path):
     seconds = {}
@@ -371,7 +374,7 @@ def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Pat
     step = Step(name="compile", options={"engine": "jit"})
     with (
         context(Doubtful(), tmp_path) as shared,
-        TrialProcess(shared) as process,
+        InProcessTrial(shared) as process,
         pytest.raises(RefusedTechnique, match=r"compiled nothing of it: Unsupported Tensor\.item"),
     ):
         process.ask("prepare", steps=(step,))

@@ -437,6 +437,7 @@ CALLERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["result", "loaded", "original"])
 @pytest.mark.parametrize("how", CALLERS)
 def test_rows_that_export_holds_fast_are_answered_in_pieces(result: Any, who: str, how: str):
@@ -450,6 +451,7 @@ def test_rows_that_export_holds_fast_are_answered_in_pieces(result: Any, who: st
                 torch.testing.assert_close(found["y"], wanted["y"].detach(), **CLOSE)
 
 
+@pytest.mark.slow
 def test_what_is_left_the_original_answers_where_it_is_given(result: Any):
     x = torch.randn(4, 16)
     for who in ("result", "original"):

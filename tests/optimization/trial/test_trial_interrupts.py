@@ -165,6 +165,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_trials_and_compilations_end_with_a_process_that_is_killed(tmp_path: Path):
     words = [sys.executable, "-c", PARENT, str(tmp_path), str(Path(__file__).parent)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
