@@ -113,6 +113,7 @@ def test_verbs_of_other_tools_name_ours(verb: str, capsys: pytest.CaptureFixture
     assert f"No such command '{verb}': " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_go_with_the_next_line(
     url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
