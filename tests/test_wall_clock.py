@@ -12,6 +12,8 @@ ALLOWED = {
     "serve/http/service.py": "`created` of an answer",
     "serve/http/scoring.py": "`created` of an answer",
     "serve/http/painting.py": "`created` of an answer",
+    "serve/fleet/status.py": "a time of day in a gateway's form",
+    "map/output.py": "the age of files that killed runs left",
     "serve/http/about.py": "a time of day in a gateway's form",
     "serve/openai/response_answer.py": "`completed_at` of an answer",
     "serve/openai/answers.py": "`created` of an answer",

@@ -509,7 +509,7 @@ def test_fast_functions_are_not_compiled():
 
 
 def test_a_fast_function_whose_first_call_was_slow_is_not_compiled():
-    waits = [0.02]
+    waits = [0.001]
 
     def disturbed(x: np.ndarray) -> np.ndarray:
         if waits:

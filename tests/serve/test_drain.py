@@ -6,7 +6,8 @@ import signal
 
 import httpx
 import pytest
-from http_support import Running, Trouble, serving, wait_until
+from fake_engine import Trouble
+from http_support import Running, serving, wait_until
 
 from torchwright.core.errors import WorkloadError
 from torchwright.serve.options import MOST_DRAIN_SECONDS, ServerOptions

@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch import nn
 
-from in_process import InProcessTrial
 from torchwright.core.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
 from torchwright.hardware.devices.allocator import retain_fault
@@ -374,7 +373,7 @@ def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Pat
     step = Step(name="compile", options={"engine": "jit"})
     with (
         context(Doubtful(), tmp_path) as shared,
-        InProcessTrial(shared) as process,
+        TrialProcess(shared) as process,  # what other tests compiled in this process is known there
         pytest.raises(RefusedTechnique, match=r"compiled nothing of it: Unsupported Tensor\.item"),
     ):
         process.ask("prepare", steps=(step,))
