@@ -73,6 +73,8 @@ class World:
     """Share of a recipe's n-th turn in which others ran."""
     repeats: Callable[[frozenset[str]], int] = lambda names: 1
     """How often a pass of a recipe makes the call."""
+    sampled: Load = field(default_factory=lambda: Load(running=0, cores=2))
+    """What other programs want of the cores."""
     seconds: float = 0.01
     """Of the original's call."""
     parts: dict[str, float] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class World:
             deadline=self.now + self.budget.time_seconds,
             clock=lambda: self.now,
             load=lambda: self.load,
-            sampled_load=lambda: Load(running=0, cores=2),
+            sampled_load=lambda: self.sampled,
         )
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
         return run(self.searching)

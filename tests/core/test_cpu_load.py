@@ -94,6 +94,12 @@ def test_a_reading_in_words() -> None:
     limited = Load(cores=1, quota=0.5, running=0.1)
     assert (str(limited), limited.busy, limited.threads) == ("load 0.1 on 1 core, CPU quota 0.5", False, 1)
     assert Load(cores=2, running=0.9).busy, "one neighbour halves a region of two threads"
+    assert [Load(cores=2, running=running).crowded for running in (0, 0.9, 2, 24)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert [Load(cores=2, running=running).slowdown for running in (0, 1, 23)] == [1.0, 1.0, 12.0]
     assert Load(cores=2, running=0, quota=0.25).slowdown == 4.0
 

@@ -66,6 +66,11 @@ class Load:
         return self.running >= BUSY_SHARE * self.cores
 
     @property
+    def crowded(self) -> bool:
+        """Check whether others want every core: also turns that wait for none share caches and memory with them."""
+        return self.running >= self.cores
+
+    @property
     def trouble(self) -> str | None:
         """The load in words where the machine is busy: "machine busy (load 20 on 2 cores)"."""
         return f"machine busy ({self})" if self.busy else None

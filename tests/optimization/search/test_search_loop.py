@@ -10,6 +10,7 @@ import pytest
 
 from search_techniques import Half
 from search_world import Process, World, fake_world, lossy, names, product, row, rows, step, tried
+from torchwright.core.cpu_load import Load
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Budget, Step, to_json
 from torchwright.optimization.techniques.base import from_step
@@ -81,6 +82,19 @@ def test_on_a_busy_machine_the_low_end_is_claimed(world: World):
     assert outcome.speedup.busy
     assert 1.0 < outcome.speedup.value == outcome.speedup.low < outcome.speedup.high
     assert str(outcome.speedup).endswith("measured on a busy machine")
+
+
+def test_where_others_want_every_core_the_low_end_is_claimed(world: World):
+    """Turns that waited for no core still shared caches and memory with them."""
+
+    def later(names: frozenset[str], turn: int) -> float:
+        world.sampled = Load(running=24.0, cores=2)  # they come when the threads have been chosen
+        return 1.0 + 0.1 * (turn % 5)
+
+    world.gain, world.later = product(fold=2.0), later
+    outcome = world.ship(step("fold"))
+    assert outcome.speedup.busy
+    assert outcome.speedup.value == outcome.speedup.low
 
 
 def test_each_contestant_begins_as_many_rounds_as_the_others(world: World, monkeypatch):

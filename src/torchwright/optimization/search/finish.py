@@ -382,7 +382,7 @@ def _over_processes(search: Search, form: ShippingAttempt, candidate: Candidate,
     found.sort(key=lambda each: each[0].value)
     middle, candidate.turns, search.baseline.turns = found[(len(found) - 1) // 2]
     low, high = min(each.low for each, *_ in found), max(each.high for each, *_ in found)
-    busy = any(each.busy for each, *_ in found)
+    busy = any(each.busy for each, *_ in found) or search.context.sampled_load().crowded
     spanning = replace(middle, low=low, high=high, busy=False)
     return spanning.on_busy_machine() if busy else spanning
 
