@@ -74,7 +74,7 @@ class World:
     repeats: Callable[[frozenset[str]], int] = lambda names: 1
     """How often a pass of a recipe makes the call."""
     sampled: Load = field(default_factory=lambda: Load(running=0, cores=2))
-    """What other programs want of the cores."""
+    """The load of other programs."""
     seconds: float = 0.01
     """Of the original's call."""
     parts: dict[str, float] = field(default_factory=dict)

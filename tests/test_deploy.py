@@ -1,4 +1,4 @@
-"""What deploy/ says, held against the commands, paths and metrics that there are; nothing is deployed.
+"""The files of deploy/, compared with the commands, paths and metrics that there are; nothing is deployed.
 
 Manifests go through Helm and Kubernetes' own schemas where these are installed (helm or helm-python-sdk, and
 kubernetes-validate), Slurm scripts run with a Slurm of shell scripts, and the image's steps in a virtual environment.
@@ -160,7 +160,7 @@ def commands_in(path: Path) -> Iterator[list[str]]:
 
 
 VARIABLE = re.compile(r"\$\w+|\$\{[^}]*\}")
-"""What the shell puts something in the place of: 1, in a test."""
+"""An expansion of the shell's, which is 1 in a test."""
 
 
 def parse(words: list[str]) -> None:

@@ -28,11 +28,11 @@ from benchmarks.harness import run
 from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.draft import load_draft
+from torchwright.optimization.decode_bench import Sizes
 from torchwright.serve.engine.draft_bench import (
     LOOKED_UP,
     PLAIN,
     Served,
-    Sizes,
     contenders,
     cut,
     in_rounds,

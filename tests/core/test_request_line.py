@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchwright.core.request_line import RequestEntry, read_entry, read_line
 
 PRINTED = st.text(st.characters(exclude_categories=("C", "Z")), max_size=60)
-"""What `one_line` leaves of a client's text, without spaces."""
+"""A client's text behind `one_line`, without spaces."""
 
 
 def entry(**changes: object) -> RequestEntry:

@@ -74,7 +74,7 @@ SLOW_SEED = 94
 
 
 class Trouble(enum.IntEnum):
-    """What a request's priority asks of the fake engine."""
+    """A fault that a request asks of the fake engine by its priority."""
 
     FULL = 91
     DIE = 92

@@ -172,7 +172,10 @@ def gone(pids: list[int]) -> None:
 
 @contextlib.contextmanager
 def fleet(*arguments: str, key: str | None = None, kv: str | None = "64MiB") -> Iterator[RunningFleet]:
-    """A fleet on free ports, ready; killed with the block, and nothing may be left of it. `key` may be several."""
+    """Start a fleet on free ports and yield it ready; kill it with the block, and check that nothing is left.
+
+    `key` may be several.
+    """
     if importlib.util.find_spec("smg") is None:
         pytest.skip("smg is not installed")
     program = "import sys; from torchwright.cli import main; sys.exit(main())"

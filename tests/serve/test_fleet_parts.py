@@ -1,4 +1,4 @@
-"""What a fleet is put together from: places, cores, figures, the gateway's options, and what is refused beforehand."""
+"""The parts of a fleet: places, cores, figures, the gateway's options, and what is refused beforehand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from torchwright import cli
 from torchwright.core.errors import TorchwrightError, WorkloadError
+from torchwright.core.process.waited import how_it_ended
 from torchwright.serve.fleet import command as room
-from torchwright.serve.fleet.child import Child, how_it_ended
+from torchwright.serve.fleet.child import Child
 from torchwright.serve.fleet.cores import divide, on_cores
 from torchwright.serve.fleet.fleet import Lines
 from torchwright.serve.fleet.gateway import GatewayOptions, arguments

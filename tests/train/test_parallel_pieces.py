@@ -275,7 +275,7 @@ def compiled(sources: dict[str, str]) -> float:
     mesh, gradients = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"], []
     if (
         dist.get_rank() >= 2
-    ):  # two processes compute all of it, and a compiler's start takes two seconds of each
+    ):  # two processes compute all of it, and each spends two seconds on starting a compiler
         return 0.0
     for follow in (torch.sin, torch.compile(torch.sin, backend="aot_eager")):
         divided = Transformer(config)

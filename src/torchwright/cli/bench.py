@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from torchwright.cli.failures import packages_of
 from torchwright.cli.options import (
     decoder_options,
     device_option,
@@ -16,7 +17,6 @@ from torchwright.cli.options import (
     trust_option,
 )
 from torchwright.cli.printing import console, print_result
-from torchwright.cli.serve import serve_packages
 from torchwright.core.process.interrupts import importing
 
 
@@ -60,7 +60,7 @@ def _bench(
             from torchwright.optimization import api
 
         return api.bench(model, device=device, **options)
-    with serve_packages():
+    with packages_of("serve", "the server's packages"):
         from torchwright.serve.engine.draft_bench import bench_draft
 
     return bench_draft(model, draft, eval_text=eval_text, **options)

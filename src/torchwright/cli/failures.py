@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from signal import SIGINT
 from typing import Any
 
@@ -121,3 +121,17 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # standard output is not a file, as in a test
         return
+
+
+@contextlib.contextmanager
+def packages_of(extra: str, packages: str) -> Generator[None, None, None]:
+    """Around imports of a verb's parts: a missing package is an error that names the extra which brings it."""
+    try:
+        with interrupts.importing():
+            yield
+    except ModuleNotFoundError as error:
+        raise TorchwrightError(
+            f"{packages} are not installed",
+            found=str(error),
+            next=f"`pip install 'torchwright[{extra}]'`",
+        ) from error

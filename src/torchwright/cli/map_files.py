@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.cli.failures import packages_of
 from torchwright.cli.options import (
     adapter_option,
     byte_count,
@@ -20,8 +20,7 @@ from torchwright.cli.options import (
     trust_option,
 )
 from torchwright.cli.printing import print_json, say
-from torchwright.core.errors import TorchwrightError, WorkloadError
-from torchwright.core.process.interrupts import importing
+from torchwright.core.errors import WorkloadError
 from torchwright.map.options import TASKS, MapOptions, ModelOptions, TaskOptions
 
 if TYPE_CHECKING:
@@ -45,20 +44,6 @@ class Shard(click.ParamType[tuple[int, int]]):
         if not (slash and place.isdigit() and count.isdigit() and int(place) < int(count)):
             self.fail(f"{value} is not I/N with I from 0 to N - 1, such as 0/4.", param, ctx)
         return int(place), int(count)
-
-
-def _room() -> ModuleType:
-    """The room of `map`, whose packages are an extra."""
-    try:
-        with importing():
-            from torchwright.map import run
-    except ModuleNotFoundError as error:
-        raise TorchwrightError(
-            "the packages of `torchwright map` are not installed",
-            found=str(error),
-            next="pip install 'torchwright[map]'",
-        ) from error
-    return run
 
 
 @click.command("map")
@@ -200,7 +185,8 @@ def command(
     The same command again computes only what is missing. Exit code 2 if no row was answered.
     """
     options = _options(model, inputs, openai, given)
-    room = _room()
+    with packages_of("map", "the packages of `torchwright map`"):
+        from torchwright.map import run as room
     with _progress(quiet or as_json) as progress:
         try:
             found = room.run(

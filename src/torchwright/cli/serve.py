@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from torchwright.cli.failures import packages_of
 from torchwright.cli.options import (
     byte_count,
     decoder_options,
@@ -20,8 +19,8 @@ from torchwright.cli.options import (
     vision_option,
 )
 from torchwright.cli.printing import say
-from torchwright.core.errors import TorchwrightError, WorkloadError
-from torchwright.core.process.interrupts import end_command, importing
+from torchwright.core.errors import WorkloadError
+from torchwright.core.process.interrupts import end_command
 from torchwright.serve.fleet.options import METRICS_PORT, POLICIES, FleetOptions, Replicas
 from torchwright.serve.options import MOST_DRAIN_SECONDS, EngineOptions, ServerOptions
 
@@ -38,20 +37,6 @@ GATEWAY = (
     "wait_ready",
 )
 """Options that also mean something where the servers run elsewhere."""
-
-
-@contextmanager
-def serve_packages() -> Generator[None, None, None]:
-    """Around imports of the server's parts, whose packages are an extra."""
-    try:
-        with importing():
-            yield
-    except ModuleNotFoundError as error:
-        raise TorchwrightError(
-            "the server's packages are not installed",
-            found=str(error),
-            next="`pip install 'torchwright[serve]'`",
-        ) from error
 
 
 @click.command("serve")
@@ -260,7 +245,7 @@ def command(context: click.Context, model: str | None, revision: str | None, **o
     from torchwright.hub.folder import at_revision
 
     fleet = _fleet(context, options)
-    with serve_packages():
+    with packages_of("serve", "the server's packages"):
         from torchwright.serve import command as room
 
         if fleet is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from torchwright.core import system
 from torchwright.core.cpu_load import affinity
 from torchwright.core.errors import TorchwrightError, WorkloadError
+from torchwright.core.process.waited import how_it_ended
 from torchwright.map.compute import Computed, OutputForm
 from torchwright.map.plan import Part
 from torchwright.map.tasks.base import TaskSpec
@@ -28,7 +30,7 @@ LOG_BYTES = 4000
 
 
 class WorkerDied(TorchwrightError):
-    """A worker that crashed, or that the system killed for want of memory."""
+    """A worker that crashed, or that the system killed when memory ran out."""
 
     exit_code = 1
 
@@ -223,6 +225,6 @@ def shared_out(workers: int | None, threads: int | None, measured: int | None) -
 
 
 def _cause(code: int) -> str:
-    if code == -9:
-        return "killed by the system, most likely for want of memory"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGKILL:
+        return "killed by the system: most likely out of memory"
+    return how_it_ended(code)

@@ -61,7 +61,7 @@ class Summary:
     """True if all parts are there and the answers are whole."""
     rejected_file: str | None = None
     first_reason: str = ""
-    """Why the first row that was rejected in this run has no answer."""
+    """The reason for which the first row of this run was rejected."""
 
 
 class Progress(Protocol):

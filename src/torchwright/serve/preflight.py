@@ -103,8 +103,8 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     else:
         weights, parameters = _weights(target, scheme, plain)
     token_bytes = _token_bytes(target, config, kv)
-    for draft_weights, draft_token in _draft(config, options, scheme, kv, token_bytes):
-        weights, token_bytes = weights + draft_weights, token_bytes + draft_token
+    draft_weights, draft_token = _draft(config, options, scheme, kv, token_bytes)
+    weights, token_bytes = weights + draft_weights, token_bytes + draft_token
     longest = longest_context(described, config.integer("max_position_embeddings"))
     check_context(options.max_context, longest)
     context = min(longest, options.max_context or longest)
@@ -258,17 +258,18 @@ def _quantized_weights(
 
 def _draft(
     config: Fields, options: EngineOptions, scheme: Scheme | None, kv: str, token_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """Yield the bytes of a draft's weights, and of its keys and values of a token; nothing without a draft."""
+) -> tuple[int, int]:
+    """(bytes of a draft's weights, of its keys and values of a token); `token_bytes` are the model's own."""
+    if options.draft is None:
+        return 0, 0
     if options.draft == MTP:  # one more layer, whose tensors are in the model's own files
-        yield 0, token_bytes // config.integer("num_hidden_layers")
-    elif options.draft is not None:
-        folder = resolve(options.draft)
-        described = read_config(folder)
-        layers = Fields(folder / "config.json", described).section("transformer_layer_config")
-        fields = layers if layers.data else Fields(folder / "config.json", described)
-        draft = ServeTarget(name="draft", folder=folder)
-        yield _weights(draft, scheme, _plain(options))[0], _token_bytes(draft, fields, kv)
+        return 0, token_bytes // config.integer("num_hidden_layers")
+    folder = resolve(options.draft)
+    described = Fields(folder / "config.json", read_config(folder))
+    layer = described.section("transformer_layer_config")  # of heads in speculators' layout
+    draft = ServeTarget(name="draft", folder=folder)
+    fields = layer if layer.data else described
+    return _weights(draft, scheme, _plain(options))[0], _token_bytes(draft, fields, kv)
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

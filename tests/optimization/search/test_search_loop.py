@@ -10,7 +10,6 @@ import pytest
 
 from search_techniques import Half
 from search_world import Process, World, fake_world, lossy, names, product, row, rows, step, tried
-from torchwright.core.cpu_load import Load
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Budget, Step, to_json
 from torchwright.optimization.techniques.base import from_step
@@ -62,39 +61,6 @@ def test_one_stalled_turn_does_not_discard_a_gain(world: World):
     outcome = world.search(step("fold"))
     assert row(outcome, "fold").status == "kept"
     assert row(outcome, "fold").speedup.low == pytest.approx(2.0)
-
-
-def test_rounds_in_which_others_ran_are_made_up_for(world: World):
-    # Others take nine tenths of the candidate's time in more rounds than any median can bear.
-    world.gain = product(fold=2.0)
-    world.later = lambda names, turn: 10.0 if "fold" in names and turn % 3 else 1.0
-    world.waited = lambda names, turn: 0.9 if "fold" in names and turn % 3 else 0.0
-    found = row(world.search(step("fold")), "fold")
-    assert (found.status, found.speedup.busy) == ("kept", False)
-    assert found.speedup.value == pytest.approx(2.0)
-
-
-def test_on_a_busy_machine_the_low_end_is_claimed(world: World):
-    world.gain = product(fold=2.0)
-    world.later = lambda names, turn: 1.0 + 0.1 * (turn % 5)
-    world.waited = lambda names, turn: 0.5
-    outcome = world.ship(step("fold"))
-    assert outcome.speedup.busy
-    assert 1.0 < outcome.speedup.value == outcome.speedup.low < outcome.speedup.high
-    assert str(outcome.speedup).endswith("measured on a busy machine")
-
-
-def test_where_others_want_every_core_the_low_end_is_claimed(world: World):
-    """Turns that waited for no core still shared caches and memory with them."""
-
-    def later(names: frozenset[str], turn: int) -> float:
-        world.sampled = Load(running=24.0, cores=2)  # they come when the threads have been chosen
-        return 1.0 + 0.1 * (turn % 5)
-
-    world.gain, world.later = product(fold=2.0), later
-    outcome = world.ship(step("fold"))
-    assert outcome.speedup.busy
-    assert outcome.speedup.value == outcome.speedup.low
 
 
 def test_each_contestant_begins_as_many_rounds_as_the_others(world: World, monkeypatch):

@@ -24,7 +24,7 @@ LIMIT = 200
 
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four fresh processes for each program left: answers, dumps. A server that has torch already forks them.
+    """Answers and dumps of four fresh processes for each program. A server that has torch already forks them.
 
     Of the programs that hang, those run whose tests do.
     """

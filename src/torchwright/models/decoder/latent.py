@@ -17,6 +17,7 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.pages import LayerPages
 from torchwright.models.decoder.rotary_cache import RotaryAngles
+from torchwright.models.decoder.shared import halves
 
 EPS = 1e-6
 """Added under the root in norms of latent vectors; transformers does not read it from config.json."""
@@ -92,5 +93,5 @@ class LatentAttention(nn.Module):
         return self.query(ops.rms_norm(self.query_in(x_TE), self.query_norm, EPS))
 
     def _halves(self, x: torch.Tensor) -> torch.Tensor:
-        """The dimensions that turn, with the first of each pair first."""
-        return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if self.sizes.interleaved else x
+        """Return the dimensions that turn as kernels take them."""
+        return halves(x) if self.sizes.interleaved else x

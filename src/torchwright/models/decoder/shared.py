@@ -28,6 +28,11 @@ def route(
     return share_TX, expert_TC, share_TX.gather(-1, expert_TC)
 
 
+def halves(x: torch.Tensor) -> torch.Tensor:
+    """Return dimensions that turn in adjacent pairs with the first of each pair first."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+
 def shape_logits(config: DecoderConfig, logits: torch.Tensor) -> torch.Tensor:
     """Scale and cap the output layer's numbers."""
     if config.logit_scale != 1:

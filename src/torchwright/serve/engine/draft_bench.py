@@ -19,6 +19,7 @@ from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
+from torchwright.optimization.decode_bench import Sizes
 from torchwright.optimization.open_model import open_model
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize
@@ -46,15 +47,6 @@ class Served:
     accepted: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of one round's requests."""
-
-    batch: int = 1
-    prompt_tokens: int = 64
-    new_tokens: int = 128
-
-
 def bench_draft(
     model: str,
     draft: str,
@@ -67,19 +59,23 @@ def bench_draft(
     rounds: int = ROUNDS,
     **sizes: int | None,
 ) -> dict[str, Any]:
-    """Time a served language model with a draft and without; `sizes` are the fields of `Sizes`.
+    """Time a served language model with a draft and without; `sizes` are those of `decode_bench.Sizes`.
 
     Prompts are pieces of `eval_text`, or of the bundled text. Raises what `load_draft` does, and `WorkloadError` for a
-    text of fewer tokens than one prompt.
+    text of fewer tokens than one prompt and for sizes beyond the model's context.
     """
-    asked = Sizes(**{name: size for name, size in sizes.items() if size is not None})
+    asked = Sizes.of(**sizes)
     loaded = open_model(model, quantize=quantize, kv=kv, dtype=dtype, device="cpu", trust=trust).model
     if not isinstance(loaded, LoadedPagedModel):
         raise ModelError(
             f"--draft {draft}", found="a model without pages of keys and values, which takes no draft"
         )
     drafted = load_draft(draft, loaded, quantize)
-    engines = contenders(loaded, drafted, asked)
+    if asked.prompt_tokens + asked.new_tokens > loaded.config.context:
+        raise WorkloadError(
+            f"{asked.prompt_tokens} prompt tokens and {asked.new_tokens} new ones exceed the model's context",
+            allowed=f"{loaded.config.context} tokens together",
+        )
     text = own_text(eval_text)
     prompts = cut(loaded.encode(read_texts(text).evaluation), asked.prompt_tokens)
     if not prompts:
@@ -88,7 +84,7 @@ def bench_draft(
             allowed=f"at least one prompt of {asked.prompt_tokens} tokens",
             next="pass a longer --eval-text FILE, or fewer --prompt-tokens",
         )
-    rows: list[dict[str, Any]] = []
+    engines, rows = contenders(loaded, drafted, asked), list[dict[str, Any]]()
     try:
         for temperature in TEMPERATURES:
             found = in_rounds(engines, prompts, asked, temperature, rounds)
@@ -116,11 +112,6 @@ def cut(ids: Sequence[int], tokens: int) -> list[list[int]]:
 def contenders(loaded: LoadedPagedModel, draft: Draft, sizes: Sizes) -> dict[str, ServingEngine]:
     """Engines over one decoder, by what proposes in them."""
     need = sizes.prompt_tokens + sizes.new_tokens
-    if need > loaded.config.context:
-        raise WorkloadError(
-            f"{sizes.prompt_tokens} prompt tokens and {sizes.new_tokens} new ones exceed the model's context",
-            allowed=f"{loaded.config.context} tokens together",
-        )
     pages = sizes.batch * (-(-(need + AHEAD) // PAGE)) + PAGE
     copies = sizes.batch * PAGE if loaded.config.state_shapes else 0
     found: dict[str, ServingEngine] = {}

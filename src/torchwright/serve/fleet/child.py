@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchwright.core import system
+from torchwright.core.process.waited import exit_code
 from torchwright.serve.log import one_line
 
 Relay = Callable[[str, str], None]
@@ -71,22 +70,11 @@ class Child:
 
     async def ended(self) -> int:
         """Return the exit code once the process has ended and its last line was passed on; end what it has started."""
-        loop = asyncio.get_running_loop()
-        code: asyncio.Future[int] = loop.create_future()
+        return await exit_code(self.process, thread=f"wait {self.name}", finish=self._finish)
 
-        def tell(found: int) -> None:
-            if not code.done():
-                code.set_result(found)
-
-        def wait() -> None:
-            found = self.process.wait()
-            self.kill()
-            self._reading.join(LAST_LINES_SECONDS)
-            with contextlib.suppress(RuntimeError):  # the loop has ended before
-                loop.call_soon_threadsafe(tell, found)
-
-        threading.Thread(target=wait, name=f"wait {self.name}", daemon=True).start()
-        return await code
+    def _finish(self) -> None:
+        self.kill()
+        self._reading.join(LAST_LINES_SECONDS)
 
     def ask_to_end(self) -> None:
         self.process.terminate()
@@ -94,11 +82,6 @@ class Child:
     def kill(self) -> None:
         """End it and what it has started."""
         system.kill_all(self.process)
-
-
-def how_it_ended(code: int) -> str:
-    """Return an exit code of Python's in words."""
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 def _read(name: str, process: subprocess.Popen[bytes], relay: Relay) -> None:

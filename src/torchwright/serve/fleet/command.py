@@ -18,8 +18,8 @@ from torchwright.serve.descriptors import raise_limit
 from torchwright.serve.fleet.cores import divide, usable
 from torchwright.serve.fleet.fleet import Fleet, Lines
 from torchwright.serve.fleet.gateway import Gateway, GatewayOptions
-from torchwright.serve.fleet.options import FleetOptions
-from torchwright.serve.fleet.replicas import LOOPBACK, Replica
+from torchwright.serve.fleet.options import LOOPBACK, FleetOptions
+from torchwright.serve.fleet.replicas import Replica
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import KV_SHARE, ServerOptions

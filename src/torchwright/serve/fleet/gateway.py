@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -17,16 +16,9 @@ from pathlib import Path
 
 from torchwright.core.process import folders
 from torchwright.serve.fleet.asking import Answer, ask
-from torchwright.serve.fleet.child import Child, Relay, how_it_ended
-from torchwright.serve.fleet.options import Policy
-from torchwright.serve.fleet.replicas import (
-    BACKOFF_SECONDS,
-    EARLY_ENDS,
-    EARLY_SECONDS,
-    LOOPBACK,
-)
-
-log = logging.getLogger("torchwright.serve")
+from torchwright.serve.fleet.child import Child, Relay
+from torchwright.serve.fleet.kept_alive import KeptAlive
+from torchwright.serve.fleet.options import LOOPBACK, Policy
 
 RETRIES = 5
 """Tries of a request that no replica has begun to answer."""
@@ -73,20 +65,15 @@ class GatewayOptions:
     model: str
 
 
-class Gateway:
+class Gateway(KeptAlive):
     """The gateway over all of its processes' lives."""
 
     def __init__(self, options: GatewayOptions, *, relay: Relay, changed: asyncio.Event) -> None:
         """`changed` is set whenever `ready` or `ended` is another."""
-        self._options, self._relay, self._changed = options, relay, changed
+        super().__init__("the gateway", relay=relay, changed=changed)
+        self._options = options
         self._folder = folders.make_for_sockets("gateway")  # of mode 0700
         self._metrics_place = ""
-        self.child: Child | None = None
-        self.ready = False
-        self.ended: str | None = None
-        """The reason why it is not started again."""
-        self.starts = 0
-        self._stopping = asyncio.Event()
 
     @property
     def _manifest(self) -> Path:
@@ -105,42 +92,6 @@ class Gateway:
         aside.write_text(json.dumps({"version": 1, "workers": workers}), encoding="utf-8")
         aside.replace(self._manifest)  # never half a manifest
 
-    async def live(self) -> None:
-        """Start it, again after each end, until `stop` or too many early ends."""
-        loop, early = asyncio.get_running_loop(), 0
-        while not self._stopping.is_set():
-            begun = loop.time()
-            self.child = child = self._start()
-            waiting = asyncio.create_task(self._wait_ready())
-            code = await child.ended()
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            self._become(False)
-            if self._stopping.is_set():
-                return
-            how = how_it_ended(code)
-            early = 0 if loop.time() - begun >= EARLY_SECONDS else early + 1
-            if early >= EARLY_ENDS:
-                self.ended = f"the gateway ended {early} times in a row ({how})"
-                self._changed.set()
-                return
-            log.warning("the gateway ended (%s) and is started again", how)
-            with contextlib.suppress(TimeoutError):
-                pause = BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)]
-                await asyncio.wait_for(self._stopping.wait(), pause)
-
-    def stop(self) -> None:
-        """Take no further requests, and end when the running ones have ended."""
-        self._stopping.set()
-        if self.child is not None:
-            self.child.ask_to_end()
-
-    def kill(self) -> None:
-        """End it at once and for good."""
-        self._stopping.set()
-        if self.child is not None:
-            self.child.kill()
-
     def close(self) -> None:
         self._folder.remove()
 
@@ -156,7 +107,6 @@ class Gateway:
     def _start(self) -> Child:
         metrics_port = _free_port()  # where another program takes it first, the next life has another
         self._metrics_place = f"{LOOPBACK}:{metrics_port}"
-        self.starts += 1
         given = {
             "parent": os.getpid(),
             "arguments": arguments(self._options, self._manifest, metrics_port),
@@ -168,15 +118,14 @@ class Gateway:
             relay=self._relay,
         )
 
-    async def _wait_ready(self) -> None:
-        while (await ask(self.place, "/readiness")).status != 200:
-            await asyncio.sleep(READY_PAUSE_SECONDS)
-        self._become(True)
-
-    def _become(self, ready: bool) -> None:
-        if ready != self.ready:
-            self.ready = ready
-            self._changed.set()
+    async def _watch(self, child: Child) -> float | None:
+        """See `KeptAlive`; a life counts from its start."""
+        begun = asyncio.get_running_loop().time()
+        with contextlib.suppress(asyncio.CancelledError):
+            while (await ask(self.place, "/readiness")).status != 200:
+                await asyncio.sleep(READY_PAUSE_SECONDS)
+            self._become(True)
+        return begun
 
 
 def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> list[str]:

@@ -11,6 +11,7 @@ from torchwright.serve.options import ServerOptions
 
 Policy = Literal["cache_aware", "round_robin", "power_of_two", "least_load", "random"]
 POLICIES = get_args(Policy)
+LOOPBACK = "127.0.0.1"
 METRICS_PORT = 29000
 """The gateway's own default for its figures, so that a scraper's configuration needs no change."""
 MOST_REPLICAS = 1024

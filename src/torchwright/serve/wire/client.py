@@ -21,6 +21,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from torchwright.core.process.waited import how_it_ended
 from torchwright.serve.limits import MIB
 from torchwright.serve.wire.launch import Launched, Launcher
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
@@ -436,7 +437,7 @@ class EngineClient:
 
     def _cause(self, code: int) -> str:
         """Return how an engine ended; the system's killer of processes leaves no other word."""
-        if code >= 0:
-            return "out of memory" if code == OUT_OF_MEMORY else f"exit code {code}"
-        name = f"signal {signal.Signals(-code).name}"
-        return f"{name}: most likely out of memory" if code == -signal.SIGKILL and not self._killed else name
+        if code == OUT_OF_MEMORY:
+            return "out of memory"
+        how = how_it_ended(code)
+        return f"{how}: most likely out of memory" if code == -signal.SIGKILL and not self._killed else how

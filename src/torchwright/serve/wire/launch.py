@@ -4,16 +4,14 @@ are imported: nothing but the standard library here.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchwright.core import system
 from torchwright.core.process import folders
+from torchwright.core.process.waited import exit_code
 
 
 @dataclass(frozen=True)
@@ -29,21 +27,8 @@ class Launched:
             system.kill_all(self.process)
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended; waited for in a thread of its own."""
-        loop = asyncio.get_running_loop()
-        code: asyncio.Future[int] = loop.create_future()
-
-        def tell(found: int) -> None:
-            if not code.done():
-                code.set_result(found)
-
-        def wait() -> None:
-            found = self.process.wait()
-            with contextlib.suppress(RuntimeError):  # the loop has ended before
-                loop.call_soon_threadsafe(tell, found)
-
-        threading.Thread(target=wait, name="wait-engine", daemon=True).start()
-        return await code
+        """Return its exit code, once it has ended."""
+        return await exit_code(self.process, thread="wait-engine")
 
 
 class Launcher:

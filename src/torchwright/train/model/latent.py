@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.latent import EPS
+from torchwright.models.decoder.shared import halves
 from torchwright.train.model.attention import Attend, Scores, fused_attention
 from torchwright.train.model.blocks import RMSNorm, RotaryAngles, rotate
 
@@ -69,5 +70,5 @@ class LatentAttention(nn.Module):
         return x.unflatten(-1, (-1, sum(sizes))).split(sizes, dim=-1)
 
     def _halves(self, x: torch.Tensor) -> torch.Tensor:
-        """The dimensions that turn, with the first of each pair first."""
-        return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if self.sizes.interleaved else x
+        """Return the dimensions that turn as `rotate` takes them."""
+        return halves(x) if self.sizes.interleaved else x
