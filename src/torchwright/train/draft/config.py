@@ -130,6 +130,10 @@ class DraftRun(RunFile):
     evaluation: DraftEvaluation = DraftEvaluation()
 
     @property
+    def per_step(self) -> int:
+        return self.batch_tokens
+
+    @property
     def parallel(self) -> Layout:
         """The layout; raises `UnknownName` or `LayoutError`."""
         return Layout.from_degrees(self.layout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +36,6 @@ from torchwright.train.run.objectives.adapt import base_digests
 from torchwright.train.run.objectives.objective import MicroBatch
 from torchwright.train.run.objectives.step import StepFigures
 from torchwright.train.run.observe.metrics import HELD_OUT
-from torchwright.train.run.runtime.checkpoint import Described
 from torchwright.train.run.runtime.corpus import (
     Corpus,
     check_context,
@@ -195,23 +193,12 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
             )
         self.learner.update(self.done)
 
-    def show(self, figures: StepFigures) -> None:
+    def progress(self, units_per_s: float) -> dict[str, float | None]:
         step = plan_step(self.text, self.done - 1)
-        self.best.trained(figures.loss)
-        self.metrics.figures(
-            self.done,
-            {
-                "tokens": self.done * self.run.batch_tokens,
-                "epoch": epochs(self._walk, step.first + step.rows),
-                "loss": figures.loss,
-                **figures.more,
-                "lr": step.rate * self.run.optimizer.lr,
-                "grad_norm": figures.grad_norm,
-                "tokens_per_s": self.steps_per_s() * self.run.batch_tokens,
-                "memory_bytes": self.device.peak_memory_bytes(),
-                "effective_time": self.ledger.effective(),
-            },
-        )
+        return {
+            "epoch": epochs(self._walk, step.first + step.rows),
+            "lr": step.rate * self.run.optimizer.lr,
+        }
 
     def evaluate(self) -> None:
         run, learner, held = self.run, self.learner, self.held
@@ -254,14 +241,14 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
         return DraftOutcome(
             out=self.out,
             steps=self.done,
-            tokens=self.done * self.run.batch_tokens,
+            tokens=self.counted,
             loss=None if figures is None else figures.loss,
             validation_loss=self.validation_loss,
             acceptance=report["positions"],
             accepted_tokens=report["accepted_tokens"],
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished else None,
-            signal=None if finished else (self.signals.number or signal.SIGTERM),
+            signal=self.leave_signal(finished),
         )
 
     def _save_head(self, folder: Path) -> None:
@@ -274,20 +261,14 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
             text = json.dumps(self.acceptance.as_dict(), indent=1)
             (folder / REPORT).write_text(text + "\n", encoding="utf-8")
 
-    def described(self) -> Described:
-        return Described(
-            step=self.done,
-            tokens=self.done * self.run.batch_tokens,
-            run=self.run.model_dump(mode="json"),
-            facts={
-                "torch": torch.__version__,
-                "order": ORDER,
-                "train_tokens": self.corpus.tokens,
-                "train_files": self.corpus.digest(),
-                "draft_tokens": self.ids,
-                "base": self.base,
-            },
-        )
+    def facts(self) -> dict[str, Any]:
+        return {
+            "order": ORDER,
+            "train_tokens": self.corpus.tokens,
+            "train_files": self.corpus.digest(),
+            "draft_tokens": self.ids,
+            "base": self.base,
+        }
 
 
 def _located(name: str, folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +43,6 @@ from torchwright.train.run.objectives.not_finite import first_not_finite, not_fi
 from torchwright.train.run.objectives.precision import autocast
 from torchwright.train.run.objectives.step import StepFigures, counted_everywhere
 from torchwright.train.run.observe.metrics import HELD_OUT
-from torchwright.train.run.runtime.checkpoint import Described
 from torchwright.train.run.runtime.processes import ProcessRank, on_first
 from torchwright.train.run.runtime.source import write_files
 
@@ -242,7 +240,7 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
         return MediaOutcome(
             out=self.out,
             steps=self.done,
-            samples=self.done * self.run.batch,
+            samples=self.counted,
             loss=figures.loss if figures is not None and figures.finite else None,
             held_out=self.held_out,
             best_validation_loss=self.best.loss if self.best.step else None,
@@ -251,7 +249,7 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished else None,
             adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
-            signal=None if finished else (self.signals.number or signal.SIGTERM),
+            signal=self.leave_signal(finished),
         )
 
     def _save_model(self, folder: Path) -> None:
@@ -272,18 +270,12 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
             self.held_out["word_error_rate"] = rate
             self.metrics.figures(self.done, self.held_out, event="evaluation")
 
-    def described(self) -> Described:
-        return Described(
-            step=self.done,
-            tokens=self.done * self.run.batch,
-            run=self.run.model_dump(mode="json"),
-            facts={
-                "torch": torch.__version__,
-                "train_samples": len(self.train),
-                "train_files": self.listed.train.digest(),
-                **({"base": base_digests(Path(self.base))} if self.run.lora is not None else {}),
-            },
-        )
+    def facts(self) -> dict[str, Any]:
+        return {
+            "train_samples": len(self.train),
+            "train_files": self.listed.train.digest(),
+            **({"base": base_digests(Path(self.base))} if self.run.lora is not None else {}),
+        }
 
     def _tell_files(self) -> None:
         """Report the files that any process failed to read since the last report. Collective."""
@@ -301,21 +293,13 @@ class MediaTrainer(RunSession[MediaRun, MediaOutcome]):
 
     def show(self, figures: StepFigures) -> None:
         self._tell_files()
-        if figures.finite:
-            self.best.trained(figures.loss)
-        self.metrics.figures(
-            self.done,
-            {
-                "samples": self.done * self.run.batch,
-                **({"loss": figures.loss, **figures.more} if figures.finite else {}),
-                "lr": self.learner.rate(self.done - 1) * self.run.optimizer.lr,
-                "grad_norm": figures.grad_norm if figures.finite else None,
-                "broken_files": len(self._broken) or None,
-                "samples_per_s": self.steps_per_s() * self.run.batch,
-                "memory_bytes": self.device.peak_memory_bytes(),
-                "effective_time": self.ledger.effective(),
-            },
-        )
+        super().show(figures)
+
+    def progress(self, units_per_s: float) -> dict[str, float | None]:
+        return {
+            "lr": self.learner.rate(self.done - 1) * self.run.optimizer.lr,
+            "broken_files": len(self._broken) or None,
+        }
 
 
 def _listed(run: MediaRun, folder: Path) -> Pictures | Spoken | Chats:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from torchwright.core.process.files import replacing
 from torchwright.hub.run_folder import MODEL
@@ -25,7 +22,6 @@ from torchwright.train.recommender.store import ClickBatch, open_clicks
 from torchwright.train.run.loop.session import RunOutcome, RunSession
 from torchwright.train.run.loop.train import in_session, refuse
 from torchwright.train.run.objectives.step import StepFigures
-from torchwright.train.run.runtime.checkpoint import Described
 from torchwright.train.run.runtime.processes import ProcessRank
 
 REPORT = "report.json"
@@ -124,46 +120,27 @@ class RecommenderTrainer(RunSession[RecommenderRun, RecommenderOutcome]):
         return RecommenderOutcome(
             out=self.out,
             steps=self.done,
-            samples=self.done * self.run.batch,
+            samples=self.counted,
             loss=None if figures is None else figures.loss,
             quality=self.quality,
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished else None,
-            signal=None if finished else (self.signals.number or signal.SIGTERM),
+            signal=self.leave_signal(finished),
         )
 
-    def described(self) -> Described:
-        return Described(
-            step=self.done,
-            tokens=self.done * self.run.batch,
-            run=self.run.model_dump(mode="json"),
-            facts={
-                "torch": torch.__version__,
-                "processes": self.place.world,
-                "train_rows": len(self.clicks.train),
-                "train_files": self.clicks.digest,
-                "placement": [[s.table, s.owner, list(s.rows), list(s.columns)] for s in self.plan.shards],
-            },
-        )
+    def facts(self) -> dict[str, Any]:
+        return {
+            "processes": self.place.world,
+            "train_rows": len(self.clicks.train),
+            "train_files": self.clicks.digest,
+            "placement": [[s.table, s.owner, list(s.rows), list(s.columns)] for s in self.plan.shards],
+        }
 
     def _batch(self, number: int) -> ClickBatch:
         """This process's part of a step's rows, which follow those of the step before."""
         own = self.run.batch // self.place.world
         return self.clicks.train.batch(
             number * self.run.batch + self.place.rank * own, own, self.place.device
-        )
-
-    def show(self, figures: StepFigures) -> None:
-        self.metrics.figures(
-            self.done,
-            {
-                "samples": self.done * self.run.batch,
-                "loss": figures.loss,
-                "grad_norm": figures.grad_norm,
-                "samples_per_s": self.steps_per_s() * self.run.batch,
-                "memory_bytes": self.device.peak_memory_bytes(),
-                "effective_time": self.ledger.effective(),
-            },
         )
 
     def _report(self) -> None:

@@ -217,6 +217,11 @@ class RunFile(Section):
         """Steps; 0 is only at the end."""
         return self.evaluation.every_steps
 
+    @property
+    def per_step(self) -> int:
+        """Return the units of one optimizer step, over all processes."""
+        raise NotImplementedError
+
     def check_processes(self, world: int) -> None:
         """Raise `TorchwrightError` for a number of processes on which the run cannot be."""
         raise NotImplementedError
@@ -229,6 +234,10 @@ class SampleRun(RunFile):
     """Samples to train on, all together; the data are read again when they end."""
     batch: Positive
     """Samples of one optimizer step, over all processes."""
+
+    @property
+    def per_step(self) -> int:
+        return self.batch
 
     @property
     def steps(self) -> int:
@@ -273,6 +282,10 @@ class Run(RunFile):
     head: Head | None = None
     experts: Experts | None = None
     evaluation: EvaluationSection = EvaluationSection()
+
+    @property
+    def per_step(self) -> int:
+        return self.batch_tokens
 
     @property
     def parallel(self) -> Layout:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -115,9 +116,9 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
     def update(self, figures: StepFigures, batches: Any) -> None:
         """Move the parameters by their gradients. Raises `TrainingStopped` for numbers that are not finite."""
 
-    @abstractmethod
-    def show(self, figures: StepFigures) -> None:
-        """Report the figures of a step."""
+    def progress(self, units_per_s: float) -> dict[str, float | None]:
+        """Return further figures of a step, for `show`."""
+        return {}
 
     @abstractmethod
     def evaluate(self) -> None:
@@ -136,12 +137,44 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
         return self.learner.tensors()
 
     @abstractmethod
-    def described(self) -> Described:
-        """Return the description of a checkpoint."""
+    def facts(self) -> dict[str, Any]:
+        """Return facts that a run needs to continue, for `described`."""
 
     def unlike(self, saved: Described, now: Described) -> list[str]:
         """Return further differences to a checkpoint's run. Raises `CheckpointError` if they cannot be compared."""
         return []
+
+    @property
+    def counted(self) -> int:
+        """Units that the run was trained on so far."""
+        return self.done * self.run.per_step
+
+    def described(self) -> Described:
+        """Return the description of a checkpoint."""
+        return Described(
+            step=self.done,
+            tokens=self.counted,
+            run=self.run.model_dump(mode="json"),
+            facts={"torch": torch.__version__, **self.facts()},
+        )
+
+    def show(self, figures: StepFigures) -> None:
+        """Report the figures of a step; those that are not finite are left out."""
+        if figures.finite:
+            self.best.trained(figures.loss)
+        units_per_s = self.steps_per_s() * self.run.per_step
+        # A kind's own figures take the places of the empty ones.
+        common = {
+            self.unit: self.counted,
+            "epoch": None,
+            **({"loss": figures.loss, **figures.more} if figures.finite else {}),
+            "lr": None,
+            "grad_norm": figures.grad_norm if figures.finite else None,
+            f"{self.unit}_per_s": units_per_s,
+            "memory_bytes": self.device.peak_memory_bytes(),
+            "effective_time": self.ledger.effective(),
+        }
+        self.metrics.figures(self.done, common | self.progress(units_per_s))
 
     def advance(self) -> StepFigures:
         """Make one step; return its figures, and report them where they are due."""
@@ -304,6 +337,10 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
             if held
             else "nothing is held out for validation: the data are too few"
         )
+
+    def leave_signal(self, finished: bool) -> int | None:
+        """Return the signal that asked the run to leave before its end; another process may have had it."""
+        return None if finished else (self.signals.number or signal.SIGTERM)
 
     def tell_best(self, loss: float | None) -> None:
         """Compare the last validation loss with the best at the end of the run."""

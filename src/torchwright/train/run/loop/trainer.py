@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -197,28 +196,16 @@ class Trainer(RunSession[Run, TrainingOutcome]):
                 self.metrics.event("sample", at=self.done, prompt=prompt, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
 
-    def show(self, figures: StepFigures) -> None:
-        step = self.step
-        tokens_per_s, mfu = self.steps_per_s() * self.run.batch_tokens, None
-        self.best.trained(figures.loss)
+    def progress(self, units_per_s: float) -> dict[str, float | None]:
+        step, mfu = self.step, None
         if self.peak_tflops is not None:
-            achieved = self._flops(step.context) * tokens_per_s / self.place.world
+            achieved = self._flops(step.context) * units_per_s / self.place.world
             mfu = achieved / (self.peak_tflops * 1e12)
-        self.metrics.figures(
-            self.done,
-            {
-                "tokens": self.done * self.run.batch_tokens,
-                "epoch": epochs(self._windows(step), step.first + step.rows),
-                "loss": figures.loss,
-                **figures.more,
-                "lr": step.rate * self.run.optimizer.lr,
-                "grad_norm": figures.grad_norm,
-                "tokens_per_s": tokens_per_s,
-                "mfu": mfu,
-                "memory_bytes": self.device.peak_memory_bytes(),
-                "effective_time": self.ledger.effective(),
-            },
-        )
+        return {
+            "epoch": epochs(self._windows(step), step.first + step.rows),
+            "lr": step.rate * self.run.optimizer.lr,
+            "mfu": mfu,
+        }
 
     def _flops(self, context: int) -> float:
         """Return operations per token; a frozen matrix needs no gradient of its own, a third of its operations."""
@@ -245,7 +232,7 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         return TrainingOutcome(
             out=self.out,
             steps=self.done,
-            tokens=self.done * self.run.batch_tokens,
+            tokens=self.counted,
             loss=None if figures is None else figures.loss,
             validation_loss=self.validation_loss,
             best_validation_loss=self.best.loss if self.best.step else None,
@@ -253,7 +240,7 @@ class Trainer(RunSession[Run, TrainingOutcome]):
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished and self.run.keeps_model else None,
             adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
-            signal=None if finished else (self.signals.number or signal.SIGTERM),
+            signal=self.leave_signal(finished),
         )
 
     def _save_model(self, folder: Path) -> None:
@@ -304,19 +291,13 @@ class Trainer(RunSession[Run, TrainingOutcome]):
             f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
         }
 
-    def described(self) -> Described:
-        return Described(
-            step=self.done,
-            tokens=self.done * self.run.batch_tokens,
-            run=self.run.model_dump(mode="json"),
-            facts={
-                "torch": torch.__version__,
-                "order": ORDER,
-                "train_tokens": self.corpus.tokens,
-                "train_files": self.corpus.digest(),
-                **({"base": self.base} if self.base else {}),
-            },
-        )
+    def facts(self) -> dict[str, Any]:
+        return {
+            "order": ORDER,
+            "train_tokens": self.corpus.tokens,
+            "train_files": self.corpus.digest(),
+            **({"base": self.base} if self.base else {}),
+        }
 
 
 def _measured_peak(run: Run, device: str) -> float | None:
