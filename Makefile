@@ -1,4 +1,4 @@
-.PHONY: setup check test sanitize tiles bench docs site format
+.PHONY: setup check test sanitize tiles bench docs site wheel format
 
 setup: ## the commit-msg hook, in this clone and its worktrees
 	git config core.hooksPath .githooks
@@ -24,6 +24,9 @@ docs: ## write the generated tables and help texts again
 
 site: ## the static site in build/site, by MkDocs Material; a broken link is an error
 	mkdocs build --strict
+
+wheel: ## a wheel in dist/ with the kernels for this torch, for machines without a compiler; needs the extra `wheel`
+	python scripts/wheel.py
 
 format: ## what ruff can mend by itself
 	ruff check --fix .

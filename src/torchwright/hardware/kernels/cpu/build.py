@@ -50,6 +50,8 @@ X86 = {
 
 AHEAD = "TORCHWRIGHT_KERNELS"
 """Names the folder of a library that was built ahead."""
+PACKAGED = Path(__file__).with_name("prebuilt")
+"""The libraries that a wheel of `make wheel` brings, one for each torch; other installations have none."""
 
 
 class BuildError(Exception):
@@ -82,11 +84,14 @@ def library() -> Path:
 
     `TORCHWRIGHT_KERNELS` names a folder with a library that was built ahead, in an image for example; it needs no
     compiler, and no other library is taken then. Raises `BuildError` if that folder holds none for these sources and
-    this torch. Without the folder it does so without a compiler, or if that fails or did some minutes ago (`forget`
-    asks it again).
+    this torch. Without the folder, a wheel's own library for this torch is taken before a compiler is asked. Raises
+    `BuildError` without a compiler, or if that fails or did some minutes ago (`forget` asks it again).
     """
     if ahead := os.environ.get(AHEAD):
         return _built_ahead(Path(ahead))
+    packaged = PACKAGED / name_ahead()
+    if packaged.is_file():
+        return packaged
     compiler = find_compiler()
     sets = instruction_sets(compiler)
     path = place(compiler, sets)
@@ -112,7 +117,7 @@ def build_ahead(folder: Path) -> Path:
     """Compile the library, or take the one that is there, and put it into `folder` for `TORCHWRIGHT_KERNELS`."""
     built = library()
     private_folder(folder)
-    path = folder / _name_ahead()
+    path = folder / name_ahead()
     with replacing(path) as beside:
         shutil.copyfile(built, beside)
     return path
@@ -120,7 +125,7 @@ def build_ahead(folder: Path) -> Path:
 
 def _built_ahead(folder: Path) -> Path:
     try:
-        path = private_folder(folder) / _name_ahead()
+        path = private_folder(folder) / name_ahead()
     except (UnsafeFolder, OSError) as error:
         raise BuildError(str(error)) from None
     if not path.is_file():
@@ -133,16 +138,20 @@ def _built_ahead(folder: Path) -> Path:
     return path
 
 
-def _name_ahead() -> str:
-    """Return the name of the library of these sources for this torch, whatever compiler made it."""
+def name_ahead() -> str:
+    """Return the name of the library of these sources for this torch, whatever compiler made it.
+
+    Builds of one version for CPUs and for cards share it: the library links to `libtorch_cpu` and `libc10` alone.
+    """
     digest = _digest_of_sources()
-    digest.update(repr((torch.__version__, platform.machine())).encode())
-    return f"torchwright-ahead-{digest.hexdigest()[:16]}{system.library_suffix()}"
+    digest.update(platform.machine().encode())
+    version = str(torch.__version__).partition("+")[0]
+    return f"torchwright-ahead-{digest.hexdigest()[:16]}-torch-{version}{system.library_suffix()}"
 
 
 def ready() -> bool:
     """Check whether the library is built already, or cannot be."""
-    if os.environ.get(AHEAD):
+    if os.environ.get(AHEAD) or (PACKAGED / name_ahead()).is_file():
         return True
     try:
         compiler = find_compiler()
