@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchwright.core import nested
+from torchwright.workloads.base import changed_tensors
 
 DISTURBED = 1
 """The row that is changed."""
@@ -65,8 +66,14 @@ def _answers(
     given: Sequence[torch.Tensor],
     rows: int,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The original's results and the candidate's, those with a row for each of the batch."""
-    return list(zip(_batched(expected(given), rows), _batched(found(given), rows), strict=True))
+    """The original's results and the candidate's, those with a row for each of the batch.
+
+    A candidate that changes the inputs of a model that leaves them as they are fails.
+    """
+    own, others = ([tensor.clone() for tensor in given] for _ in range(2))
+    results = list(zip(_batched(expected(own), rows), _batched(found(others), rows), strict=True))
+    assert changed_tensors(own, others) == {}, "the inputs are other numbers after the call"
+    return results
 
 
 def _loss(whole: torch.Tensor, answered: torch.Tensor) -> float:

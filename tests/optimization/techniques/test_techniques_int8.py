@@ -76,6 +76,35 @@ def target_of(model: nn.Module, x: torch.Tensor, *steps: Step) -> Any:
 STATIC = (Step(name="int8_static"), Step(name="compile"))
 
 
+class AddsToItsInput(nn.Module):
+    """A transformer block's form: a linear layer's output is added to the model's own input."""
+
+    def __init__(self, shaped: bool) -> None:
+        super().__init__()
+        self.norm, self.layer, self.shaped = nn.LayerNorm(64), nn.Linear(64, 64), shaped
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(0, 1) if self.shaped else x
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("shaped", [False, True])
+def test_a_compiled_sum_does_not_overwrite_the_callers_input(shaped: bool, tmp_path: Path) -> None:
+    """Inductor writes such a sum over the other operand: the input, by the time that a NaN asks for another answer."""
+    model, x = AddsToItsInput(shaped), torch.randn(4, 16, 64)
+    target = target_of(model, x, *STATIC)
+    program = rewritten(
+        export(target.model, target.workload.cases(torch.float32))["forward"], target.settings
+    )
+    compile_program(program, tmp_path / "model.pt2", target.settings.inductor)
+    package = Package(tmp_path / "model.pt2", spec_of("forward", program))
+    given = x.clone()
+    with torch.inference_mode():
+        answered, expected = package.run([given]), target.model(x)
+    assert torch.equal(given, x)
+    assert (answered - expected).norm() <= 1e-4 * expected.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("layer", "shape"), [(nn.Linear(48, 40), (6, 48)), (nn.Conv2d(8, 24, 3, 2, 1), (2, 8, 9, 9))]

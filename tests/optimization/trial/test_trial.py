@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import ctypes
 import errno
@@ -377,6 +378,32 @@ def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Pat
         pytest.raises(RefusedTechnique, match=r"compiled nothing of it: Unsupported Tensor\.item"),
     ):
         process.ask("prepare", steps=(step,))
+
+
+class WritesWhereCompiled(nn.Module):
+    """Leaves its input as it is in eager PyTorch, and doubles it in place where it is traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            x.mul_(2)
+        return x + 1
+
+
+class DoublesInPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2) + 1
+
+
+@pytest.mark.parametrize("model", [WritesWhereCompiled(), DoublesInPlace()], ids=lambda m: type(m).__name__)
+def test_compiled_code_that_overwrites_its_callers_tensors_is_refused(model: nn.Module, tmp_path: Path):
+    """But a model that does so itself may."""
+    refused = (
+        pytest.raises(RefusedTechnique, match=r"writes into its inputs.*the inputs of forward")
+        if isinstance(model, WritesWhereCompiled)
+        else contextlib.nullcontext()
+    )
+    with context(model, tmp_path) as shared, TrialProcess(shared) as process, refused:
+        process.ask("prepare", steps=(Step(name="compile", options={"engine": "jit"}),))
 
 
 @pytest.mark.slow

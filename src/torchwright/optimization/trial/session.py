@@ -140,6 +140,8 @@ class TrialSession:
                 self.run = self.workload.original_run(self.target.model)
             self._make_calls()
             self.engine.check()
+            if steps and settings.engine == "jit" and self.calls.changing:
+                self._check_inputs(self._changed_eagerly())
         return Prepared(
             seconds=time.perf_counter() - start + self.target.spared,
             engine=settings.engine,
@@ -172,6 +174,7 @@ class TrialSession:
         self.engine = engine.opened(Path(folder), prepared.calls, self.device.name)
         self.run = self.workload.front(self.engine, self.workload.describe())
         self._make_calls()
+        self._check_inputs(frozenset(call.name for call in prepared.calls if call.mutates))
 
     def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> OpenedArtifact:
         """Load an artifact as its user would, who has the model if the artifact needs it.
@@ -488,6 +491,26 @@ class TrialSession:
 
     def _cases(self) -> list[Any]:
         return self.workload.cases(self._dtype())
+
+    def _changed_eagerly(self) -> frozenset[str]:
+        """Return the calls that change their inputs where PyTorch runs the changed model operator by operator."""
+        import torch
+
+        from torchwright.optimization.trial.timed import TimedCalls
+
+        with torch.compiler.set_stance("force_eager"):
+            run = self.workload.original_run(self.target.model)
+            return TimedCalls(run, self._cases(), self.device).changing
+
+    def _check_inputs(self, may_change: frozenset[str]) -> None:
+        """Raise `RefusedTechnique` where other calls change their inputs: these are the caller's."""
+        if changed := sorted(self.calls.changing - may_change):
+            raise RefusedTechnique(
+                "the compiled model writes into its inputs",
+                found=f"the inputs of {', '.join(changed)} are other numbers after the call",
+                allowed="changes that the model itself makes",
+                next="please report it with the model: its caller's tensors would be overwritten",
+            )
 
     def _make_calls(self, cases: list[Any] | None = None) -> None:
         """Make the workload's calls, or these, and time them from now on."""

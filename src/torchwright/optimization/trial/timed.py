@@ -36,7 +36,6 @@ class TimedCalls:
         self.waited = 0.0
         """The share of the last turn that a thread of this process, ready to run, waited for a core: others ran."""
         self._changing: set[str] = set()
-        """Calls that change their inputs in place."""
         self._once: dict[str, float] = {}
         self._numbers: dict[str, int] = {}
         with torch.inference_mode():
@@ -55,6 +54,11 @@ class TimedCalls:
                     ) from error
                 self._once[case.name] = once
                 self._numbers[case.name] = max(1, min(TURN_CALLS, round(TURN_SECONDS / max(once, 1e-6))))
+
+    @property
+    def changing(self) -> frozenset[str]:
+        """Return the names of the calls that change their inputs in place."""
+        return frozenset(self._changing)
 
     def turn(self) -> dict[str, float]:
         """Seconds a call of every case, over so many calls that they take a while; before short ones a call that is not

@@ -32,6 +32,8 @@ BODIES = (torch.float32, torch.bfloat16)
 """Types in which Inductor matches the layer around the integers; another type computes in float32."""
 REGISTER = "_register_quantization_weight_pack_pass"
 """The function's name in torch, and in torchao, which took it over."""
+IN_PLACE = "_qlinear_binary_can_be_inplace"
+"""The function by which Inductor decides whether a sum takes the place of an operand."""
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,6 +159,29 @@ def register_patterns() -> None:
         if not hasattr(own, REGISTER):
             importlib.import_module("torchao.quantization")  # registers operators that the patterns name
             getattr(importlib.import_module("torchao.quantization.pt2e.inductor_passes.x86"), REGISTER)()
+    _keep_inputs()
+
+
+def _keep_inputs() -> None:
+    """Let no 8-bit linear layer write its sum with another value over that value where it is an input of the graph.
+
+    Inductor (2.11 to 2.15) asks whether the value is a view, not whose memory it is: a call of `x + layer(norm(x))`
+    overwrites its caller's x.
+    """
+    ir = importlib.import_module("torch._inductor.ir")
+    fusion = importlib.import_module("torch._inductor.fx_passes.mkldnn_fusion")
+    own = getattr(fusion, IN_PLACE, None)
+    if own is None or hasattr(own, "__wrapped__"):
+        return
+
+    @functools.wraps(own)
+    def in_place(other: Any) -> bool:
+        data = other.data
+        while isinstance(data, ir.StorageBox | ir.BaseView):
+            data = data.data
+        return not isinstance(data, ir.InputBuffer) and own(other)
+
+    setattr(fusion, IN_PLACE, in_place)
 
 
 def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[nn.Module, tuple[float, int]]:
