@@ -13,6 +13,7 @@ ALLOWED = {
     "serve/http/scoring.py": "`created` of an answer",
     "serve/http/painting.py": "`created` of an answer",
     "serve/fleet/status.py": "a time of day in a gateway's form",
+    "serve/batches/records.py": "times of files and batches, which outlive the server",
     "map/output.py": "the age of files that killed runs left",
     "serve/http/about.py": "a time of day in a gateway's form",
     "serve/openai/response_answer.py": "`completed_at` of an answer",

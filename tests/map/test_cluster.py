@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from folders import encoder, sentence_transformer
 from torchwright.core.errors import WorkloadError
 from torchwright.map.cluster import Cluster
-from torchwright.map.compute import OutputForm
+from torchwright.map.compute import Computed, OutputForm
 from torchwright.map.options import ModelOptions, TaskOptions
 from torchwright.map.plan import Part
 from torchwright.map.sources import Record
@@ -70,6 +71,42 @@ def test_a_node_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert [json.loads(line)["row"] for index in range(PARTS) for line in found[index].splitlines()] == list(
         range(2 * PARTS)
     )
+
+
+@pytest.mark.slow  # a raylet, and a worker for each death
+@pytest.mark.filterwarnings("default")
+def test_a_row_that_ends_its_worker_is_rejected(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster as Nodes  # pyright: ignore[reportMissingImports]
+
+    def computed(shared: object, part: Part) -> tuple[Computed, list[str]]:
+        if any(record.raw == b"dies" for record in part.records):
+            os._exit(1)
+        places = range(part.first_row, part.first_row + len(part.records))
+        answers = b"".join(b'{"row": %d}\n' % place for place in places)
+        rows = len(part.records)
+        return Computed(
+            index=part.index, answers=answers, rejected=b"", rows=rows, rejected_rows=0, seconds=0.0
+        ), []
+
+    nodes = Nodes()
+    nodes.add_node(num_cpus=1, include_dashboard=False)
+    cluster = Cluster(nodes.address, spec_of(tmp_path), FORM, workers=None, threads=1)
+    cluster._remote = cluster._ray.remote(num_cpus=1, max_retries=0)(computed)
+    records = [Record(line, text) for line, text in enumerate((b"one", b"dies", b"three"), 1)]
+    whole = Part(index=0, source="a", kind="text", first_row=0, records=records)
+    found, until = list[tuple[Part, Computed]](), time.monotonic() + 240
+    try:
+        cluster.submit(whole)
+        while cluster.running() and time.monotonic() < until:
+            found += cluster.finished(0.2)
+    finally:
+        cluster.close()
+        nodes.shutdown()
+    [(part, answer)] = found
+    assert part is whole
+    assert [json.loads(line)["row"] for line in answer.answers.splitlines()] == [0, 2]
+    assert json.loads(answer.rejected)["reason"].startswith("twice, its worker died")
 
 
 def part(index: int) -> Part:

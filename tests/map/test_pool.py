@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from folders import encoder, sentence_transformer
 from torchwright.core.cpu_load import affinity
 from torchwright.core.errors import ModelError, WorkloadError
+from torchwright.map import pool as pools
 from torchwright.map.compute import Computed, OutputForm
 from torchwright.map.options import ModelOptions, TaskOptions
 from torchwright.map.plan import Part
-from torchwright.map.pool import Pool, WorkerDied, shared_out
+from torchwright.map.pool import Pool, shared_out
 from torchwright.map.sources import Record
 from torchwright.map.tasks.base import TaskSpec
 
@@ -65,7 +71,7 @@ def results(pool: Pool) -> list[tuple[Part, Computed]]:
     return found
 
 
-def test_a_killed_worker_loses_its_part_to_the_next_and_a_part_that_kills_ends_the_run(pool: Pool) -> None:
+def test_a_killed_worker_loses_its_part_to_the_next(pool: Pool) -> None:
     pool.submit(part(0))
     [(_, before)] = results(pool)
     assert before.rows == 2
@@ -77,18 +83,54 @@ def test_a_killed_worker_loses_its_part_to_the_next_and_a_part_that_kills_ends_t
     assert (after.answers, after.rejected) == (before.answers, b"")
     assert pool._workers[0].process.pid != worker.process.pid
 
-    pool.submit(part(1))
-    with pytest.raises(WorkerDied, match="rows 10 to 11 of a died 2 times"):
-        kill_twice(pool)
+
+@pytest.fixture
+def deadly(monkeypatch: pytest.MonkeyPatch) -> TaskSpec:
+    """Workers that the text `dies` ends, and that the text `sleeps` keeps for ever; they need no model."""
+    monkeypatch.setattr(pools, "WORKER", (sys.executable, str(Path(__file__).with_name("deadly_worker.py"))))
+    options = TaskOptions(text_column="text")
+    return TaskSpec(
+        task="embed", kind="encoder", folder="", artifact=None, model=ModelOptions(), options=options
+    )
 
 
-def kill_twice(pool: Pool) -> None:
-    """Kill the worker of the pool's one part, and the next one when it has the part."""
-    for _ in range(2):
-        while pool._workers[0].part is None:
-            pool.finished(0.1)
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
-        pool.finished(WAIT_SECONDS)
+def computed(deadly: TaskSpec, form: OutputForm, *texts: str, **more: Any) -> tuple[Computed, list[str]]:
+    """The one part of some texts, and what the user is told meanwhile."""
+    pool = Pool(deadly, form, workers=1, threads=1, **more)
+    records = [Record(line, text.encode()) for line, text in enumerate(texts, 1)]
+    whole = Part(index=0, source="a", kind="text", first_row=0, records=records)
+    try:
+        pool.submit(whole)
+        [(found, answer)] = results(pool)
+        assert found is whole
+        return answer, pool.notices
+    finally:
+        pool.close()
+
+
+def test_a_row_that_ends_its_workers_is_rejected_and_the_others_are_answered(deadly: TaskSpec) -> None:
+    found, notices = computed(deadly, FORM, "a", "dies", "ccc", "dddd", "eeeee")
+    assert [json.loads(line) for line in found.answers.splitlines()] == [
+        {"row": row, "embedding": [row + 1.0]} for row in (0, 2, 3, 4)
+    ]
+    fault = json.loads(found.rejected)
+    assert (fault["row"], fault["line"], fault["input"]) == (1, 2, "dies")
+    assert fault["reason"].startswith("twice, its worker died")
+    assert (found.rows, found.rejected_rows, found.reason) == (5, 1, fault["reason"])
+    assert len(notices) == 3  # of five rows, of two, of one
+
+
+def test_a_row_that_takes_too_long_is_rejected_after_its_part_was_halved(deadly: TaskSpec) -> None:
+    found, _ = computed(deadly, FORM, "a", "bb", "sleeps", part_seconds=1.0)
+    assert [json.loads(line)["row"] for line in found.answers.splitlines()] == [0, 1]
+    assert json.loads(found.rejected)["reason"] == "twice, it took longer than 1 s"
+
+
+def test_halves_are_joined_in_parquet_too(deadly: TaskSpec) -> None:
+    form = OutputForm(form="parquet", fields={"embedding": "vector"})
+    found, _ = computed(deadly, form, "dies", "bb", "ccc")
+    table = parquet.read_table(io.BytesIO(found.answers)).to_pylist()
+    assert table == [{"row": 1, "embedding": [2.0]}, {"row": 2, "embedding": [3.0]}]
 
 
 def test_a_worker_is_pinned_to_its_cores_and_closed_with_the_pool(spec: TaskSpec) -> None:

@@ -25,6 +25,8 @@ import httpx
 from fake_engine import LOADING, READERS
 
 from torchwright.models.vision.reader import takes_pictures
+from torchwright.serve.batches.runner import Batches
+from torchwright.serve.batches.store import Store
 from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.server import Server, load_model
@@ -79,6 +81,7 @@ def serving(
     picture_hosts: Sequence[str] = (),
     allow_adapters: Path | None = None,
     allow_weights: Path | None = None,
+    batches: Path | None = None,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
 
@@ -109,6 +112,7 @@ def serving(
             picture_hosts,
             allow_adapters,
             allow_weights,
+            batches,
         )
 
 
@@ -123,6 +127,7 @@ def _serving(
     picture_hosts: Sequence[str],
     allow_adapters: Path | None,
     allow_weights: Path | None,
+    batches: Path | None,
 ) -> Iterator[Running]:
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
@@ -134,6 +139,7 @@ def _serving(
         client=client,
         model=model,
         folder=target.folder,
+        batches=None if batches is None else Batches(Store(batches, limits), limits),
         sounds=Sounds(limits) if kind == "recognizer" else None,
         limits=limits,
         keys=keys,

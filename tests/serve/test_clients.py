@@ -43,7 +43,8 @@ TOOLS: Any = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text("secret\n")
-    with command("--api-key-file", str(file), "--max-running", "64") as running:
+    batches = tmp_path_factory.mktemp("clients") / "batches"
+    with command("--api-key-file", str(file), "--max-running", "64", "--batches", str(batches)) as running:
         yield running
 
 
@@ -365,3 +366,28 @@ def _metric(http: httpx.Client, name: str) -> float:
     text = http.get("/metrics").text
     lines = [line for line in text.splitlines() if line.startswith(f"torchwright:{name}{{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_a_batch_next_to_other_requests_gives_their_answers(client: openai.OpenAI) -> None:
+    """By the real engine: rows behind a stream, and the same answers as of the path itself."""
+    bodies: list[Any] = [
+        {"model": MODEL, "prompt": f"{PROMPT} {place}", "max_tokens": 12, "temperature": 0.8, "seed": place}
+        for place in range(6)
+    ]
+    rows = [
+        {"custom_id": f"r{place}", "method": "POST", "url": "/v1/completions", "body": body}
+        for place, body in enumerate(bodies)
+    ]
+    data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    stream = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, stream=True)
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    assert len(list(stream)) > 1
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+    batch = client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None
+    found = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["text"] for line in found}
+    assert texts == {
+        f"r{place}": client.completions.create(**body).choices[0].text for place, body in enumerate(bodies)
+    }

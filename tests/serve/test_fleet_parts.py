@@ -225,6 +225,7 @@ def test_a_fault_of_all_replicas_is_said_once_while_they_start(capsys: pytest.Ca
         ("--replicas 0", "1 to 1024"),
         ("--replicas 1 --allow-adapters .", "--allow-adapters is not for --replicas"),
         ("--replicas 1 --allow-weights .", "--allow-weights is not for --replicas"),
+        ("--replicas 1 --batches .", "--batches is not for --replicas"),
         ("--replicas 1 --adapter a=.", "--adapter NAME=DIR is not for --replicas"),
         ("--replicas a:1 --log-requests", "--log-requests is not for servers"),
         ("--replicas 1 --allowed-host a.example", "--allowed-host is not for --replicas"),

@@ -197,7 +197,7 @@ def test_what_is_no_such_form(http):
     assert "no boundary" in http.post(PATH, content=b"", headers={"content-type": "multipart/form-data"}).text
     twice = [("file", ("a", wav(0.1))), ("file", ("b", wav(0.1)))]
     assert "given twice" in http.post(PATH, files=twice).text
-    assert "the sound is 'file'" in http.post(PATH, files={"model": ("a", b"")}).text
+    assert "the file is 'file'" in http.post(PATH, files={"model": ("a", b"")}).text
     # A path in place of a file is a text that is no sound, and nothing is opened by it.
     assert "no sound" in http.post(PATH, files={"file": (None, __file__)}).text
 

@@ -66,7 +66,8 @@ class World:
         return sequence
 
     def step(self) -> StepPlan:
-        first = min(self.scheduler.running, key=lambda s: s.key, default=None)
+        all_of_them = [*self.scheduler.running, *self.scheduler.waiting]
+        first = min(all_of_them, key=lambda s: s.key, default=None)
         plan = self.scheduler.plan()
         self.first_preempted |= first in plan.preempted
         assert sum(plan.tokens.values()) == self.step_tokens - plan.budget <= self.step_tokens
@@ -153,6 +154,42 @@ def test_the_last_in_order_gives_its_pages_up() -> None:
     while world.scheduler.running or world.scheduler.waits:
         world.step()
     assert set(world.ended) == {old.submit.id, urgent.submit.id, young.submit.id}
+
+
+def test_a_waiting_sequence_takes_the_room_of_those_with_a_lower_priority() -> None:
+    """Of places and of pages; what gave way is computed later, and equal ones wait for their turn."""
+    for pages, max_running in ((100, 2), (6, 8)):
+        world = World(pages=pages, step_tokens=200, max_running=max_running)
+        first = world.submit(16, 20)
+        row = world.submit(40, 20, priority=50)
+        assert len(world.step().tokens) == 2
+        equal, soon = world.submit(30, 4, now=1.0, priority=50), world.submit(30, 4, now=2.0)
+        plan = world.step()
+        assert plan.preempted == [row]
+        assert plan.admitted == [soon]
+        assert world.scheduler.running == [first, soon]
+        while world.scheduler.running or world.scheduler.waits:
+            world.step()
+        assert sorted(world.ended) == sorted(s.submit.id for s in (first, row, equal, soon))
+        assert world.ended.index(row.submit.id) < world.ended.index(equal.submit.id) or max_running == 8
+
+
+def test_a_prompt_is_not_computed_before_that_of_a_higher_priority() -> None:
+    world = World(pages=100, step_tokens=20, max_running=8)
+    row = world.submit(100, 5, priority=50)
+    assert world.step().tokens == {row: 20}
+    soon = world.submit(12, 5, now=1.0)
+    assert world.step().tokens == {soon: 12, row: 8}
+    assert world.step().tokens == {soon: 1, row: 19}
+
+
+def test_a_row_that_has_waited_long_gives_way_no_more() -> None:
+    world = World(pages=100, step_tokens=200, max_running=1)
+    row = world.submit(10, 20, priority=50)
+    world.step()
+    world.submit(10, 2, now=50 * AGEING_S + 1)
+    assert not world.step().preempted
+    assert world.scheduler.running == [row]
 
 
 def test_a_large_request_at_the_head_is_not_passed_by_small_ones() -> None:

@@ -127,6 +127,14 @@ class Shard(click.ParamType[tuple[int, int]]):
     "--part-rows", type=click.IntRange(min=1), metavar="N", show_default="the task's", help="Rows of a part."
 )
 @click.option(
+    "--part-timeout",
+    "part_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="A part that takes longer is computed again in halves, until the row is found, which is rejected. Without it "
+    "nothing ends a worker that is stuck.",
+)
+@click.option(
     "--shard",
     type=Shard(),
     default="0/1",

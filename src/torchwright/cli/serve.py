@@ -226,6 +226,13 @@ GATEWAY = (
     "generation.",
 )
 @click.option(
+    "--batches",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Take files and batches by /v1/files and /v1/batches, and keep them in this folder, over restarts too. "
+    "They run behind other requests.",
+)
+@click.option(
     "--adapter-memory",
     callback=byte_count,
     default=str(ENGINE.adapter_memory),

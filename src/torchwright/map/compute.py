@@ -57,24 +57,55 @@ def compute(task: Task, part: Part, form: OutputForm) -> Computed:
     good = [place for place, row in enumerate(rows) if row.fault is None]
     for inner, answer in task.answer([rows[place].values for place in good]) if good else ():
         answers[good[inner]] = answer
-    written, rejected = list[dict[str, Any]](), list[bytes]()
+    written, faults = list[dict[str, Any]](), list[bytes]()
     reason = ""
     for place, (row, answer) in enumerate(zip(rows, answers, strict=True)):
         if not isinstance(answer, Rejected):
             answer = _writable(_placed(part, place, row, answer, form))
         if isinstance(answer, Rejected):
             reason = reason or answer.reason
-            rejected.append(_rejected(part, place, row, answer))
+            faults.append(_rejected(part, place, row, answer))
         else:
             written.append(answer)
     return Computed(
         index=part.index,
-        answers=_jsonl(written) if form.form == "jsonl" else _parquet(written, form),
-        rejected=b"".join(rejected),
+        answers=_written(written, form),
+        rejected=b"".join(faults),
         rows=len(rows),
-        rejected_rows=len(rejected),
+        rejected_rows=len(faults),
         seconds=time.perf_counter() - begun,
         reason=reason,
+    )
+
+
+def rejected(part: Part, reason: str, form: OutputForm) -> Computed:
+    """Return a part of which every row is rejected for one reason."""
+    faults = [
+        _rejected(part, place, parse(record, part.kind), Rejected(reason))
+        for place, record in enumerate(part.records)
+    ]
+    return Computed(
+        index=part.index,
+        answers=_written([], form),
+        rejected=b"".join(faults),
+        rows=len(faults),
+        rejected_rows=len(faults),
+        seconds=0.0,
+        reason=reason,
+    )
+
+
+def joined(pieces: Sequence[Computed], form: OutputForm) -> Computed:
+    """Return the pieces of one part, which are in the order of its rows, as one."""
+    answers = [piece.answers for piece in pieces]
+    return Computed(
+        index=pieces[0].index,
+        answers=b"".join(answers) if form.form == "jsonl" else _joined_parquet(answers),
+        rejected=b"".join(piece.rejected for piece in pieces),
+        rows=sum(piece.rows for piece in pieces),
+        rejected_rows=sum(piece.rejected_rows for piece in pieces),
+        seconds=sum(piece.seconds for piece in pieces),
+        reason=next((piece.reason for piece in pieces if piece.reason), ""),
     )
 
 
@@ -139,6 +170,10 @@ def _rejected(part: Part, place: int, row: DataRow, answer: Rejected) -> bytes:
     return _encode(said) + b"\n"
 
 
+def _written(rows: Sequence[dict[str, Any]], form: OutputForm) -> bytes:
+    return _jsonl(rows) if form.form == "jsonl" else _parquet(rows, form)
+
+
 def _jsonl(rows: Sequence[dict[str, Any]]) -> bytes:
     """Return a line for each row; NaN and infinities of kept columns become null, which JSON has instead."""
     return b"".join(_encode(row) + b"\n" for row in rows)
@@ -166,6 +201,21 @@ def _parquet(rows: Sequence[dict[str, Any]], form: OutputForm) -> bytes:
     table = pyarrow.table(
         [pyarrow.array(columns[name], kind) for name, kind in fields], schema=pyarrow.schema(fields)
     )
+    return _parquet_bytes(table)
+
+
+def _joined_parquet(files: Sequence[bytes]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    return _parquet_bytes(
+        pyarrow.concat_tables([pyarrow.parquet.read_table(io.BytesIO(file)) for file in files])
+    )
+
+
+def _parquet_bytes(table: Any) -> bytes:
+    import pyarrow.parquet
+
     file = io.BytesIO()
     pyarrow.parquet.write_table(table, file, compression="zstd")
     return file.getvalue()

@@ -67,6 +67,8 @@ class MapOptions:
     """The format of a folder; a file's name tells its own."""
     part_rows: int | None = None
     """Rows of one part; the task's own by default."""
+    part_seconds: float | None = None
+    """A part that takes longer is computed again in halves, and a row that does is rejected."""
     limit: int | None = None
     """Rows of the input, from the first on."""
     shard: tuple[int, int] = (0, 1)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,22 +18,19 @@ from typing import Any, Protocol
 
 from torchwright.core import system
 from torchwright.core.cpu_load import affinity
-from torchwright.core.errors import TorchwrightError, WorkloadError
+from torchwright.core.errors import WorkloadError
 from torchwright.core.process.waited import how_it_ended
 from torchwright.map.compute import Computed, OutputForm
+from torchwright.map.isolation import Isolation, WorkerDied
 from torchwright.map.plan import Part
 from torchwright.map.tasks.base import TaskSpec
 
 DEATHS = 2
-"""A part whose workers have died so often ends the run: it is the part, and not the machine."""
+"""Workers in a row that died before they were ready: it is the model, and not the machine."""
+WORKER = (sys.executable, "-m", "torchwright.map.worker")
+"""The beginning of a worker's command."""
 LOG_BYTES = 4000
 """The end of a dead worker's output that an error repeats."""
-
-
-class WorkerDied(TorchwrightError):
-    """A worker that crashed, or that the system killed when memory ran out."""
-
-    exit_code = 1
 
 
 class Executor(Protocol):
@@ -71,7 +69,7 @@ class _Worker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [
-                *(sys.executable, "-m", "torchwright.map.worker"),
+                *WORKER,
                 *(str(theirs.fileno()), str(os.getpid()), ",".join(map(str, cores))),
             ],
             stdin=subprocess.DEVNULL,
@@ -86,6 +84,8 @@ class _Worker:
         ours.close()
         self.ready = False
         self.part: Part | None = None
+        self.since = 0.0
+        """When it was given the part, by the monotonic clock."""
         self.connection.send_bytes(first)
 
     def log(self) -> str:
@@ -103,8 +103,18 @@ class _Worker:
 class Pool:
     """`workers` processes with `threads` threads each; a worker that dies is replaced, and its part computed again."""
 
-    def __init__(self, spec: TaskSpec, form: OutputForm, *, workers: int, threads: int) -> None:
-        self.notices = list[str]()
+    def __init__(
+        self,
+        spec: TaskSpec,
+        form: OutputForm,
+        *,
+        workers: int,
+        threads: int,
+        part_seconds: float | None = None,
+    ) -> None:
+        """A worker that takes longer than `part_seconds` for a part is killed."""
+        self._isolation, self._part_seconds = Isolation(form), part_seconds
+        self.notices = self._isolation.notices
         self._threads = threads
         self._first = pickle.dumps((spec, form, threads))
         cores = affinity()
@@ -114,7 +124,6 @@ class Pool:
         ]
         self._workers = list[_Worker]()
         self._waiting = list[Part]()
-        self._deaths = dict[int, int]()
         self._early = 0
         try:
             for own in self._cores:
@@ -134,22 +143,23 @@ class Pool:
         return len(self._waiting) + sum(worker.part is not None for worker in self._workers)
 
     def finished(self, seconds: float) -> list[tuple[Part, Computed]]:
-        """Raises `WorkerDied` for a part whose workers die, and what a worker raises."""
+        """Raises `WorkerDied` where workers die again and again, and what a worker raises."""
         found = list[tuple[Part, Computed]]()
+        self._kill_slow()
         by_connection = {worker.connection: worker for worker in self._workers}
         for connection in wait(list(by_connection), seconds):
             worker = by_connection[connection]  # pyright: ignore[reportArgumentType]
             try:
                 kind, value = pickle.loads(worker.connection.recv_bytes())
             except (EOFError, OSError):
-                self._replace(worker)
+                found += self._replace(worker)
                 continue
             if kind == "computed":
                 assert worker.part is not None
-                found.append((worker.part, value))
+                found += self._isolation.done(worker.part, value)
                 worker.part = None
             elif kind == "ready":
-                worker.ready = True
+                worker.ready, self._early = True, 0
                 self.notices += [text for text in value if text not in self.notices]
             else:
                 raise self._fault(kind, value)
@@ -164,34 +174,45 @@ class Pool:
     def _assign(self) -> None:
         for worker in self._workers:
             if self._waiting and worker.ready and worker.part is None:
-                worker.part = self._waiting.pop(0)
+                worker.part, worker.since = self._waiting.pop(0), time.monotonic()
                 with contextlib.suppress(OSError):  # it has died, and the next `finished` replaces it
                     worker.connection.send_bytes(pickle.dumps(worker.part))
 
-    def _replace(self, worker: _Worker) -> None:
-        """Start another worker in the place of one that died, and give its part to whoever is free."""
+    def _kill_slow(self) -> None:
+        """Kill the workers whose part takes too long."""
+        for worker in self._workers:
+            if worker.part is not None and self._is_slow(worker):
+                system.kill_all(worker.process)
+
+    def _is_slow(self, worker: _Worker) -> bool:
+        return self._part_seconds is not None and time.monotonic() - worker.since > self._part_seconds
+
+    def _replace(self, worker: _Worker) -> list[tuple[Part, Computed]]:
+        """Start another worker in the place of one that died, and give its part to whoever is free.
+
+        Returns a part that is done without the row that ended the worker.
+        """
         code, log, part = worker.process.wait(), worker.log(), worker.part
+        slow = part is not None and self._is_slow(worker)
         place = self._workers.index(worker)
         worker.close()
-        deaths = self._died(part)
-        if deaths >= DEATHS:
-            what = "a worker" if part is None else f"the worker of rows {part.rows}"
-            raise WorkerDied(
-                f"{what} died {deaths} times",
-                found=_cause(code) + (f"; it said: {log[-500:]}" if log else ""),
-                next="give it smaller parts with --part-rows, or fewer --workers; what is done is kept",
-            )
-        self._workers[place] = _Worker(self._cores[place], self._threads, self._first)
-        if part is not None:
-            self._waiting.insert(0, part)
-
-    def _died(self, part: Part | None) -> int:
-        """Count a death: of a part's worker, or of one that was not ready."""
+        cause = (
+            f"it took longer than {self._part_seconds:g} s" if slow else f"its worker died: {_cause(code)}"
+        )
         if part is None:
             self._early += 1
-            return self._early
-        self._deaths[part.index] = self._deaths.get(part.index, 0) + 1
-        return self._deaths[part.index]
+            if self._early >= DEATHS:
+                raise WorkerDied(
+                    f"a worker died {self._early} times before it was ready",
+                    found=_cause(code) + (f"; it said: {log[-500:]}" if log else ""),
+                    next="fewer --workers, if memory ran out; what is done is kept",
+                )
+        self._workers[place] = _Worker(self._cores[place], self._threads, self._first)
+        if part is None:
+            return []
+        again, found = self._isolation.failed(part, cause, retry=not slow)
+        self._waiting[:0] = again
+        return found
 
     def _fault(self, kind: str, value: Any) -> Exception:
         if kind == "refused":

@@ -164,9 +164,16 @@ class Job:
             from torchwright.map.cluster import Cluster
 
             each = threads or self.model.threads or 1
-            return Cluster(self.options.ray, self.spec, self.form, workers=workers, threads=each)
+            return Cluster(
+                self.options.ray,
+                self.spec,
+                self.form,
+                workers=workers,
+                threads=each,
+                part_seconds=self.options.part_seconds,
+            )
         count, each = shared_out(workers, threads, self.model.threads)
-        return Pool(self.spec, self.form, workers=count, threads=each)
+        return Pool(self.spec, self.form, workers=count, threads=each, part_seconds=self.options.part_seconds)
 
     def _identity(self) -> str:
         text = json.dumps(self.description(), sort_keys=True)

@@ -118,6 +118,7 @@ def run(
             adapters=checked.adapters,
             allow_adapters=options.allow_adapters,
             allow_weights=options.allow_weights,
+            batches=options.batches,
             log_requests=options.log_requests,
             tool_call_format=options.tool_call_format,
             reasoning_format=options.reasoning_format,

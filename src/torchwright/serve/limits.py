@@ -89,6 +89,18 @@ class Limits:
     """Reading one sound file, of processor time."""
     sound_memory_bytes: int = 1024 * MIB
     """Memory for reading one sound file."""
+    batch_rows: int = 50_000
+    """Requests of one batch; a batch of more fails."""
+    batches_open: int = 64
+    """Batches that have not ended; the next is a 429."""
+    stored_batches: int = 4096
+    """Batches that are remembered; those that ended first are forgotten."""
+    stored_files: int = 2048
+    """Uploaded files and files of results; the next upload is a 429."""
+    stored_bytes: int = 8192 * MIB
+    """All files together, results that are being written included; a further upload is a 413."""
+    stored_seconds: int = 30 * 86_400
+    """Age at which a file is deleted where nothing shorter is asked for, and at which an ended batch is forgotten."""
 
     def with_pictures(self) -> Limits:
         """Return the limits of a model that takes pictures: their bodies are larger, and take longer to read."""

@@ -114,6 +114,8 @@ class ServerOptions:
     """The folder below which clients may load adapters; none may without it."""
     allow_weights: Path | None = None
     """The folder below which clients may have other weights read; then they may also pause generation."""
+    batches: Path | None = None
+    """The folder of files and batches that clients leave; none are taken without it."""
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""
     drain_seconds: float = 0.0

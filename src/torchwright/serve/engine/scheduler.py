@@ -5,7 +5,8 @@ tokens, then parts of the prompts of running sequences, then waiting sequences f
 always that of `Sequence.key`, a mixture of priority and arrival, so that no sequence waits for ever.
 
 When pages run out, the running sequence that is last in this order is preempted: it gives its pages back and is
-recomputed later. The first one is never preempted, and it fits by itself, so that all finish.
+recomputed later. So is one of a lower priority when a waiting one comes before it and finds no room. The first of all
+is never preempted, and it fits by itself, so that all finish.
 """
 
 from __future__ import annotations
@@ -104,11 +105,17 @@ class Scheduler:
         decoding = [sequence for sequence in self.running if sequence.decodes]
         for sequence in decoding:
             self._grant(plan, sequence, 1 + len(sequence.proposals))
-        for sequence in [sequence for sequence in self.running if not sequence.decodes]:
-            self._grant(plan, sequence, sequence.missing)
+        head = self._waiting[0][1] if self._waiting else None
+        prompts = [sequence for sequence in self.running if not sequence.decodes]
+        behind = [sequence for sequence in prompts if head is not None and _goes_first(head, sequence)]
+        for sequence in prompts:
+            if sequence not in behind:
+                self._grant(plan, sequence, sequence.missing)
         # A sequence that gave its pages up in this step would take those for which it had to.
         if not plan.preempted:
             self._admit(plan)
+        for sequence in behind:
+            self._grant(plan, sequence, sequence.missing)
         return plan
 
     def _grant(self, plan: StepPlan, sequence: Sequence, wanted: int) -> None:
@@ -136,21 +143,18 @@ class Scheduler:
         """Let waiting sequences run, in order, while there are places, budget, and pages for all their tokens."""
         if not self._waiting:
             return
-        places = self._max_running - sum(1 + len(sequence.siblings) for sequence in self.running)
-        # What the running ones still lack is theirs, and one page more for each, since they grow.
-        promised = sum(
-            1 + max(plan.pages.get(sequence, 0), self._room.need(sequence, sequence.missing))
-            for sequence in self.running
-        )
+        places, promised = self._taken(plan)
         while self._waiting and plan.budget > 0:
             sequence = self._waiting[0][1]
-            if 1 + len(sequence.siblings) > places:
+            if sequence in plan.preempted:
                 return
-            self._room.admit(sequence)
-            need = self._room.need(sequence, sequence.missing)
-            if promised + need > self._room.available:
-                self._room.release(sequence)
-                return
+            need = self._need(sequence, places, promised)
+            if need is None:
+                if not self.running or not _goes_first(sequence, self.running[-1]):
+                    return
+                self._preempt(plan, self.running[-1])
+                places, promised = self._taken(plan)
+                continue
             heapq.heappop(self._waiting)
             insort(self.running, sequence, key=_key)
             tokens = sequence.piece(min(sequence.missing, plan.budget))
@@ -158,6 +162,32 @@ class Scheduler:
             plan.admitted.append(sequence)
             places -= 1 + len(sequence.siblings)
             promised += 1 + need
+
+    def _taken(self, plan: StepPlan) -> tuple[int, int]:
+        """Return the places that are free, and the pages that the running sequences still need."""
+        places = self._max_running - sum(1 + len(sequence.siblings) for sequence in self.running)
+        # What the running ones still lack is theirs, and one page more for each, since they grow.
+        promised = sum(
+            1 + max(plan.pages.get(sequence, 0), self._room.need(sequence, sequence.missing))
+            for sequence in self.running
+        )
+        return places, promised
+
+    def _need(self, sequence: Sequence, places: int, promised: int) -> int | None:
+        """Return the pages that a waiting sequence needs next to a prefix that it finds; None if it does not fit."""
+        if 1 + len(sequence.siblings) > places:
+            return None
+        self._room.admit(sequence)
+        need = self._room.need(sequence, sequence.missing)
+        if promised + need > self._room.available:
+            self._room.release(sequence)
+            return None
+        return need
+
+
+def _goes_first(waiting: Sequence, running: Sequence) -> bool:
+    """Check whether a waiting sequence comes before a running one because of its priority."""
+    return waiting.key < running.key and waiting.submit.priority < running.submit.priority
 
 
 def _key(sequence: Sequence) -> Key:

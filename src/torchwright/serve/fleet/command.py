@@ -33,6 +33,7 @@ REASONS = {
     "--adapter NAME=DIR": "the gateway knows one model of a server; --adapter DIR is for all requests",
     "--allow-adapters": "the gateway has no path for it",
     "--allow-weights": "the gateway has no path for it; send it to each server of --replicas HOST:PORT,HOST:PORT",
+    "--batches": "the gateway has no path for it, and each server would have files of its own",
     "--allowed-host": "the gateway does not check the host; --api-key-file keeps foreign pages out",
 }
 
@@ -130,6 +131,7 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
     one_server_only = {
         "--allow-adapters": server.allow_adapters,
         "--allow-weights": server.allow_weights,
+        "--batches": server.batches,
         "--allowed-host": server.allowed_hosts or None,
         "--adapter NAME=DIR": server.engine.adapters or None,
     }

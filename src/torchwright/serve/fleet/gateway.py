@@ -22,6 +22,10 @@ from torchwright.serve.fleet.options import LOOPBACK, Policy
 
 RETRIES = 5
 """Tries of a request that no replica has begun to answer."""
+FIRST_RETRY_MS = 200
+"""From the first try to the second; each further pause is half as long again, 1.6 s in all. With SMG's own 50 ms, all
+tries could fall into the time in which a dead replica's port is closed, and SMG answers 500 then. Its successor listens
+on the port soon after, and answers 503 with `Retry-After`."""
 FAILURES = 3
 """Failures in a row that open a replica's circuit. Fewer than the retries: cache-aware routing chooses the same replica
 again until then, and the last tries must reach another."""
@@ -144,6 +148,7 @@ def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> lis
         "--log-level": "warn",  # the replicas log requests
         "--history-backend": "none",  # nothing is stored
         "--retry-max-retries": RETRIES,
+        "--retry-initial-backoff-ms": FIRST_RETRY_MS,
         "--cb-failure-threshold": FAILURES,
         "--cb-success-threshold": 1,
         "--cb-timeout-duration-secs": OPEN_SECONDS,

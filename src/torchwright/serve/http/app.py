@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Lifespan
 from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.http import (
     about,
+    batching,
     generating,
     native,
     painting,
@@ -31,6 +32,7 @@ from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
 from torchwright.serve.openai.adapter_request import LoadAdapterRequest, UnloadAdapterRequest
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.openai.batch_request import BatchRequest, FileRequest
 from torchwright.serve.openai.generate_request import GenerateRequest
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.protocol import (
@@ -280,6 +282,31 @@ OPERATIONS = (
         "The version of the weights",
         also=("/get_weight_version",),
     ),
+    Operation(
+        "POST", "/v1/files", batching.upload_file, "Leave a file of requests, with --batches", FileRequest
+    ),
+    Operation("GET", "/v1/files", batching.list_files, "The client's files", before_ready=True),
+    Operation("GET", "/v1/files/{file_id}", batching.file_facts, "A file's name and size", before_ready=True),
+    Operation("DELETE", "/v1/files/{file_id}", batching.delete_file, "Delete a file", before_ready=True),
+    Operation(
+        "GET", "/v1/files/{file_id}/content", batching.file_content, "A file itself", before_ready=True
+    ),
+    Operation(
+        "POST",
+        "/v1/batches",
+        batching.create_batch,
+        "Answer the requests of a file, behind interactive ones",
+        BatchRequest,
+    ),
+    Operation("GET", "/v1/batches", batching.list_batches, "The client's batches", before_ready=True),
+    Operation("GET", "/v1/batches/{batch_id}", batching.batch_facts, "How far a batch is", before_ready=True),
+    Operation(
+        "POST",
+        "/v1/batches/{batch_id}/cancel",
+        batching.cancel_batch,
+        "End a batch with the answers that it has",
+        before_ready=True,
+    ),
     Operation("GET", "/v1/models", about.models, "The served model, as a list"),
     Operation("GET", "/v1/models/{model:path}", about.model_facts, "The served model"),
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or conversation", TokenizeRequest),
@@ -316,6 +343,9 @@ OPERATIONS = (
     Operation("GET", "/metrics", metrics_text, "Figures for Prometheus", before_ready=True),
     Operation("GET", "/openapi.json", openapi, "This document", before_ready=True),
 )
+
+BATCHED = {each.path: each.handler for each in OPERATIONS if each.path in batching.BATCH_PATHS}
+"""The handlers of rows of batches."""
 
 
 async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> Response:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchwright.serve.http.guard import IGNORED, held_body, record_of, while_there
+from torchwright.serve.api_error import invalid
+from torchwright.serve.http.guard import BATCHED, IGNORED, held_body, record_of, while_there
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import respond
 from torchwright.serve.log import one_line
@@ -18,7 +21,7 @@ from torchwright.serve.openai.anthropic_request import MessagesRequest
 from torchwright.serve.openai.chat_answer import ChatAnswer
 from torchwright.serve.openai.completion_answer import CompletionAnswer
 from torchwright.serve.openai.generate_request import GenerateRequest
-from torchwright.serve.openai.generation import Generation
+from torchwright.serve.openai.generation import Generation, Unmeasured
 from torchwright.serve.openai.language import Prompts
 from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, prepare
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
@@ -33,6 +36,9 @@ log = logging.getLogger("torchwright.serve")
 NAME_CHARACTERS = 64
 """The most characters of a field's name, in a header and in the log."""
 TIMING_HEADER = "x-torchwright-timing"
+BATCH_PRIORITY = 50
+"""The priority of a row of a batch at least: whoever comes within the next 500 s goes first (a level is worth 10 s,
+`engine.request.AGEING_S`), and what has waited for longer has its turn."""
 TEXTS = (CompletionRequest, GenerateRequest)
 """Requests whose prompts are texts rather than conversations."""
 
@@ -121,13 +127,16 @@ def _facts(
 ) -> Facts:
     if prepared.unbounded is not None:
         _note_ignored(request, service, [*body.noted, prepared.unbounded])
+    metrics = service.metrics
+    if BATCHED in request.scope:
+        prepared, metrics = _behind(prepared), Unmeasured()
     stream = stream or StreamOptions()
     wanted = request.headers.get(TIMING_HEADER, "0").lower() in ("1", "true")
     return Facts(
         id=id,
         model=body.model if body.model in service.adapters else service.name,
         fingerprint=ready.fingerprint[:16],
-        generation=Generation(prepared, service.client, model.tokenizer, service.metrics),
+        generation=Generation(prepared, service.client, model.tokenizer, metrics),
         tokenizer=model.tokenizer,
         usage=stream.include_usage,
         running_usage=stream.include_usage and stream.continuous_usage_stats,
@@ -136,9 +145,20 @@ def _facts(
     )
 
 
+def _behind(prepared: PreparedRequest) -> PreparedRequest:
+    """Return a row of a batch with the priority of one."""
+    submits = [
+        msgspec.structs.replace(submit, priority=max(BATCH_PRIORITY, submit.priority))
+        for submit in prepared.submits
+    ]
+    return replace(prepared, submits=submits)
+
+
 async def _respond(
     service: Service, request: Request, stream: bool, user: str | None, facts: Facts, answer: ResponseWriter
 ) -> Response:
+    if stream and BATCHED in request.scope:
+        raise invalid("an answer in a file is not streamed", "stream", "unsupported_parameter")
     record = record_of(request)
     record.user = user
     if service.allow_weights is not None:

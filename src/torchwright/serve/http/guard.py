@@ -46,6 +46,8 @@ IGNORED = b"x-torchwright-ignored"
 """The header that names the fields of a request that were taken without effect."""
 WEIGHTS = b"x-torchwright-weight-version"
 """The header with the version of the weights when an answer begins, where clients may change them."""
+BATCHED = "batched"
+"""In the scope of a request that is a row of a batch."""
 DISCARDED = 32
 """A body that is too large is read to its end, so that the client reads the refusal, up to so many times the limit."""
 
@@ -99,9 +101,12 @@ class Guard:
         self._keys, self._hosts = [key.encode() for key in keys], hosts
         self.held_bytes = 0
         """Bytes of long bodies that were received but not read yet."""
+        self.answering = 0
+        """Requests of clients that send a body and have not been answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            scope["app"] = self  # a lifespan is given it
             await self._app(scope, receive, send)
             return
         record = AccessRecord(
@@ -132,7 +137,12 @@ class Guard:
             await send_known({"type": "http.response.start", "status": 204, "headers": preflight})
             await send_known({"type": "http.response.body", "body": b""})
             return
-        fault = await self._fault(scope, receive, send_known, record)
+        sends = scope["method"] == "POST"
+        self.answering += sends
+        try:
+            fault = await self._fault(scope, receive, send_known, record)
+        finally:
+            self.answering -= sends
         if fault is not None:
             record.reason = fault.message
             if not record.status:
@@ -177,9 +187,10 @@ class Guard:
         if not self._keys:
             self._hosts.check(headers)
         elif scope["path"] not in OPEN and not scope["path"].startswith(PAGE_FILES):
-            self._check_key(headers)
+            scope["key"] = self._checked_key(headers)
 
-    def _check_key(self, headers: Headers) -> None:
+    def _checked_key(self, headers: Headers) -> bytes:
+        """Return the key of a request; raise `ApiError` (401) for one that is not the server's."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")  # Anthropic's
         found = given.strip().encode("latin-1")
@@ -192,6 +203,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return found
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

@@ -65,7 +65,7 @@ class Hosts:
             return []
         asked = headers.get("access-control-request-headers", "")
         answer = {
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, POST, DELETE",
             "access-control-allow-headers": asked,
             "access-control-max-age": PREFLIGHT_SECONDS,
         }

@@ -22,6 +22,7 @@ REFUSALS = {
     "404": "The model is not the served one",
     "405": "The method is not for this path",
     "408": "The body did not come in time",
+    "409": "The batch has ended, or a batch reads the file",
     "413": "The body is too large",
     "415": "The body is not of the type that the path takes",
     "429": "Too many requests wait; Retry-After says when to come again",

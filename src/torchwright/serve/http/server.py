@@ -16,9 +16,12 @@ import uvicorn
 from torchwright.core.errors import ModelError
 from torchwright.hardware.devices.allocator import return_large_blocks
 from torchwright.models.vision.reader import takes_pictures
+from torchwright.serve.batches.runner import Batches
+from torchwright.serve.batches.store import Store
 from torchwright.serve.descriptors import fitting, raise_limit
 from torchwright.serve.folder import ServeTarget
-from torchwright.serve.http.app import application
+from torchwright.serve.http.app import BATCHED, application
+from torchwright.serve.http.batch_host import BatchHost
 from torchwright.serve.http.connection import connection_class
 from torchwright.serve.http.guard import Guard
 from torchwright.serve.http.hosts import Hosts
@@ -51,6 +54,7 @@ def run(
     adapters: Mapping[str, Path],
     allow_adapters: Path | None,
     allow_weights: Path | None,
+    batches: Path | None,
     log_requests: bool,
     tool_call_format: str,
     reasoning_format: str,
@@ -65,6 +69,7 @@ def run(
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
     silent_seconds = LONG_SILENT_SECONDS if target.served_as in ("recognizer", "painter") else None
+    store = Store(batches, limits) if batches is not None else None
     # Before anything is opened that would have to be closed: its files may be damaged.
     model = None
     if target.served_as in ("writer", "translator"):
@@ -81,6 +86,7 @@ def run(
         aliases=aliases,
         allow_adapters=allow_adapters,
         allow_weights=allow_weights,
+        batches=Batches(store, limits) if store is not None else None,
         sounds=Sounds(limits) if target.served_as == "recognizer" else None,
         limits=limits,
         keys=keys,
@@ -162,6 +168,8 @@ class Server(uvicorn.Server):
             self._service.client.stop()
             return
         self._service.stopping = True
+        if self._service.batches is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._service.batches.stop)
         waiting = self._service.client.waiting
         self._say(
             f"stopping after {waiting} running requests; Ctrl-C again stops at once"
@@ -194,6 +202,8 @@ class Server(uvicorn.Server):
     async def _lifespan(self, app: Guard) -> AsyncIterator[None]:
         service = self._service
         await service.client.start()
+        if service.batches is not None:
+            service.batches.start(BatchHost(service, app, BATCHED))
         announcing = asyncio.create_task(self._announce())
         try:
             yield
@@ -202,6 +212,8 @@ class Server(uvicorn.Server):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if service.batches is not None:
+                await service.batches.close()
             closing = [service.client.close(drain=not self.force_exit), service.reader.workers.close()]
             if service.model is not None:
                 closing.append(service.model.grammars.close())

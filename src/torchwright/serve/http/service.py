@@ -15,6 +15,7 @@ from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object, read_config
 from torchwright.models.diffusion.folder import INDEX
 from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.batches.runner import Batches
 from torchwright.serve.http.fetching import PictureFetcher
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.sounds import Sounds
@@ -65,6 +66,8 @@ class Service:
     """The folder below which clients may load adapters."""
     allow_weights: Path | None = None
     """The folder below which clients may have weights read; then they may also pause generation."""
+    batches: Batches | None = None
+    """Files and batches of clients, where they are kept."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)

@@ -38,7 +38,7 @@ async def _answer(service: Service, request: Request, kind: type[TranslationRequ
     async with contextlib.AsyncExitStack() as kept:
         place = await kept.enter_async_context(sounds.place())
         form = await read_form(request, place.upload, service.limits, place.hold)
-        body = checked(kind, form)
+        body = checked(kind, form.fields)
         service.check_model(body.model)
         notices = await while_there(request, place.read())
         windows = hear(service, request, str(place.samples), body.options())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,10 +23,18 @@ PART_HEADER_BYTES = 8192
 """The most that the headers of one part may have: a name, a file name and a type."""
 
 
-async def read_form(
-    request: Request, path: Path, limits: Limits, hold: Callable[[int], None]
-) -> dict[str, Any]:
-    """Return the fields by name, with `path` for the file that was written there; repeated fields have a list.
+@dataclass(frozen=True)
+class ReadForm:
+    """A form whose file was written to the disk."""
+
+    fields: dict[str, Any]
+    """Values by name, lists of repeated fields, and the path of the file."""
+    filename: str
+    """The file's name as the client says it; empty without one."""
+
+
+async def read_form(request: Request, path: Path, limits: Limits, hold: Callable[[int], None]) -> ReadForm:
+    """Return the fields of a form, and write its file to `path`.
 
     `hold` is called with the number of bytes before they are written, and may refuse them. Raises `ApiError` for
     another content type (415), too many bytes (413), a slow body (408), and a malformed form (400).
@@ -50,11 +59,12 @@ async def read_form(
         if size > limits.upload_bytes:
             raise _too_large(limits)
         form.end()
-    return form.fields | ({FILE: str(path)} if form.has_file else {})
+    fields = form.fields | ({FILE: str(path)} if form.has_file else {})
+    return ReadForm(fields, form.filename)
 
 
 def _boundary(request: Request) -> bytes:
-    from python_multipart.multipart import parse_options_header  # only a server of speech has it
+    from python_multipart.multipart import parse_options_header  # most servers read no forms
 
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != TranslationRequest.media_type.encode():
@@ -90,7 +100,7 @@ class _Form:
         self._header_bytes = 0
         self._bytes, self._parts, self._ended = 0, 0, False
         self._values = dict[str, list[str]]()
-        self.has_file = False
+        self.has_file, self.filename = False, ""
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -155,11 +165,12 @@ class _Form:
         if not self._name:
             raise _no_form("a part without a name")
         if b"filename" in options and self._name != FILE:
-            raise invalid(f"'{self._name}' is a file; the sound is '{FILE}'", self._name, "unknown_parameter")
+            raise invalid(f"'{self._name}' is a file; the file is '{FILE}'", self._name, "unknown_parameter")
         if self._name == FILE:
             if self.has_file:
                 raise invalid(f"'{FILE}' is given twice", FILE)
             self.has_file = True
+            self.filename = options.get(b"filename", b"").decode("utf-8", "replace")
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE:

@@ -17,7 +17,7 @@ from torchwright.serve.offline.engine import LocalEngine
 from torchwright.serve.openai.answers import Facts, ResponseWriter
 from torchwright.serve.openai.chat_answer import ChatAnswer
 from torchwright.serve.openai.completion_answer import CompletionAnswer
-from torchwright.serve.openai.generation import Generation
+from torchwright.serve.openai.generation import Generation, Unmeasured
 from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, Wanted, prepare
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, Shared
 from torchwright.serve.openai.reading import BodyReader
@@ -157,19 +157,6 @@ class OfflineServer:
             return CompletionAnswer(facts, echo=echo, logprobs=body.logprobs is not None)
         assert isinstance(body, ResponsesRequest)
         return ResponseAnswer(facts, body)
-
-
-class Unmeasured:
-    """Counts nothing: a batch has no waiting reader whose times matter."""
-
-    def __init__(self) -> None:
-        self.first_token = self.inter_token = self
-
-    def observe(self, amount: float) -> None:
-        """Drop a time."""
-
-    def finished(self, reason: str, seconds: float, tokens: int) -> None:
-        """Drop a count."""
 
 
 @asynccontextmanager

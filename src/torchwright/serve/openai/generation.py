@@ -68,6 +68,19 @@ class Measures(Protocol):
     def finished(self, reason: str, seconds: float, tokens: int) -> None: ...
 
 
+class Unmeasured:
+    """Counts nothing: a batch has no waiting reader whose times matter."""
+
+    def __init__(self) -> None:
+        self.first_token = self.inter_token = self
+
+    def observe(self, amount: float) -> None:
+        """Drop a time."""
+
+    def finished(self, reason: str, seconds: float, tokens: int) -> None:
+        """Drop a count."""
+
+
 class Gone(Exception):
     """The client has left, or does not read: nobody is answered."""
 
