@@ -53,7 +53,7 @@ def _student_t(degrees: int) -> float:
 
 
 def _chi_square_quantile(probability: float, degrees: int) -> float:
-    import torch  # the other intervals are read where there is no torch
+    import torch  # not at the top: the other intervals need no torch
 
     half = torch.tensor(degrees / 2, dtype=torch.float64)
 
