@@ -177,7 +177,28 @@ int64_t attention(
     return 0; // SDPBackend::math: a fused kernel would have to be our own
 }
 
+void check_place(const at::Tensor& tensor, const c10::OperatorHandle& op) {
+    // A tensor without dimensions may be anywhere, as for any device.
+    TORCH_CHECK(
+        !tensor.defined() || tensor.dim() == 0 || tensor.device().type() == kAbacus,
+        "Expected all tensors to be on the same device, but ",
+        op.operator_name(),
+        " found ",
+        here(),
+        " and ",
+        tensor.device());
+}
+
 void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+        if (argument.isTensor()) {
+            check_place(argument.toTensor(), op);
+        } else if (argument.isTensorList()) {
+            for (const at::Tensor& tensor : argument.toTensorVector()) {
+                check_place(tensor, op);
+            }
+        }
+    }
     at::native::cpu_fallback(op, stack);
 }
 
@@ -193,6 +214,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("_reshape_alias", &at::native::_reshape_alias);
     m.impl("unfold", &at::native::unfold);
     m.impl("resize_", &at::native::resize_);
+    m.impl("set_.source_Storage", &at::native::set_);
     m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
     m.impl("set_.source_Tensor", &at::native::set_tensor_);
 }
