@@ -10,6 +10,7 @@ import pytest
 
 from torchwright.cli import main
 from torchwright.cli.completion import VARIABLE
+from torchwright.hardware.devices import devices
 
 pytestmark = pytest.mark.quick
 
@@ -42,7 +43,7 @@ def complete(
         ("torchwright optimize --device c", ["plain,cpu", "plain,cuda"]),
         ("torchwright export model --to o", ["plain,onnx", "plain,openvino"]),
         ("torchwright optimize --objective = l", ["plain,latency"]),
-        ("torchwright optimize --device =", ["plain,cpu", "plain,cuda"]),
+        ("torchwright optimize --device =", [f"plain,{name}" for name in devices.names()]),
         ("torchwright map model in.jsonl --task g", ["plain,generate"]),
         ("torchwright map model te", ["file,te"]),
         ("torchwright optimize mod", ["file,mod"]),

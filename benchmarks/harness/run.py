@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import platform
 import subprocess
@@ -93,6 +94,7 @@ class Rows(list[Row]):
     def __init__(self, file: str | None = None, columns: Sequence[str] = (), *, note: str = "") -> None:
         super().__init__()
         self.file = file
+        self.records: list[Row] = []
         for key, value in machine().items():
             print(f"{key}: {value}")
         print(f"\n{note}\n" if note else "", flush=True)
@@ -105,12 +107,44 @@ class Rows(list[Row]):
             print(cells if isinstance(cells, str) else line(cells), flush=True)
         self.write()
 
+    def measured(
+        self, workload: str, figures: Mapping[tuple[str, str], Any], conditions: str = "", **facts: str
+    ) -> None:
+        """Keep ratios for the board: (technique, "over its baseline") → an `Interval` or its `triple`.
+
+        The JSON file has them under `records`; `python -m benchmarks.board.keep FILE` adds them to the board's rows.
+        Figures of other `conditions` (sizes, budget) are not compared.
+        """
+        here = machine()
+        self.records.append(
+            {
+                "benchmark": here["command"].split()[2] if " -m " in here["command"] else here["command"],
+                "workload": workload,
+                "conditions": conditions,
+                "device": here.get("card", here["cpu"]),
+                "threads": here["threads"],
+                "commit": commit(),
+                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+                "versions": {name: here[name] for name in ("torch", "transformers", "python")},
+                "command": here["command"],
+                "figures": [
+                    {
+                        "technique": technique,
+                        "measure": measure,
+                        "interval": triple(ratio) if hasattr(ratio, "low") else list(ratio),
+                    }
+                    for (technique, measure), ratio in figures.items()
+                ],
+                "facts": facts,
+            }
+        )
+        self.write()
+
     def write(self) -> None:
         """Write the JSON file again; call it after changing a row."""
         if self.file:
-            Path(self.file).write_text(
-                json.dumps({"machine": machine(), "rows": list(self)}, indent=1) + "\n"
-            )
+            found = {"machine": machine(), "rows": list(self), "records": self.records}
+            Path(self.file).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def head(columns: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import torchwright as tw
+from benchmarks.board import rows as board
 from benchmarks.harness import contenders, run
 from benchmarks.harness.contenders import BY_HAND, ByHand, by_hand, optimize_command
 from benchmarks.harness.run import Row, times, triple
@@ -63,6 +64,9 @@ def main() -> None:
     for name in options.only:
         row = measured(name, options.max_drop, options.time_budget)
         rows.add(row, cells(row))
+        if figures := ratios(row):
+            limits = f"budget {options.max_drop:.0%}, search of {options.time_budget:.0f} s"
+            rows.measured(name, figures, limits, kept=row["recipe"])
     finished = [row for row in rows if "versus_hand" in row]
     never_slower = sum(row["versus_eager"][2] >= 1 for row in finished)
     near = sum(row["versus_hand"][0] >= 0.95 for row in finished)
@@ -144,6 +148,15 @@ def hand_tuned(name: str, how: str) -> Workload:
         return workload
     model, inputs = shapes.make(*shapes.MODULES[name])
     return ModuleWorkload(ByHand(model, how), inputs)
+
+
+def ratios(row: Row) -> dict[tuple[str, str], Any]:
+    """Return what the board keeps of a row: ours over both baselines, and each hand-tuned baseline over eager."""
+    measures = {"versus_eager": board.ORIGINAL, "versus_hand": board.BY_HAND}
+    found = {(board.WHOLE, measure): row[key] for key, measure in measures.items() if key in row}
+    by_hand = {how: row.get("contenders", {}).get(how, {}) for how in BY_HAND}
+    within = {how: entry for how, entry in by_hand.items() if entry.get("within_budget")}
+    return found | {(how, board.ORIGINAL): entry["versus_eager"] for how, entry in within.items()}
 
 
 def cells(row: Row) -> tuple[str, ...]:

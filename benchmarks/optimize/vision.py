@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import torchwright as tw
+from benchmarks.board import rows as board
 from benchmarks.harness import contenders, peers, run
 from benchmarks.harness.run import Row, in_short, times, triple
 from benchmarks.models import shapes
@@ -66,6 +67,20 @@ def main() -> None:
                 against = f"against OpenVINO's best {what.replace('_', ' ')}: {row[what]}"
                 print(run.line((case, against, "", times(row[f"ratio_{what}"]), "", "", "")))
         rows.add(row)
+        limits = f"budget {options.max_drop:.0%}, search of {options.time_budget:.0f} s"
+        engines = "third-party engines allowed" if options.engines else "own kernels"
+        if figures := ratios(row):
+            rows.measured(case, figures, f"{limits}, {engines}", kept=row["recipe"])
+
+
+def ratios(row: Row) -> dict[tuple[str, str], Any]:
+    """Return what the board keeps of a row: ours over the original and OpenVINO, and each peer over the original."""
+    over = {"ratio_within_budget": board.OPENVINO, "ratio_of_all": f"{board.OPENVINO} at any loss"}
+    found = {(board.WHOLE, measure): row[key] for key, measure in over.items() if key in row}
+    for name, entry in row["contenders"].items():
+        if name != "eager fp32" and entry.get("within_budget"):
+            found[board.WHOLE if name == "torchwright" else name, board.ORIGINAL] = entry["versus_eager"]
+    return found
 
 
 def measured(name: str, batch: int, options: argparse.Namespace) -> Row:

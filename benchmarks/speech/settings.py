@@ -139,6 +139,10 @@ def show(found: list[Row], asked: argparse.Namespace, rows: run.Rows) -> None:
         loss = "-" if row["drop"] is None else f"{row['drop']:.2%}"
         memory = f"{row['memory'] / 2**20:.0f} MiB"
         rows.add(row, (row["row"], f"{row['seconds']:.3f}", *gains, memory, loss))
+        if row["row"] != BASE:
+            figures = {(row["row"], f"over {below}, {call}"): gain for call, gain in row["gains"].items()}
+            model = Path(asked.model).name if asked.model else "Whisper base, random weights"
+            rows.measured(model, figures, f"{asked.tokens} tokens")
 
 
 if __name__ == "__main__":

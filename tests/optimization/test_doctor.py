@@ -141,7 +141,7 @@ def test_a_technique_that_cannot_be_imported_does_not_stop_the_others(monkeypatc
         raise TorchwrightError(f"{name} cannot be imported")
 
     monkeypatch.setattr(doctor.techniques, "get", refuse)
-    assert doctor._technique("mine", make_device()) == Available(
+    assert doctor._technique("mine", make_device(), here=True) == Available(
         name="mine", reason="mine cannot be imported."
     )
 

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import click
 
-from torchwright.cli.options import json_option
+from torchwright.cli.options import DeviceName, json_option
 from torchwright.cli.printing import console, print_json, say
 from torchwright.core.process.interrupts import importing
 
 
 @click.command("doctor")
+@click.option(
+    "--device",
+    type=DeviceName(),
+    show_default="a card where one can be used, else cpu",
+    help="The device to look at; of one that is not here, say why, and which techniques have kernels for its kind.",
+)
 @click.option(
     "--refresh", is_flag=True, help="Measure the ceilings again instead of reading the cached ones."
 )
@@ -27,13 +33,15 @@ from torchwright.core.process.interrupts import importing
     "compiler whose TORCHWRIGHT_KERNELS names it.",
 )
 @json_option
-def command(refresh: bool, only_build: bool, into: Path | None, as_json: bool) -> None:
+def command(device: str | None, refresh: bool, only_build: bool, into: Path | None, as_json: bool) -> None:
     """Say what this machine can run, how fast, and why not.
 
     The kernels are compiled where that was not done yet: only this shows whether they can be.
     """
     if refresh and only_build:
         raise click.UsageError("--build measures nothing that --refresh could measure again")
+    if device is not None and only_build:
+        raise click.UsageError("--build compiles the kernels of CPUs, whatever --device names")
     if into is not None and not only_build:
         raise click.UsageError("--into belongs to --build")
     with importing():
@@ -45,7 +53,7 @@ def command(refresh: bool, only_build: bool, into: Path | None, as_json: bool) -
         kernels = doctor.build_kernels(into)
         print_json({"kernels": kernels}) if as_json else say(kernels)
         return
-    diagnosis = doctor.diagnose(refresh=refresh)
+    diagnosis = doctor.diagnose(device, refresh=refresh)
     if as_json:
         print_json(dataclasses.asdict(diagnosis))
     else:

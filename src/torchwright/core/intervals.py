@@ -8,8 +8,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-import torch
-
 CONFIDENCE = 0.95
 
 
@@ -55,6 +53,8 @@ def _student_t(degrees: int) -> float:
 
 
 def _chi_square_quantile(probability: float, degrees: int) -> float:
+    import torch  # not at the top: the other intervals need no torch
+
     half = torch.tensor(degrees / 2, dtype=torch.float64)
 
     def share(x: float) -> float:

@@ -17,7 +17,7 @@ from torchwright.core import system
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.paths import UnsafeFolder, cache_folder
 from torchwright.core.records import DeviceFacts
-from torchwright.hardware.devices import default_name, devices, get_device
+from torchwright.hardware.devices import check_name, default_name, devices, get_device
 from torchwright.hardware.devices.base import Ceilings
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.measure.toolchain import compiler_fault
@@ -63,7 +63,9 @@ class Diagnosis:
 
     platform: str
     device: DeviceFacts
-    """The device that is taken when nobody names one, with its measured ceilings where nothing disturbed them."""
+    """The device that was named, else the one taken by default, with its ceilings where nothing disturbed them."""
+    device_fault: str | None = None
+    """Why this machine cannot use that device, and what mends it; the techniques below are judged by its kind."""
     ceilings: Ceilings
     """The ceilings as measured, with what disturbed them."""
     devices: tuple[Available, ...]
@@ -82,26 +84,22 @@ class Diagnosis:
     notes: tuple[str, ...] = field(default=())
 
 
-def diagnose(*, refresh: bool = False) -> Diagnosis:
+def diagnose(device_name: str | None = None, *, refresh: bool = False) -> Diagnosis:
     """Look at the machine; what was never done here, measuring its ceilings and compiling the kernels, is done now.
 
-    With `refresh` the ceilings are measured again.
+    With `refresh` the ceilings are measured again. Raises `UnknownName` for a device that nobody registered; one that
+    is not here is a fact of the diagnosis.
     """
-    chosen = get_device(default_name())
-    ceilings = chosen.ceilings(refresh=refresh)
-    device = dataclasses.replace(
-        chosen.identify(),
-        read_gb_per_s=None if ceilings.disturbed else ceilings.read_gb_per_s,
-        tflops={} if ceilings.disturbed else dict(ceilings.tflops),
-    )
+    name = check_name(device_name or default_name())
+    device, ceilings, fault = _look_at(name, refresh=refresh)
+    listed = [other for other, cls in devices if cls.preference >= 0 or other == device_name]
     folder = cache_folder()
     return Diagnosis(
         platform=f"{platform.platform()}, Python {platform.python_version()}",
         device=device,
+        device_fault=fault,
         ceilings=ceilings,
-        devices=tuple(
-            Available(name=name, reason=cls.unavailable()) for name, cls in devices if cls.preference >= 0
-        ),
+        devices=tuple(Available(name=other, reason=devices.get(other).unavailable()) for other in listed),
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         openmp=_openmp(),
@@ -111,9 +109,27 @@ def diagnose(*, refresh: bool = False) -> Diagnosis:
         kernels=Available(name="kernels", reason=build.load_fault()),
         cache=str(folder),
         cache_fault=_write_fault(folder),
-        techniques=tuple(_technique(name, device) for name in techniques.names()),
-        notes=tuple(_notes(device, ceilings)),
+        techniques=tuple(_technique(each, device, here=fault is None) for each in techniques.names()),
+        notes=() if fault else tuple(_notes(device, ceilings)),
     )
+
+
+def _look_at(name: str, *, refresh: bool) -> tuple[DeviceFacts, Ceilings, str | None]:
+    """Return a device with its ceilings; of one that is not here only its kind, with the reason."""
+    cls = devices.get(name)
+    if reason := cls.unavailable():
+        fault = f"{reason}: {cls.remedy}" if cls.remedy else reason
+        return DeviceFacts(kind=name, name="not here"), Ceilings(), fault
+    found = get_device(name)
+    found.start()
+    ceilings = found.ceilings(refresh=refresh)
+    disturbed = ceilings.disturbed is not None
+    device = dataclasses.replace(
+        found.identify(),
+        read_gb_per_s=None if disturbed else ceilings.read_gb_per_s,
+        tflops={} if disturbed else dict(ceilings.tflops),
+    )
+    return device, ceilings, None
 
 
 def build_kernels(into: Path | None = None) -> Path:
@@ -145,7 +161,10 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         facts.add_row(label, Text.assemble(text, (f"  {fault}" if fault else "", "red")))
 
     row("machine", diagnosis.platform)
-    row(device.kind, f"{device.name}, {device.cores} cores, {device.memory_bytes / 2**30:.1f} GiB")
+    if diagnosis.device_fault is None:
+        row(device.kind, f"{device.name}, {device.cores} cores, {device.memory_bytes / 2**30:.1f} GiB")
+    else:
+        row(device.kind, device.name, diagnosis.device_fault)
     row("instruction sets", " ".join(device.isa) or "none that kernels ask for")
     ceilings = diagnosis.ceilings
     reads = None if ceilings.read_gb_per_s is None else f"{ceilings.read_gb_per_s:.0f} GB/s"
@@ -178,11 +197,15 @@ def _ceiling(rate: str | None, disturbed: str | None) -> str:
     return f"at least {rate}: {disturbed}" if disturbed else f"{rate}, measured"
 
 
-def _technique(name: str, device: DeviceFacts) -> Available:
+def _technique(name: str, device: DeviceFacts, *, here: bool) -> Available:
     try:
         return Available(name=name, reason=techniques.get(name).available(device))
     except TorchwrightError as error:  # registered, but it cannot be imported: the others can still be judged
         return Available(name=name, reason=str(error))
+    except (RuntimeError, AssertionError):  # what torch raises for a question to a driver that is not there
+        if here:
+            raise
+        return Available(name=name, reason="what the device can do decides, and the device is not here")
 
 
 def _compiler(device: DeviceFacts) -> Compiler:

@@ -32,6 +32,10 @@ SERVED = (
 )
 
 
+DEVICES = ("cpu", "cuda")
+"""Devices that the server drives. It counts on their allocator and kernels; an artifact of another runs from Python."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeTarget:
     """The target of `torchwright serve`."""
@@ -51,7 +55,8 @@ def find(target: str | None) -> ServeTarget:
     """Return the folder of a target; a hub id is downloaded first.
 
     Raises `ModelError` for a missing model or one that cannot be served, such as an architecture that neither the
-    native decoder nor transformers knows. Raises `ArtifactError` for an artifact that cannot be read.
+    native decoder nor transformers knows. Raises `ArtifactError` for an artifact that cannot be read, or of a device
+    that is not served.
     """
     if target is None:
         return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parents[1] / "workloads" / "bundled")
@@ -110,11 +115,13 @@ def find(target: str | None) -> ServeTarget:
 
 def _workload(path: Path) -> tuple[dict[str, Any], str, str]:
     """Return an artifact's workload, what it is served as, and its engine's name."""
-    workload, manifest = _object(path / RECIPE).get("workload"), {}
+    recipe = _object(path / RECIPE)
+    workload, manifest = recipe.get("workload"), {}
     if not isinstance(workload, dict) or not isinstance(workload.get("kind"), str):
         raise ArtifactError(
             f"{path / RECIPE} cannot be read", found="a workload without its kind", next="optimize again"
         )
+    _check_device(path, recipe)
     if (path / MANIFEST).is_file():
         manifest = _object(path / MANIFEST)
     served_as = manifest.get("served_as")
@@ -123,6 +130,20 @@ def _workload(path: Path) -> tuple[dict[str, Any], str, str]:
 
         served_as = class_of(workload).served_as(workload)
     return workload, str(served_as), str(manifest.get("engine") or NATIVE)
+
+
+def _check_device(path: Path, recipe: dict[str, Any]) -> None:
+    """Raise `ArtifactError` for an artifact of a device that is not served; loading checks the rest of the recipe."""
+    found: Any = recipe
+    for name in ("fingerprint", "device", "kind"):
+        found = found.get(name) if isinstance(found, dict) else None
+    if isinstance(found, str) and found not in DEVICES:
+        raise ArtifactError(
+            f"{path} cannot be served",
+            found=f"an artifact for the device '{found}'",
+            allowed=f"artifacts for {' and '.join(DEVICES)}",
+            next=f'optimize again with --device cpu, or call it from Python: torchwright.load("{path}").model(...)',
+        )
 
 
 def _object(path: Path) -> dict[str, Any]:

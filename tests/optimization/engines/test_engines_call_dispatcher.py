@@ -389,3 +389,21 @@ def test_the_call_that_was_quickest_for_so_many_rows_goes_before_the_others():
     )
     assert (strict(torch.ones(3, 3)) == 1).all()
     assert (strict(torch.ones(9, 3)) == 1).all()
+
+
+def test_tensors_of_another_device_are_brought_to_the_general_call(monkeypatch: pytest.MonkeyPatch):
+    """The call of other batch sizes goes operator by operator: mixed devices would fail in its first operator."""
+    model, x = mlp(), torch.randn(4, 16)
+    fixed, general = call_of(model, (x,)), call_of(model, (x,), free=FreeSizes(rows=(0,)))
+    takes = InputCapabilities(parameters=parameters_of(model.forward))
+    dispatcher = CallDispatcher([fixed], general=[general], takes=takes, device="meta")
+    given: list[torch.Tensor] = []
+
+    def run(tensors: list[torch.Tensor]) -> torch.Tensor:
+        given.extend(tensors)
+        return torch.zeros(3, 8)
+
+    monkeypatch.setattr(general, "run", run)
+    with warnings.catch_warnings(action="ignore"):
+        assert dispatcher(x[:3]).device.type == "cpu"
+    assert [(tensor.device.type, tuple(tensor.shape)) for tensor in given] == [("meta", (3, 16))]

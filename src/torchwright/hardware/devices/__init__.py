@@ -23,6 +23,11 @@ devices: Registry[type[Device]] = Registry(
     builtins={
         "cpu": "torchwright.hardware.devices.cpu:CPU",
         "cuda": "torchwright.hardware.devices.cuda:CUDA",
+        "xpu": "torchwright.hardware.devices.xpu:XPU",
+        "mps": "torchwright.hardware.devices.mps:MPS",
+        "npu": "torchwright.hardware.devices.npu:NPU",
+        "hpu": "torchwright.hardware.devices.hpu:HPU",
+        "hip": "torchwright.hardware.devices.hip:HIP",
     },
 )
 
@@ -30,7 +35,12 @@ devices: Registry[type[Device]] = Registry(
 def check_name(name: str) -> str:
     """`name` if a device of that name is registered; raises `UnknownName` otherwise. Imports no torch."""
     if name not in devices.names():
-        raise unknown("device", name, devices.names(), next="`torchwright doctor` says what this machine has")
+        raise unknown(
+            "device",
+            name,
+            devices.names(),
+            next="`torchwright doctor` says what this machine has",
+        )
     return name
 
 

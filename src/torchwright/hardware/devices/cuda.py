@@ -17,7 +17,7 @@ SQUARE = 8192
 
 
 class CUDA(Device):
-    """The current CUDA device."""
+    """The current CUDA device; PyTorch for ROCm calls an AMD card that, too."""
 
     name = "cuda"
     preference = 2
@@ -30,16 +30,19 @@ class CUDA(Device):
         if not torch.backends.cuda.is_built():
             return f"PyTorch {torch.__version__} is built without CUDA"
         if not torch.cuda.is_available():
-            return f"PyTorch {torch.__version__} is built for CUDA {torch.version.cuda}, but no card or driver answers"
+            built = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+            return f"PyTorch {torch.__version__} is built for {built}, but no card or driver answers"
         return None
 
     def identify(self) -> DeviceFacts:
         properties = torch.cuda.get_device_properties()
         major, minor = torch.cuda.get_device_capability()
+        # gfx942:sramecc+:xnack-: the architecture, and modes of the driver.
+        amd = properties.gcnArchName.partition(":")[0] if torch.version.hip else None
         return DeviceFacts(
             kind="cuda",
             name=properties.name,
-            isa=(f"sm_{major}{minor}",),
+            isa=(amd or f"sm_{major}{minor}",),
             cores=properties.multi_processor_count,
             memory_bytes=properties.total_memory,
         )

@@ -71,7 +71,9 @@ class TorchAO(ForParts):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        if device.kind != "cuda":
+        if device.kind not in ("cpu", "cuda"):
+            return f"its configurations are chosen for CUDA's kernels; this device is {device.kind}"
+        if device.kind == "cpu":
             return (
                 "torchao's wheel has no CPU kernels, and none reads float8 or 4-bit floats on a CPU: weights would be "
                 "widened at every call; torchwright's own int8 goes through oneDNN"

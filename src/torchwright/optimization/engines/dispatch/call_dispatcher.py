@@ -302,7 +302,8 @@ class CallDispatcher:
             if call not in self.general:
                 return self._with_layout(call, tensors)
             self._warn_once("general", "operator by operator, for want of a quicker compiled call", tensors)
-            return call.run
+            elsewhere = any(tensor.device.type != self._device.type for tensor in tensors)
+            return self._with_layout(call, tensors) if elsewhere else call.run
         return None if self.strict else self._retyped(calls, types, tensors)
 
     def _with_layout(self, call: CompiledCall, tensors: list[torch.Tensor]) -> CallPath:
