@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -65,7 +69,7 @@ def results(pool: Pool) -> list[tuple[Part, Computed]]:
     return found
 
 
-def test_a_killed_worker_loses_its_part_to_the_next_and_a_part_that_kills_ends_the_run(pool: Pool) -> None:
+def test_a_killed_worker_loses_its_part_to_the_next(pool: Pool) -> None:
     pool.submit(part(0))
     [(_, before)] = results(pool)
     assert before.rows == 2
@@ -77,35 +81,84 @@ def test_a_killed_worker_loses_its_part_to_the_next_and_a_part_that_kills_ends_t
     assert (after.answers, after.rejected) == (before.answers, b"")
     assert pool._workers[0].process.pid != worker.process.pid
 
+
+@pytest.mark.slow
+def test_a_part_that_kills_real_workers_ends_the_run(pool: Pool) -> None:
     pool.submit(part(1))
     with pytest.raises(WorkerDied, match="rows 10 to 11 of a died 2 times"):
-        kill_twice(pool)
+        kill_twice(pool, lambda worker: os.kill(worker.process.pid, signal.SIGKILL))
 
 
-def kill_twice(pool: Pool) -> None:
+class PretendedWorker:
+    """Has no process, is ready at once and never answers."""
+
+    def __init__(self, cores: Sequence[int], threads: int, first: bytes) -> None:
+        self.connection, self.theirs = multiprocessing.Pipe()
+        self.theirs.send_bytes(pickle.dumps(("ready", [])))
+        self.process = SimpleNamespace(wait=lambda: -signal.SIGKILL)
+        self.ready = False
+        self.part: Part | None = None
+
+    def log(self) -> str:
+        return "its last words"
+
+    def close(self) -> None:
+        self.connection.close()
+        self.theirs.close()
+
+
+def test_a_part_that_kills_ends_the_run(spec: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchwright.map.pool._Worker", PretendedWorker)
+    pool = Pool(spec, FORM, workers=1, threads=1)
+    pool.submit(part(1))
+    with pytest.raises(WorkerDied, match="rows 10 to 11 of a died 2 times") as caught:
+        kill_twice(pool, lambda worker: worker.theirs.close())
+    assert "most likely out of memory; it said: its last words" in str(caught.value)
+    pool.close()
+
+
+def kill_twice(pool: Pool, kill: Callable[[Any], None]) -> None:
     """Kill the worker of the pool's one part, and the next one when it has the part."""
     for _ in range(2):
         while pool._workers[0].part is None:
             pool.finished(0.1)
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        kill(pool._workers[0])
         pool.finished(WAIT_SECONDS)
 
 
-def test_a_worker_is_pinned_to_its_cores_and_closed_with_the_pool(spec: TaskSpec) -> None:
+def test_workers_are_pinned_to_their_cores_and_closed_with_the_pool(spec: TaskSpec) -> None:
+    """They pin themselves before they import torch, which counts the cores."""
     cores = affinity()
     if len(cores) < 2:
         pytest.skip("one core")
     pool = Pool(spec, FORM, workers=2, threads=1)
     try:
-        pids = [worker.process.pid for worker in pool._workers]
-        pool.submit(part(0))
-        pool.submit(part(1))
-        found = results(pool)
-        assert sorted(one.index for _, one in found) == [0, 1]
-        assert [os.sched_getaffinity(pid) for pid in pids] == [{cores[0]}, {cores[1]}]
+        pids, until = [worker.process.pid for worker in pool._workers], time.monotonic() + WAIT_SECONDS
+        while [os.sched_getaffinity(pid) for pid in pids] != [{cores[0]}, {cores[1]}]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
     finally:
         pool.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_parts(spec: TaskSpec) -> None:
+    cores = affinity()
+    if len(cores) < 2:
+        pytest.skip("one core")
+    pool = Pool(spec, FORM, workers=2, threads=1)
+    try:
+        pool.submit(part(0))
+        pool.submit(part(1))
+        found = results(pool)
+        assert sorted(one.index for one, _ in found) == [0, 1]
+        assert [os.sched_getaffinity(worker.process.pid) for worker in pool._workers] == [
+            {cores[0]},
+            {cores[1]},
+        ]
+    finally:
+        pool.close()
 
 
 def test_what_a_worker_refuses_is_raised_here(spec: TaskSpec, tmp_path: Path) -> None:
