@@ -19,6 +19,19 @@ COUNTS = "counts"
 """The property in which a test records what it counted."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the file for durations."""
+    parser.addoption("--durations-to", type=Path, metavar="FILE", help="append each phase's seconds to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations where a file is named."""
+    if path := config.option.durations_to:
+        from durations import Durations
+
+        config.pluginmanager.register(Durations(path.absolute()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Leave what the imports made out of garbage collections: a search asks for three, over all of these objects."""

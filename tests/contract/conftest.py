@@ -49,17 +49,20 @@ BUILT_IN |= {"speech": _speech, "diffusion": _diffusion, "vision_language": _vis
 COVERED = [
     ("engine", ("aot", "perceptron")),
     ("engine", ("jit", "parts")),
+    ("numbers", "aot"),
     ("numbers", "jit"),
 ]
-"""Values of fixtures that meet in the sweep alone: a C++ compiler takes 10 to 20 s of processor time for each.
+"""Values of fixtures that meet in the sweep alone: a C++ compiler takes 8 to 20 s of processor time for each.
 
-Every engine has a model and every model an engine in the plain run; limits of numbers are held by `aot`.
+Every engine has a model and every model an engine in the plain run. Limits of numbers are held there by
+`test_engines_guards` and `test_engines_inner_nan`, which give the same checks graphs without a compiler.
 """
 COVERED_TESTS = {
     "test_an_engine_and_its_artifacts_keep_the_classes": ("aot", "jit"),
-    "test_what_changes_its_inputs_is_refused_or_changes_them": ("jit",),
+    "test_what_changes_its_inputs_is_refused_or_changes_them": ("aot", "jit"),
 }
-"""Tests by engine's name, likewise: `eager` keeps the classes in the plain run, and `aot` what changes its inputs."""
+"""Tests by engine's name, likewise: `eager` keeps the classes in the plain run, and `test_engines_call_dispatcher`
+gives graphs whose inputs change."""
 
 
 @pytest.hookimpl(tryfirst=True)

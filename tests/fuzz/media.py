@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import struct
@@ -38,6 +39,7 @@ def sounds() -> dict[str, bytes]:
     return found
 
 
+@functools.cache
 def picture_bombs() -> dict[str, bytes]:
     """Return files of a few kilobytes that declare or decompress to gigabytes."""
     from PIL import Image
@@ -69,6 +71,7 @@ def picture_bombs() -> dict[str, bytes]:
     }
 
 
+@functools.cache
 def sound_bombs() -> dict[str, bytes]:
     """Return sounds whose headers lie about lengths, rates and channels, and files that are no sound."""
     good = sounds()

@@ -133,21 +133,39 @@ def test_halves_are_joined_in_parquet_too(deadly: TaskSpec) -> None:
     assert table == [{"row": 1, "embedding": [2.0]}, {"row": 2, "embedding": [3.0]}]
 
 
-def test_a_worker_is_pinned_to_its_cores_and_closed_with_the_pool(spec: TaskSpec) -> None:
+def test_workers_are_pinned_to_their_cores_and_closed_with_the_pool(spec: TaskSpec) -> None:
+    """They pin themselves before they import torch, which counts the cores."""
     cores = affinity()
     if len(cores) < 2:
         pytest.skip("one core")
     pool = Pool(spec, FORM, workers=2, threads=1)
     try:
-        pids = [worker.process.pid for worker in pool._workers]
-        pool.submit(part(0))
-        pool.submit(part(1))
-        found = results(pool)
-        assert sorted(one.index for _, one in found) == [0, 1]
-        assert [os.sched_getaffinity(pid) for pid in pids] == [{cores[0]}, {cores[1]}]
+        pids, until = [worker.process.pid for worker in pool._workers], time.monotonic() + WAIT_SECONDS
+        while [os.sched_getaffinity(pid) for pid in pids] != [{cores[0]}, {cores[1]}]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
     finally:
         pool.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_parts(spec: TaskSpec) -> None:
+    cores = affinity()
+    if len(cores) < 2:
+        pytest.skip("one core")
+    pool = Pool(spec, FORM, workers=2, threads=1)
+    try:
+        pool.submit(part(0))
+        pool.submit(part(1))
+        found = results(pool)
+        assert sorted(one.index for one, _ in found) == [0, 1]
+        assert [os.sched_getaffinity(worker.process.pid) for worker in pool._workers] == [
+            {cores[0]},
+            {cores[1]},
+        ]
+    finally:
+        pool.close()
 
 
 def test_what_a_worker_refuses_is_raised_here(spec: TaskSpec, tmp_path: Path) -> None:

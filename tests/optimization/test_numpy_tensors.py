@@ -40,7 +40,13 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", tensors())
+LAYOUTS = ("every other", "expanded")
+"""At night alone: in the plain run `transposed` has strides of its own."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS else name for name in tensors()]
+)
 def test_tensors_in_and_out(compiled: Any, name: str) -> None:
     x = tensors()[name]
     before = x.clone()

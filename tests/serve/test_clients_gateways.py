@@ -32,6 +32,8 @@ TOOLS: Any = [{"type": "function", "function": {"name": "answer", "parameters": 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Command]:
+    if not any(map(importlib.util.find_spec, ("smg", "litellm"))):
+        pytest.skip("neither smg nor litellm is installed")
     with command("--api-key", KEY) as running:
         yield running
 

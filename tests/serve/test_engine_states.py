@@ -111,7 +111,7 @@ def test_siblings_share_a_prompt(loaded: LoadedDecoder) -> None:
     assert len({tuple(found["a", index].tokens) for index in range(4)}) > 1
 
 
-@pytest.mark.parametrize("copies", [1, 3, 40])
+@pytest.mark.parametrize("copies", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 40))])
 def test_any_company_and_any_number_of_copies(loaded: LoadedDecoder, copies: int) -> None:
     """Requests with common beginnings at random moments, few pages, few copies: the accounts hold at every step."""
     chance = random.Random(copies)

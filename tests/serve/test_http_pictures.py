@@ -449,6 +449,7 @@ def test_an_engine_that_takes_none_is_believed(folder: Path) -> None:
         assert card["input_modalities"] == ["text"]
 
 
+@pytest.mark.slow
 def test_a_processor_that_cannot_be_loaded_leaves_text(tmp_path: Path) -> None:
     (write_folder(tmp_path) / "preprocessor_config.json").write_text("[")
     with serving(folder=tmp_path) as running:

@@ -144,6 +144,7 @@ def test_a_text_models_system_message_with_a_picture_is_refused() -> None:
         assert "takes text alone" in error(response)["message"]
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_chat_template_takes_pictures(tmp_path: Path) -> None:
     """sgl-project/sglang#5248: the server crashed."""
     with serving(folder=write_folder(tmp_path, None)) as running:

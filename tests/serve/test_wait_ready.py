@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from http_support import MODEL, wait_until
 
 PROGRAM = "import sys; from torchwright.cli import main; sys.exit(main())"
@@ -40,12 +41,14 @@ def _accepts(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_load_fails_the_command() -> None:
     ended = serve("--kv-memory", "1KiB")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "1024 bytes for keys and values" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_long_path_for_temporary_files_keeps_no_server_from_being_ready(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()

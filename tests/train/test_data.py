@@ -151,11 +151,14 @@ def test_every_token_of_ordinary_files_is_read_once_an_epoch_in_each_layout(
     everywhere = processes_of(run)
     read, labelled = (np.zeros(corpus.tokens, dtype=np.int64) for _ in range(2))
     for epoch in (1, 2):
+        ids, labels = [], []
         for number in range((epoch - 1) * steps(run) // 2, epoch * steps(run) // 2):
             for batches in everywhere:
                 for micro in batches.of_step(plan_step(run, number), windows):
-                    read += np.bincount(micro.ids_BT.flatten(), minlength=len(read))
-                    labelled += np.bincount(micro.labels_BT.flatten(), minlength=len(read))
+                    ids.append(micro.ids_BT.flatten())
+                    labels.append(micro.labels_BT.flatten())
+        read += np.bincount(np.concatenate(ids), minlength=len(read))
+        labelled += np.bincount(np.concatenate(labels), minlength=len(read))
         assert (read == epoch).all()
         # The first token of all is no label, and the last one's label is the next epoch's first.
         assert abs(labelled - epoch).sum() <= 2

@@ -64,7 +64,7 @@ def test_words_make_a_run_that_goes_on_and_begins_anew(
     assert again.lora.r == 3
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_sizes_follow_from_the_data(tmp_path: Path, world: int) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

@@ -46,6 +46,7 @@ def rms_bounds(n: int) -> tuple[float, float]:
     return math.sqrt(n / _chi_square_quantile(1 - tail, n)), math.sqrt(n / _chi_square_quantile(tail, n))
 
 
+@functools.cache
 def _student_t(degrees: int) -> float:
     """Return the bound of |t| at 95%: degrees / (degrees + t²) is distributed as Beta(degrees / 2, 1/2)."""
     x = _beta_quantile(1 - CONFIDENCE, degrees / 2, 0.5)

@@ -51,6 +51,7 @@ def test_a_child_computes_with_all_threads_and_so_does_its_parent() -> None:
     """)
 
 
+@pytest.mark.slow
 def test_a_thread_that_has_computed_forks() -> None:
     ends_well("""
         import threading

@@ -90,10 +90,13 @@ def silent_kinds() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("kind", silent_kinds())
+SILENT = silent_kinds()
+
+
+@pytest.mark.parametrize("kind", SILENT)
 @pytest.mark.parametrize("peak", [0.5, 0.003])
 def test_no_voice_is_found_in(kind, peak):
-    sound = silent_kinds()[kind]
+    sound = SILENT[kind]
     found = find_voice((peak * sound / np.abs(sound).max()).astype(np.float32))
     assert not found.anywhere
     assert found.instead(0, SECONDS) != "silence"
@@ -137,7 +140,7 @@ def test_silence_beside_speech_is_told_apart(spoken):
 
 @pytest.mark.parametrize("under", ["hum", "chords", "tone"])
 def test_speech_over_music_and_hum_is_found(spoken, under):
-    music = silent_kinds()[under][: len(spoken)]
+    music = SILENT[under][: len(spoken)]
     level = spoken[np.abs(spoken) > 0.02].std() / music.std() * 10 ** (-10 / 20)
     sound = spoken[: len(music)] + (level * music).astype(np.float32)
     assert find_voice(sound).anywhere
@@ -184,7 +187,7 @@ there = pytest.mark.skipif(
 def test_the_command_prints_nothing_of_a_tone_and_says_why(tmp_path, capsys):
     """A 440 Hz tone was "turn on the blue light in the library"."""
     for name in ("tone", "chords"):
-        sound = silent_kinds()[name]
+        sound = SILENT[name]
         soundfile.write(tmp_path / f"{name}.wav", 0.4 * sound / np.abs(sound).max(), RATE)
     files = [str(tmp_path / "tone.wav"), str(tmp_path / "chords.wav")]
     assert main(["transcribe", files[0], "--language", "English"]) == 0

@@ -123,7 +123,7 @@ def test_words_are_those_of_transformers(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("peaks", [4, 20])
+@pytest.mark.parametrize("peaks", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_words_follow_each_other_and_change_no_text(tmp_path, peaks):
     model = opened(tiny(tmp_path, peaks=peaks))
     samples = noise(3.3 * SECONDS)

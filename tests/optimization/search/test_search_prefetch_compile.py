@@ -20,7 +20,7 @@ from torchwright.optimization.search import estimate
 from torchwright.optimization.search.prefetch_compile import CompilePrefetcher
 from torchwright.optimization.techniques.base import conversion_of
 from torchwright.optimization.trial.client import CONVERSIONS, Context, start_candidate
-from torchwright.optimization.trial.fork_server import can_fork
+from torchwright.optimization.trial.fork_server import ForkServer, can_fork
 from torchwright.optimization.trial.travel import pack
 from torchwright.workloads.module import ModuleWorkload
 
@@ -29,20 +29,36 @@ HALF = Step(name="dtype", options={})
 forks = pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
 
 
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
-    monkeypatch.setattr("torchwright.optimization.search.prefetch_compile.usable_cores", lambda: 2)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ForkServer]]:
+    """A workload's folder, and what its trials are forked from: the contexts of all tests, which imports for 7 s."""
+    folder = tmp_path_factory.mktemp("workload")
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).eval()
+    workload = pack(ModuleWorkload(model, (torch.ones(2, 8),)), folder)
+    made = ForkServer(workload, folder)
+    yield workload, made
+    made.close()
+
+
+@pytest.fixture
+def context(
+    server: tuple[Path, ForkServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Context]:
+    monkeypatch.setattr("torchwright.optimization.search.prefetch_compile.usable_cores", lambda: 2)
+    workload, shared = server
     with Context(
         fork=True,
-        workload=pack(ModuleWorkload(model, (torch.ones(2, 8),)), tmp_path),
+        workload=workload,
         device="cpu",
         threads=1,
         seed=0,
         scratch=tmp_path,
         deadline=time.monotonic() + 300,
+        _server=shared,
     ) as made:
         yield made
+        if made._server is shared:  # pyright: ignore[reportPrivateUsage]
+            made._server = None  # pyright: ignore[reportPrivateUsage]
 
 
 def pids(context: Context) -> list[int]:

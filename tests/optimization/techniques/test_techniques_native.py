@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import weakref
 from pathlib import Path
@@ -35,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folders.save(model, tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(" ".join(folders.SENTENCES * 40))
     return path
 
@@ -65,6 +66,7 @@ def observe(target: Any) -> Any:
         )
 
 
+@functools.cache
 def original(folder: Path, text: Path) -> tuple[LanguageWorkload, Any]:
     workload = LanguageWorkload(folder, batch=2, prompt_tokens=PROMPT, new_tokens=NEW, eval_text=text)
     model = workload.adapt(workload.build())

@@ -122,7 +122,9 @@ forked_or_not = pytest.mark.parametrize(
     ("deed", "reason", "fork"),
     [
         (leave, "ended with exit code 7", False),
-        pytest.param(kill, "killed (signal 9): most likely out of memory", True, marks=forks),
+        pytest.param(
+            kill, "killed (signal 9): most likely out of memory", True, marks=[forks, pytest.mark.slow]
+        ),
         pytest.param(fault, "crashed (SIGSEGV)", False, marks=pytest.mark.slow),
         pytest.param(leave, "ended with exit code 7", True, marks=[forks, pytest.mark.slow]),
         pytest.param(kill, "killed (signal 9): most likely out of memory", False, marks=pytest.mark.slow),
@@ -216,7 +218,8 @@ def test_a_workload_that_cannot_be_unpacked_fails_the_trial_and_not_the_search(
 
 @forks
 def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tmp_path: Path):
-    with context(Trap(), tmp_path, fork=True) as shared:
+    """And one that is killed is a reason in words, as one that was started is."""
+    with context(Trap(kill, after=60), tmp_path, fork=True) as shared:
         pids, answers = set[int](), list[Any]()
         for _ in range(2):
             with TrialProcess(shared) as process:
@@ -226,6 +229,9 @@ def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tm
         with TrialProcess(shared) as original:
             original.ask("prepare", steps=())
             answers.append(original.ask("observe"))
+            with pytest.raises(TrialFailed) as found:
+                collections.deque((original.ask("time") for _ in range(100)), maxlen=0)
+            assert found.value.reason == "killed (signal 9): most likely out of memory"
         server = shared.server()
     assert len(pids) == 2
     assert server.ended

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.optimization.trial.travel import TENSORS, pack, unpack
+from torchwright.train.prove.processes import on_processes
 from torchwright.workloads.module import ModuleWorkload
 
 
@@ -77,10 +76,11 @@ def test_a_model_of_transformers_records_its_outputs_where_it_arrives(tmp_path: 
         sr_ratios=[2, 1], patch_sizes=[3, 3], strides=[2, 2], mlp_ratios=[2, 2], decoder_hidden_size=8,
     )  # fmt: skip
     model = transformers.SegformerForSemanticSegmentation(config)
-    pack(ModuleWorkload(model, (torch.randn(1, 3, 16, 16),)), tmp_path)
-    there = (
-        "import sys; from pathlib import Path; from torchwright.optimization.trial.travel import unpack\n"
-        "workload = unpack(Path(sys.argv[1])); model = workload.build()\n"
-        "model(*workload.inputs[0][0])"
-    )
-    subprocess.run([sys.executable, "-c", there, str(tmp_path)], check=True)
+    pictures = torch.randn(1, 3, 16, 16)
+    pack(ModuleWorkload(model, (pictures,)), tmp_path)
+    assert on_processes(1, shape_where_it_arrives, tmp_path) == [list(model(pictures).logits.shape)]
+
+
+def shape_where_it_arrives(folder: Path) -> list[int]:
+    workload: Any = unpack(folder)
+    return list(workload.build()(*workload.inputs[0][0]).logits.shape)
