@@ -47,8 +47,8 @@ class RunOpenVino(Technique):
     tolerance: ClassVar[float] = 0.1
 
     precision: Literal["f32", "bf16", "f16", "int8"] = "f32"
-    """The precision of the arithmetic; int8 is NNCF's, calibrated, with the rest in bf16 where the processor supports
-    it.
+    """The precision of the arithmetic; int8 is NNCF's, calibrated, with biases corrected and the rest in bf16 where the
+    processor supports it.
     """
     hint: Literal["latency", "throughput"] = "latency"
     """Use all threads for one call, or share them between calls from several threads."""
