@@ -33,11 +33,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 import torchwright as tw
 from benchmarks.harness import contenders, run
 from benchmarks.harness.contenders import Contender
+from benchmarks.harness.engines import ByOpenVino
 from benchmarks.harness.run import Row, in_short, last_line, triple
 from benchmarks.models import zoo
 from benchmarks.optimize import zoo_check
@@ -260,42 +260,6 @@ def timed(original: Contender, ours: Contender, peers: dict[str, Contender]) -> 
         "best": {group: peer.name for group, peer in peers.items()},
         "turns_s": round(time.perf_counter() - begun, 1),
     }
-
-
-class ByOpenVino(nn.Module):
-    """A module in OpenVINO's runtime, converted from its exported program at the first call."""
-
-    def __init__(self, inner: nn.Module, precision: str) -> None:
-        super().__init__()
-        self.inner, self.precision = inner, precision
-        self._call: Any = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._call is None:
-            self._call = self._compiled(args, kwargs)
-        return self._call(*args, **kwargs)
-
-    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        import openvino as ov  # pyright: ignore[reportMissingImports]
-
-        program = torch.export.export(self.inner, args, kwargs)
-        settings = {
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "INFERENCE_PRECISION_HINT": self.precision,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        converted = ov.convert_model(program)
-        request = ov.Core().compile_model(converted, "CPU", settings).create_infer_request()
-        spec = program.call_spec.out_spec
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            leaves = pytree.tree_leaves((args, kwargs))
-            answers = request.infer([leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)])
-            outputs = [torch.from_numpy(answers[place].copy()) for place in range(len(answers))]
-            assert spec is not None
-            return pytree.tree_unflatten(outputs, spec)
-
-        return call
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import make_target
-from torchwright.optimization.engines.sensitivity import rank_modules
+from torchwright.optimization.engines.sensitivity import _measured_groups, rank_modules
 from torchwright.optimization.techniques.base import parse_step
 from torchwright.workloads.module import ModuleWorkload
 
@@ -60,9 +61,53 @@ class Spare(nn.Module):
         return self.used(x)
 
 
-@pytest.mark.parametrize("step", ["dtype:autocast=true", "openvino:precision=bf16,autocast=true"])
+@pytest.mark.parametrize(
+    "step", ["dtype:autocast=true", "openvino:precision=bf16,autocast=true", "openvino:precision=int8"]
+)
 def test_what_is_not_called_has_no_part(step: str) -> None:
     target = make_target(ModuleWorkload(Spare().eval(), torch.randn(4, 16)), get_device("cpu").identify())
     ranking = rank_modules(target, (parse_step(step),))
     assert [each.name for each in ranking] == ["used"]
-    assert 1e-4 < ranking[0].error < 1e-2
+    assert 1e-4 < ranking[0].error < 3e-2
+
+
+NAMES = [f"layer{i}" for i in range(40)]
+
+
+def test_the_worst_groups_are_halved_until_single_layers_are_found() -> None:
+    squares = {name: 100.0 if name == "layer17" else 1.0 for name in NAMES}
+    asked: list[Sequence[str]] = []
+
+    def error(group: Sequence[str]) -> float:
+        asked.append(group)
+        return math.sqrt(sum(squares[name] for name in group))
+
+    found = {tuple(group): value for group, value in _measured_groups(NAMES, error, 60.0)}
+    assert found == {(name,): math.sqrt(square) for name, square in squares.items()}
+    assert ["layer17"] in asked[: 4 + 2 * 4]  # ten layers, five, two, one
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40])
+def test_a_few_groups_are_measured_however_little_time_there_is(count: int) -> None:
+    found = _measured_groups(NAMES[:count], len, 0.0)
+    assert [name for group, _ in found for name in group] == NAMES[:count]
+    assert len(found) == min(count, 4)
+
+
+class Ends(nn.Module):
+    """Two layers whose rounding weighs the same; one takes 64 times the work of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 64), nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.wide(x)
+        return torch.cat([wide / wide.norm(), self.narrow(x) / self.narrow(x).norm()], -1)
+
+
+def test_of_equal_errors_the_layer_that_takes_less_time_comes_first() -> None:
+    target = make_target(ModuleWorkload(Ends().eval(), torch.randn(256, 64)), get_device("cpu").identify())
+    ranking = rank_modules(target, (parse_step("openvino:precision=int8"),))
+    assert [each.name for each in ranking] == ["narrow", "wide"]
+    assert ranking[0].error == pytest.approx(ranking[1].error, rel=0.5)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from search_techniques import Quantize
+from search_techniques import Library, Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.core.records import Budget, Quality, Ranked, Step
+from torchwright.core.records import RELATIVE_ERROR, Budget, Quality, Ranked, Step
 from torchwright.optimization.search import attempt
 
 
@@ -146,6 +147,7 @@ def test_a_library_that_converts_for_each_retreat_is_left_sooner(world: World, l
 def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
     world: World, errors_add: None, errors: list[float], left_alone: list[int]
 ):
+    world.metric = RELATIVE_ERROR
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = [(f"layer{index}", error) for index, error in enumerate(errors)]
     world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
@@ -160,6 +162,7 @@ def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
 ):
     """Of the 2% that were lost 1.2% are the layers', and what no layer does loses 1.6% by itself."""
     monkeypatch.setattr(Quantize, "rounds_between", between)
+    world.metric = RELATIVE_ERROR
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = [(f"layer{index}", 0.012 if index == 0 else 0.001) for index in range(10)]
     world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
@@ -176,6 +179,31 @@ def test_the_upper_end_of_a_loss_is_brought_into_the_budget(errors_add: None, hi
     )
     parts = [Ranked(name=f"layer{index}", error=0.012 / math.sqrt(10)) for index in range(10)]
     assert attempt.counts(Quantize(), parts, lost, 0.01) == counts
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.1, 30.0])
+def test_errors_are_a_share_of_the_loss_where_the_metric_has_another_unit(errors_add: None, unit: float):
+    """A tenth of a percent of perplexity may come of a relative error of 3%."""
+    lost = Quality(
+        metric="perplexity", value=1.02, reference=1.0, drop=0.02, drop_high=0.02, higher_is_better=False
+    )
+    parts = [
+        Ranked(name=f"layer{index}", error=unit * (0.019 if index == 0 else 0.002)) for index in range(10)
+    ]
+    assert attempt.counts(Quantize(), parts, lost, 0.01) == [1]
+    assert attempt.counts(Quantize(), [replace(each, error=0.0) for each in parts], lost, 0.01) == [1]
+
+
+@pytest.mark.parametrize(("loss", "tries"), [(0.03, 2), (0.061, 1)])
+def test_a_library_whose_layers_are_measured_first_is_left_later(
+    world: World, monkeypatch: pytest.MonkeyPatch, loss: float, tries: int
+):
+    monkeypatch.setattr(Library, "errors_add", True)
+    world.metric, world.gain = RELATIVE_ERROR, product(library=4.0)
+    world.ranking = [("layer0", 0.028), *((f"layer{index}", 0.001) for index in range(1, 10))]
+    world.drop = lambda steps: loss if steps and not steps[0].options.get("skip") else 0.0
+    outcome = world.search(step("library", kind="int8"))
+    assert [rung.step.options.get("skip") for rung in outcome.rungs] == [None, ["layer0"]][:tries]
 
 
 @pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])

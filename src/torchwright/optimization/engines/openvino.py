@@ -8,10 +8,8 @@ from memory, so that it cannot name a file. No extension is ever loaded.
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from xml.etree import ElementTree
@@ -26,10 +24,10 @@ from torchwright.core.json_file import read_bytes, read_json
 from torchwright.core.process.files import replacing
 from torchwright.core.quiet import import_openvino, openvino_core, quiet_libraries, unreported
 from torchwright.optimization.engines.converted import Converted, Infer
-from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.optimization.engines.dispatch.messages import say_slower
 from torchwright.optimization.engines.dispatch.spec import CallSpec, NumberDomain
 from torchwright.optimization.engines.openvino_executors import compile_for
+from torchwright.optimization.engines.openvino_int8 import quantized
 from torchwright.optimization.engines.rewrites.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.optimization.techniques.openvino import LIBRARIES
 
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 GRAPH, CONSTANTS, OPTIONS = "graph.xml", "graph.bin", "options.json"
 MODULES = "modules.json"
 """The record that a conversion leaves for the next; it is not part of an artifact."""
-ATTENTION = ("ScaledDotProductAttention", "Softmax")
-"""Operators of OpenVINO's that show a transformer."""
 LARGEST = 256 * 2**20
 """Bytes of GRAPH."""
 PRECISION = "INFERENCE_PRECISION_HINT"
@@ -87,7 +83,7 @@ class OpenVino(Converted):
         if options["precision"] == "int8":
             with quiet_libraries(), unreported():
                 model, constants = _read(openvino_core(), file)
-                model = _quantized(model, spec, target, modules, options["skip"])
+                model = quantized(model, spec, target, modules, options["skip"])
             with tempfile.TemporaryDirectory(dir=file.parent) as folder:
                 ov.save_model(model, Path(folder) / GRAPH, compress_to_fp16=False)
                 for name in (GRAPH, CONSTANTS):
@@ -224,49 +220,6 @@ def _modules(module: fx.GraphModule) -> dict[str, str]:
         if stack := list((node.meta.get("nn_module_stack") or {}).values()):
             found[node.name] = stack[-1][0]
     return found
-
-
-def _quantized(
-    model: Any, spec: CallSpec, target: Target, modules: dict[str, str], skip: tuple[str, ...]
-) -> Any:
-    """8-bit weights and activations, their ranges from the workload's calibration calls."""
-    import nncf
-
-    arrays = [
-        [tensor.contiguous().numpy() for tensor in tensors_of(case)]
-        for case in target.workload.calibration(target.compute_dtype)
-    ]
-    # Ranges come from any batch size, also from one, which a graph with a dynamic batch size was not exported for.
-    shape = replace(spec, sizes={})
-    given = [call for call in arrays if shape.bind([array.shape for array in call]) is not None]
-    if not given:
-        raise RefusedTechnique("no calibration input has the sizes of the call")
-    ignored = [f"^{re.escape(name)}/.*" for name, module in modules.items() if module in skip]
-    attention = any(operator.get_type_name() in ATTENTION for operator in model.get_ops())
-    return nncf.quantize(
-        model,
-        nncf.Dataset(given, lambda call: dict(enumerate(call))),
-        subset_size=len(given),
-        model_type=nncf.ModelType.TRANSFORMER if attention else None,
-        ignored_scope=nncf.IgnoredScope(patterns=ignored, validate=False) if ignored else None,
-        advanced_parameters=_ranges(target),
-    )
-
-
-def _ranges(target: Target) -> Any:
-    """Return NNCF's parameters for ranges of activations; None takes its default, the mean of all calls' maxima.
-
-    One example at two sizes has the larger one's ranges: the mean cuts a quarter of them off (an attention layer lost
-    20% in place of 5%).
-    """
-    from nncf import AdvancedQuantizationParameters
-    from nncf.quantization.range_estimator import RangeEstimatorParametersSet
-
-    if target.workload.varied() is None:
-        return None
-    return AdvancedQuantizationParameters(
-        activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ reading

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,25 +15,26 @@ import torch
 from torch import nn
 
 from torchwright.core import nested
-from torchwright.core.records import Ranked, Step
+from torchwright.core.records import DeviceFacts, Ranked, Step
 from torchwright.optimization.engines.apply import apply_steps
 from torchwright.optimization.techniques.base import Target, Technique, from_step
 from torchwright.optimization.techniques.shared.wrapping import layer_input, plain_name, relative_error
 
 LONGEST = 60.0
 """Seconds that measuring effects on the whole model may take; the modules of the largest own errors come first."""
-GROUPS, GROUPED_SECONDS = (4, 12), 8.0
-"""Fewest and most groups of modules whose effect is measured at once, and about how long all may take."""
+FEWEST_GROUPS, GROUPED_SECONDS = 4, 8.0
+"""Groups of modules whose effect is measured at once to begin with, and about how long all measurements may take."""
 
 
 def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
-    """Return the error from each module that the last of `steps` would change, worst first.
+    """Return the error from each module that the last of `steps` would change, in the order to leave them alone.
 
     Earlier steps are those without which it has nothing to change. If the workload gives a `glance`, the error is the
     glance's, with this module alone changed. Otherwise, or if time runs out, it is the error
     of the module's output, on the inputs that the unchanged model gives it. The metric judges how errors add up
     through the network; this function only orders the retreat. If the technique's `errors_add`, it is the module's
-    share of the whole model's error, measured by groups of neighbours with equal shares.
+    share of the whole model's error, measured by groups of neighbours with equal shares; the order counts time, too.
+    Elsewhere the worst comes first.
     """
     technique = from_step(steps[-1])
     if steps[:-1]:
@@ -83,38 +85,87 @@ def _own_errors(target: Target, technique: Technique) -> dict[str, float]:
 
 
 def _parts(target: Target, technique: Technique) -> dict[str, float]:
-    """The part of each module that is called in the error of the model's first call, worst first."""
+    """The part of each module that is called in the error of the model's first call.
+
+    Those come first whose squared error is largest for the time that they take: left alone in this order, they bring
+    the error down at the least cost (Dantzig's rule for the knapsack problem).
+    """
     model, case = target.model, target.workload.cases(target.compute_dtype)[0]
-    called = set[str]()
-
-    def note(name: str, *_: Any) -> None:
-        called.add(name)
-
     changed = {
         name: module
         for name, module in model.named_modules()
         if name and technique.covers(name) and technique.stand_in(module) is not None
     }
-    begun = time.monotonic()
-    with contextlib.ExitStack() as hooks:
-        for name, module in changed.items():
-            hooks.callback(module.register_forward_pre_hook(partial(note, name)).remove)
-        exact = _floats(model(*case.args, **case.kwargs))
-    once = max(time.monotonic() - begun, 1e-6)
-    names = [name for name in changed if name in called]
-    groups = min(max(GROUPS[0], min(GROUPS[1], int(GROUPED_SECONDS / once))), len(names))
-    parts: dict[str, float] = {}
-    for i in range(groups):
-        group = names[i * len(names) // groups : (i + 1) * len(names) // groups]
+
+    def answer() -> torch.Tensor:
+        return _floats(model(*case.args, **case.kwargs))
+
+    with _estimating(changed, target.device) as seconds:
+        exact = answer()
+    names = [name for name in changed if name in seconds]
+
+    def error(group: Sequence[str]) -> float:
         with _standing_in(model, technique, group):
-            error = relative_error(exact, _floats(model(*case.args, **case.kwargs)))
-        parts |= dict.fromkeys(group, error / math.sqrt(len(group)))
-    return _worst_first(parts)
+            return relative_error(exact, answer())
+
+    measured = _measured_groups(names, error, GROUPED_SECONDS)
+    parts = {name: value / math.sqrt(len(group)) for group, value in measured for name in group}
+    return dict(
+        sorted(parts.items(), key=lambda item: item[1] ** 2 / max(seconds[item[0]], 1e-30), reverse=True)
+    )
+
+
+def _measured_groups(
+    names: Sequence[str], error: Callable[[Sequence[str]], float], seconds: float
+) -> list[tuple[Sequence[str], float]]:
+    """Return groups of neighbours, each with its error.
+
+    A few groups of equal size are measured; then the one with the largest error is halved, as long as the time lasts.
+    """
+    begun, count = time.monotonic(), min(FEWEST_GROUPS, len(names))
+    bounds = [i * len(names) // count for i in range(count + 1)] if names else []
+    measured = [(names[a:b], error(names[a:b])) for a, b in itertools.pairwise(bounds)]
+    calls = count
+    while any(len(group) > 1 for group, _ in measured):
+        spent = time.monotonic() - begun
+        if spent + 2 * spent / calls >= seconds:
+            break
+        worst = max((pair for pair in measured if len(pair[0]) > 1), key=lambda pair: pair[1])
+        measured.remove(worst)
+        group, middle = worst[0], len(worst[0]) // 2
+        measured += [(half, error(half)) for half in (group[:middle], group[middle:])]
+        calls += 2
+    return measured
+
+
+@contextlib.contextmanager
+def _estimating(modules: dict[str, nn.Module], device: DeviceFacts) -> Iterator[dict[str, float]]:
+    """Yield a dict that gets the expected float32 seconds of each module that is called meanwhile, by name.
+
+    They are the device's ceilings: a measured time of one call depends on who else ran.
+    """
+    seconds: dict[str, float] = {}
+
+    def called(
+        name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+    ) -> None:
+        weight: Any = module.weight
+        operations = 2 * output.numel() * weight.numel() // len(weight)
+        read = layer_input(args, kwargs)
+        moved = weight.numel() + output.numel() + (read.numel() if isinstance(read, torch.Tensor) else 0)
+        rates = 1e12 * device.tflops.get("float32", 1.0), 1e9 * (device.read_gb_per_s or math.inf)
+        spent = max(operations / rates[0], moved * weight.element_size() / rates[1])
+        seconds[name] = seconds.get(name, 0.0) + spent
+
+    with contextlib.ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.callback(module.register_forward_hook(partial(called, name), with_kwargs=True).remove)
+        yield seconds
 
 
 def parts_seconds(once: float) -> float:
     """Return the most seconds that `_parts` takes for a model whose call takes `once`."""
-    return once + max(GROUPS[0] * once, GROUPED_SECONDS)
+    return once + max(FEWEST_GROUPS * once, GROUPED_SECONDS)
 
 
 def _floats(outputs: Any) -> torch.Tensor:

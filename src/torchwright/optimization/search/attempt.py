@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.records import Interval, Quality, Ranked, Step, StepResult
+from torchwright.core.records import RELATIVE_ERROR, Interval, Quality, Ranked, Step, StepResult
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
 from torchwright.optimization.search.state import Search, Spent, Uncompiled
@@ -207,7 +207,10 @@ def _retreat(
 ) -> bool:
     """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
     technique = from_step(step)
-    budgets = HOPELESS_CONVERTED if choose.is_closed(technique) else HOPELESS
+    converts = (
+        choose.is_closed(technique) and not technique.errors_add
+    )  # which is ranked before it is converted
+    budgets = HOPELESS_CONVERTED if converts else HOPELESS
     hopeless = lost.drop > budgets * max(search.budget.max_drop, 1e-9)
     ranking_seconds = estimate.ranking_seconds(search, technique)
     if (
@@ -264,6 +267,7 @@ def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budge
         return []
     if not technique.errors_add:
         return [max(1, round(share * len(errors))) for share in RETREAT_SHARES]
+    errors = _as_lost(errors, technique, lost)
     between = (
         math.sqrt(max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0)) if technique.rounds_between else 0.0
     )
@@ -271,6 +275,19 @@ def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budge
     budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
     enough = max(1, next((count for count, rest in enumerate(left) if rest <= SURE * budget), len(errors)))
     return [enough] if enough <= MOST_LEFT * len(errors) else []
+
+
+def _as_lost(errors: Sequence[float], technique: Technique, lost: Quality) -> list[float]:
+    """Return the layers' errors in the unit of the metric, or, where only their shares are known, as large as the loss.
+
+    Shares alone are known where calibration chose ranges that the stand-ins do not have, or where the metric is not
+    the relative error. Where a metric grows with the square of the error (a divergence, a perplexity), more layers
+    than need be are left alone, not fewer.
+    """
+    together = math.hypot(*errors)
+    if not together or (lost.metric == RELATIVE_ERROR and not technique.calibrates):
+        return list(errors)
+    return [error * lost.drop / together for error in errors]
 
 
 def _asked_for(search: Search, step: Step) -> bool:

@@ -154,8 +154,6 @@ class Technique:
     """
     enables: ClassVar[bool] = False
     """True if its purpose is what it gives to others: dropped alone, it is tried again with each step that needs it."""
-    rounds_between: ClassVar[bool] = False
-    """True if it rounds between layers as well, even where layers are left alone."""
     runs_only: ClassVar[bool] = False
     """True if it changes how a process runs and not what an engine builds from the model."""
     keeps_pages: ClassVar[bool] = False
@@ -250,6 +248,11 @@ class Technique:
     @property
     def errors_add(self) -> bool:
         """True if its layers' errors are independent, so that the model's is the root of the sum of their squares."""
+        return False
+
+    @property
+    def rounds_between(self) -> bool:
+        """True if it rounds between layers as well, even where layers are left alone."""
         return False
 
     @property

@@ -13,6 +13,7 @@ from torch import nn
 
 from torchwright.optimization.techniques.base import Target
 from torchwright.optimization.techniques.shared.batchnorm import fold
+from torchwright.optimization.techniques.shared.bias_correction import MeanErrors
 from torchwright.optimization.techniques.shared.int8 import LAYERS, Int8Layer, calibrated_on, observe_inputs
 from torchwright.optimization.techniques.shared.int8_layers import Int8Layers, Replacement
 from torchwright.optimization.techniques.shared.wrapping import stand_in_error
@@ -34,12 +35,13 @@ class Int8Static(Int8Layers):
         if "batch_norm" in target.properties:
             # What stands between a convolution and its activation keeps both from one kernel.
             fold(target.model, target.workload.cases(target.compute_dtype))
-        ranges = observe_inputs(target, self.kinds)
+        errors = MeanErrors()
+        ranges = observe_inputs(target, self.kinds, errors.watch)
 
         def replacement(layer: nn.Module) -> nn.Module | str:
             if layer not in ranges:
                 return "it is not called on the calibration inputs"
-            return Int8Layer(layer, ranges[layer])
+            return Int8Layer(layer, ranges[layer], errors.shift(layer))
 
         return replacement
 

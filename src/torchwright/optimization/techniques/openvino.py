@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
 
-from torchwright.core.layer_types import overridden
 from torchwright.core.records import DeviceFacts, Step
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared import half
@@ -21,9 +20,10 @@ from torchwright.optimization.techniques.shared.engine import (
     missing,
     writes,
 )
-from torchwright.optimization.techniques.shared.int8 import LAYERS, calibrated_on
+from torchwright.optimization.techniques.shared.int8 import LAYERS
 from torchwright.optimization.techniques.shared.int8_layers import EPSILON
-from torchwright.optimization.techniques.shared.wrapping import known_names, named, relative_error
+from torchwright.optimization.techniques.shared.rounded_products import Rounded
+from torchwright.optimization.techniques.shared.wrapping import known_names, named
 
 NAME = "openvino"
 LIBRARIES = ("openvino", "nncf")
@@ -44,12 +44,11 @@ class RunOpenVino(Technique):
     phase: ClassVar[Phase] = Phase.COMPILE
     needs: ClassVar[frozenset[str]] = frozenset({"eager", "exportable", "float32", "cpu"})
     removes: ClassVar[frozenset[str]] = REPLACED
-    rounds_between: ClassVar[bool] = True
     tolerance: ClassVar[float] = 0.1
 
     precision: Literal["f32", "bf16", "f16", "int8"] = "f32"
-    """The precision of the arithmetic; int8 is NNCF's, calibrated, with the rest in bf16 where the processor supports
-    it.
+    """The precision of the arithmetic; int8 is NNCF's, calibrated, with biases corrected and the rest in bf16 where the
+    processor supports it.
     """
     hint: Literal["latency", "throughput"] = "latency"
     """Use all threads for one call, or share them between calls from several threads."""
@@ -76,6 +75,10 @@ class RunOpenVino(Technique):
 
     @property
     def errors_add(self) -> bool:
+        return self.precision == "int8" or self.autocast
+
+    @property
+    def rounds_between(self) -> bool:
         return self.autocast
 
     @property
@@ -122,16 +125,12 @@ class RunOpenVino(Technique):
             skip=self.skip,
         )
 
-    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if self.precision != "int8" or overridden(module, LAYERS):
-            return None
-        layer: Any = module
-        return relative_error(layer.forward(x).float(), calibrated_on(layer, x)(x).float())
-
     def stand_in(self, module: nn.Module) -> nn.Module | None:
-        if not self.autocast or not isinstance(module, self._layers()):
+        if not isinstance(module, self._layers()):
             return None
-        return half.Lower(module, getattr(torch, RATES[self.precision]))
+        if self.precision == "int8":
+            return Rounded(module)
+        return half.Lower(module, getattr(torch, RATES[self.precision])) if self.autocast else None
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names) if self.precision == "int8" or self.autocast else None

@@ -15,6 +15,7 @@ import functools
 import importlib
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,19 +80,24 @@ class Int8Layer(nn.Module):
     """A linear layer or 2-D convolution on 8-bit weights and activations.
 
     `activation` is (scale, zero point) of its input. With None each call takes those of each row: a token of a linear
-    layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row.
+    layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row. `shift` is added to the bias.
 
     NaN and infinity in its input become NaN. Integers have neither: compiled code does not take such calls.
     """
 
-    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
+    def __init__(
+        self, layer: nn.Module, activation: tuple[float, int] | None, shift: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         assert isinstance(layer, LAYERS)
         weight, scale = quantize_weight(layer.weight)
         self.register_buffer("integers", weight)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        if shift is not None:
+            bias = shift if bias is None else bias + shift
+        self.register_buffer("bias", bias)
         self.activation, self.dtype = activation, layer.weight.dtype
         self.largest = largest_activation()
         self.convolution: Any = None
@@ -184,8 +190,12 @@ def _keep_inputs() -> None:
     setattr(fusion, IN_PLACE, in_place)
 
 
-def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[nn.Module, tuple[float, int]]:
-    """Scale and zero point of every layer's input over the workload's calibration calls."""
+def observe_inputs(
+    target: Target,
+    kinds: tuple[type[nn.Module], ...],
+    also: Callable[[nn.Module, torch.Tensor], None] = lambda layer, x: None,
+) -> dict[nn.Module, tuple[float, int]]:
+    """Scale and zero point of every layer's input over the workload's calibration calls; `also` sees them, too."""
     seen: dict[nn.Module, tuple[float, float]] = {}
 
     def watch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -195,6 +205,7 @@ def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[n
         low, high = (end.item() for end in x.detach().float().aminmax())
         before = seen.get(module, (low, high))
         seen[module] = min(low, before[0]), max(high, before[1])
+        also(module, x.detach())
 
     layers = [module for module in target.model.modules() if isinstance(module, kinds)]
     handles = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in layers]

@@ -1,0 +1,88 @@
+"""Layers with 8-bit operands beside their formula, and beside layers that compute with integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.optimization.techniques.shared.int8 import (
+    activation_range,
+    calibrated_on,
+    largest_activation,
+)
+from torchwright.optimization.techniques.shared.rounded_products import Rounded
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in 8 bits, by the formula, in float64."""
+    scale, zero = activation_range(x.min().item(), x.max().item())
+    return ((x.double() / scale).round() + zero).clamp(0, largest_activation()).sub(zero) * scale
+
+
+def rounded_weight(weight: torch.Tensor) -> torch.Tensor:
+    rows = [row / (row.abs().max() / 127) for row in weight.double()]
+    scales = [row.abs().max() / 127 for row in weight.double()]
+    return torch.stack([row.round() * scale for row, scale in zip(rows, scales, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(48, 40), (6, 48)),
+        (nn.Conv2d(8, 24, 3, 2, 1), (2, 8, 9, 9)),
+        (nn.Linear(5, 3, bias=False), (2, 5)),
+    ],
+)
+def test_a_layer_gives_what_a_calibrated_8_bit_layer_gives(layer: nn.Module, shape: Any) -> None:
+    x = torch.randn(shape)
+    with torch.no_grad():
+        assert (Rounded(layer)(x) - calibrated_on(layer, x)(x)).abs().max() < 1e-5
+
+
+class Padded(nn.Conv2d):
+    """Pads its input and doubles its weight in front of the convolution, as layers of model packages do."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = 2 * self.weight
+        return F.conv2d(
+            F.pad(input, (0, 1, 0, 1), value=3.0), weight=weight, bias=self.bias, stride=self.stride
+        )
+
+
+def test_a_subclass_rounds_what_it_multiplies() -> None:
+    layer, x = Padded(4, 6, 3, stride=2), torch.rand(2, 4, 8, 8)
+    calls: list[int] = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    assert layer.bias is not None
+    with torch.no_grad():
+        padded = F.pad(x, (0, 1, 0, 1), value=3.0)
+        expected = F.conv2d(rounded(padded), rounded_weight(2 * layer.weight), layer.bias.double(), stride=2)
+        got = Rounded(layer)(x)
+        plain = layer(x)
+    assert (got - expected).abs().max() < 1e-5
+    assert 1e-4 < (got - plain).norm() / plain.norm() < 3e-2
+    assert len(calls) == 1  # the plain call alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_by_name_and_other_types_are_taken(dtype: torch.dtype) -> None:
+    class Named(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return F.linear(input=input, weight=self.weight, bias=self.bias)
+
+    named, x = Named(16, 8).to(dtype), torch.randn(4, 16, dtype=dtype)
+    plain = nn.Linear(16, 8).to(dtype)
+    plain.load_state_dict(named.state_dict())
+    with torch.no_grad():
+        got = Rounded(named)(x)
+        assert torch.equal(got, Rounded(plain)(x))
+    assert got.dtype == dtype
