@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from runs import CONFIG, MIXTURE, losses, make_run, run_processes
+from runs import CONFIG, MIXTURE, checkpoints, losses, make_run, run_processes
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchwright.models.decoder import read_decoder_config
 from torchwright.train.model import Transformer
+from torchwright.train.prove.processes import on_processes
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.read import read_run
 from torchwright.train.run.config.run import OptimizerSection
@@ -102,25 +103,48 @@ def test_moments_in_few_bits_take_few_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [MUON, {"name": "adafactor", "lr": 3e-3}], ids=["muon", "adafactor"])
-def test_copies_train_as_one_process(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+def test_copies_and_shards_train_as_one_process(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    """Shards go on from a checkpoint with the bits of those that were not stopped: the owners' state is in it."""
     changes = {"model": {"config": CONFIG | MIXTURE}, "optimizer": optimizer}
+    changes["checkpoint"] = {"every_steps": 3, "keep": 9}
     alone = make_run(tmp_path / "alone", **changes)
     train(alone, live=False)
-    copies = make_run(tmp_path / "copies", layout={"dp_replicate": 2}, **changes)
-    for code, told in run_processes(copies, world=2):
+    for axis in ("dp_replicate", "dp_shard"):
+        run = make_run(tmp_path / axis, layout={axis: 2}, **changes)
+        for code, told in run_processes(run, world=2):
+            assert code == 0, told
+        # Muon turns by its gradient in bfloat16.
+        assert losses(run) == pytest.approx(losses(alone), rel=2e-3)
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "dp_shard", again)
+    shutil.rmtree(checkpoints(again / "run.toml")[-1])
+    shutil.rmtree(again / "out" / "model")
+    for code, told in run_processes(again / "run.toml", world=2, resume=True):
         assert code == 0, told
-    # Muon turns by its gradient in bfloat16.
-    assert losses(copies) == pytest.approx(losses(alone), rel=2e-3)
+    ours, theirs = (
+        load_file(run.parent / "out/model/model.safetensors") for run in (again / "run.toml", run)
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_what_needs_whole_matrices_says_which_layout_it_takes() -> None:
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        model = nn.Module()
-        model.layers = nn.ModuleList([nn.Linear(8, 8)])
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        for name in ("muon", "adafactor"):
-            with pytest.raises(RunError, match="use dp_replicate alone of all axes, or optimizer 'adamw'"):
-                Optimizers(model, OptimizerSection.model_validate({"name": name}), compiled=False)
-    finally:
-        dist.destroy_process_group()
+def owned() -> dict[str, list[str]]:
+    """The names of the state that this process keeps of a layer that two share out, by optimizer."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(8, 6), nn.Linear(6, 8)])
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    found = {}
+    for name in ("muon", "adafactor"):
+        optimizers = Optimizers(model, OptimizerSection.model_validate({"name": name}), compiled=False)
+        optimizers.prepare()
+        found[name] = sorted(optimizers.tensors())
+    return found
+
+
+def test_each_matrix_that_is_shared_out_has_one_owner() -> None:
+    """State is on one process, work is divided, and one that owns nothing has no optimizer for it."""
+    first, second = on_processes(2, owned)
+    assert "layers.0.weight.momentum_buffer" in first["muon"]
+    assert "layers.1.weight.momentum_buffer" in second["muon"]
+    assert not set(first["adafactor"]) & set(second["adafactor"])
+    names = {name.rpartition(".")[0] for name in (*first["adafactor"], *second["adafactor"])}
+    assert names == {f"layers.{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias")}

@@ -29,6 +29,7 @@ ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)
 DOCUMENTS = {"data": {"train": ["a.npy"], "packing": "documents"}}
 ONE_KEY_HEAD = {"model": {"config": CONFIG | {"num_key_value_heads": 1}}}
+SHARED_HEADS = {"model": {"config": CONFIG | {"num_attention_heads": 8, "num_key_value_heads": 2}}}
 UNTIED = {"model": {"config": CONFIG | {"tie_word_embeddings": False}}}
 EXPERTS = {"model": {"config": CONFIG | MIXTURE}}
 
@@ -131,6 +132,28 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "experts": {"layout": {"dp_shard": 2, "ep": 2}, "micro_batches": 2, "recompute": "full", **EXPERTS},
     "muon": {"layout": {"dp_replicate": 2}, "optimizer": {"name": "muon"}, "precision": "bf16"},
+    "muon, shared out": {"layout": {"dp_shard": 2, "tp": 2}, "optimizer": {"name": "muon"}},
+    "muon, experts shared out": {
+        "layout": {"dp_shard": 2, "ep": 2},
+        "optimizer": {"name": "muon"},
+        **EXPERTS,
+    },
+    "muon in copies of shards": {
+        "layout": {"dp_replicate": 2, "dp_shard": 2},
+        "optimizer": {"name": "muon"},
+        "precision": "bf16",
+    },
+    "adafactor": {"layout": {"dp_replicate": 2}, "optimizer": {"name": "adafactor"}},
+    "adafactor, shared out": {"layout": {"dp_shard": 2, "cp": 2}, "optimizer": {"name": "adafactor"}},
+    "adafactor in stages": {
+        "layout": {"pp": 2, "dp_shard": 2},
+        "micro_batches": 2,
+        "optimizer": {"name": "adafactor"},
+        **UNTIED,
+    },
+    "key-value heads of several processes": {"layout": {"dp_shard": 2, "tp": 4}, **SHARED_HEADS},
+    "one key-value head with tp and cp": {"layout": {"tp": 2, "cp": 2}, "precision": "bf16", **ONE_KEY_HEAD},
+    "mxfp8 with one key-value head": {"layout": {"tp": 2}, "precision": "mxfp8", **ONE_KEY_HEAD},
     "adamw8bit": {"layout": {"dp_shard": 2}, "optimizer": {"name": "adamw8bit"}},
     "float8": {"layout": {"dp_shard": 2}, "precision": "float8_rowwise"},
     "float8 with tp": {"layout": {"dp_shard": 2, "tp": 2}, "precision": "float8_tensorwise"},
@@ -254,8 +277,11 @@ def test_nothing_to_prove_is_refused(tmp_path: Path) -> None:
     folder = config_folder("llama", tmp_path)
     with pytest.raises(LayoutError, match="nothing to prove"):
         prove_layout(folder, Layout())
-    with pytest.raises(LayoutError, match="2 key-value heads"):
-        prove_layout(folder, Layout(tp=4))
+    with pytest.raises(LayoutError, match="4 query heads"):
+        prove_layout(folder, Layout(tp=8))
+    grouped = config_folder("olmo2", tmp_path / "olmo2")
+    with pytest.raises(LayoutError, match="normed all together"):
+        prove_layout(grouped, Layout(tp=4))
 
 
 def test_command_proves_a_run_file_as_json_and_ends_with_0(

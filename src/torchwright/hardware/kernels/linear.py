@@ -86,31 +86,39 @@ class PackedLinear(nn.Module):
         *,
         importance: torch.Tensor | None = None,
         device: torch.device | None = None,
+        columns: range | None = None,
     ) -> None:
         """`device` is where the layer will run, by default that of the weight; its tensors stay where they are.
 
         `importance`, for 4-bit weights: mean squares (K,) of the input features over calibration data, or the means of
-        their products (K, K), which correct errors (`gptq.py`).
+        their products (K, K), which correct errors (`gptq.py`). `columns` are the input features that the layer keeps,
+        all by default; they are rounded as in the whole weight. Raises `ValueError` where they cut a group.
         """
         super().__init__()
         if scheme.kept:
             raise ValueError(f"no weight is rounded to {scheme}: it keeps numbers that were chosen elsewhere")
         N, K = weight_NK.shape
-        form = PackedForm(scheme=scheme, in_features=K, out_features=N)
+        columns = range(K) if columns is None else columns
+        own = slice(columns.start, columns.stop)
+        if scheme.group and (own.start % scheme.group or (own.stop % scheme.group and own.stop < K)):
+            raise ValueError(f"input features {own.start} to {own.stop} cut a group of {scheme.group}")
+        form = PackedForm(scheme=scheme, in_features=len(columns), out_features=N)
         self._begin(form, for_gpu=gpu.takes(device or weight_NK.device))
         scale = None
         if scheme.weight_bits == 16:
-            packed = self.layout.pack_bf16(weight_NK)
+            packed = self.layout.pack_bf16(weight_NK[:, own])
         elif scheme.weight_bits == 8:
             integers, scale_N = pack.quantize_w8(weight_NK)
-            packed, scale = self.layout.pack_w8(integers), _padded(scale_N)
+            packed, scale = self.layout.pack_w8(integers[:, own].contiguous()), _padded(scale_N)
         else:
             assert scheme.group
             if importance is not None and importance.ndim == 2:
                 integers, multipliers, scale_N = gptq_w4(weight_NK, scheme.group, importance)
             else:
                 integers, multipliers, scale_N = pack.quantize_w4(weight_NK, scheme.group, importance)
-            packed, scale = self.layout.pack_w4(integers, multipliers, scheme.group), _padded(scale_N)
+            groups = slice(own.start // scheme.group, -(-own.stop // scheme.group))
+            packed = self.layout.pack_w4(integers[:, own].contiguous(), multipliers[:, groups], scheme.group)
+            scale = _padded(scale_N)
         self.register_buffer("packed", lasting(packed))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())

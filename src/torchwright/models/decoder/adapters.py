@@ -40,6 +40,12 @@ def read_adapter(
             f"the adapter {adapter} cannot be added to requests of {folder}",
             found="a model that does not run on Torchwright's own decoder",
         )
+    if decoder.ways > 1:
+        raise ModelError(
+            f"the adapter {adapter} cannot be added to requests of a model that {decoder.ways} processes divide",
+            found="layers of which each process has a part",
+            next="load_decoder(…, adapter=FOLDER) adds it to the weights as they are read",
+        )
     files = AdapterFile(adapter, find_object(folder / "config.json").get("model_type"), most_bytes=most_bytes)
     dtype, device = decoder.embedding.dtype, decoder.embedding.device
     native: Any = None

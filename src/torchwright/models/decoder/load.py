@@ -21,6 +21,10 @@ from torchwright.models.decoder.families import decoder_config
 from torchwright.models.decoder.generation.generate import LoadedDecoder
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.repack import repack, repack_as_stored
+from torchwright.models.decoder.tensor_parallel.divide import divided_decoder
+from torchwright.models.decoder.tensor_parallel.processes import meet
+from torchwright.models.decoder.tensor_parallel.shape import Place, check_divides
+from torchwright.models.decoder.tensor_parallel.weights import DividedWeights, MakePart
 from torchwright.models.decoder.weight_memory import require_memory
 from torchwright.models.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear
 from torchwright.workloads.language import generation_eos
@@ -37,6 +41,7 @@ def load_decoder(
     make_linear: MakeLinear | None = None,
     device: str = "cpu",
     adapter: str | Path | None = None,
+    tp: int = 1,
 ) -> LoadedDecoder:
     """The language model of a Hugging Face folder, GGUF file or hub id on Torchwright's own decoder.
 
@@ -45,11 +50,16 @@ def load_decoder(
     the type of cached keys and values: fp32, bf16 or int8, by default the model's own. `make_linear(weight (N, K),
     bias (N,) or None)` makes every linear layer but the experts' routers, in place of `quantize`. `device` is cpu or
     cuda, which is the current card; each layer goes there once it is packed. `adapter` is a folder of LoRA or DoRA as
-    peft writes it, added to the weights as they are read (`hub/adapter.py`).
+    peft writes it, added to the weights as they are read (`hub/adapter.py`). `tp` processes, which torchrun has
+    started, compute the model together, each on its part of the weights (`tensor_parallel/`): all make the same calls
+    with the same arguments, and get the same answers.
 
     Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`. Raises `ModelError`, naming the file, for
-    weights or configurations that cannot be used, and `TorchwrightError` for a device that this machine lacks.
+    weights or configurations that cannot be used, and `TorchwrightError` for a device that this machine lacks. Raises
+    `ProcessesError` where there are other than `tp` processes.
     """
+    if tp < 1:
+        raise ModelError(f"tp={tp}", allowed="the number of processes, at least 1")
     if device != "cpu":
         get_device(device)
     if dtype not in DEFAULT_KV:
@@ -59,16 +69,25 @@ def load_decoder(
         raise unknown("type of cached keys and values", kv, KV_DTYPES)
     place = torch.device(device)
     scheme = read_scheme(quantize)
-    keep = None if make_linear else _repacker(quantize, scheme, dtype, place)
-    make_linear = make_linear or linear_maker(scheme, dtype, place)
+    if tp > 1 and make_linear is not None:
+        raise ModelError(
+            f"tp={tp} and make_linear", allowed="one of them: layers are made of parts of weights"
+        )
+    keep = None if make_linear or tp > 1 else _repacker(quantize, scheme, dtype, place)
     path = resolve(str(folder))
     whole = read_config(path)
     described = language_part(whole)
     config = decoder_config(described, path / "config.json")
     if device == "cpu":
-        require_memory(path, whole, scheme, dtype)
+        require_memory(path, whole, scheme, dtype, ways=tp)
     adapted = None if adapter is None else AdaptedCheckpoint(path, described, Path(adapter))
     checkpoint = adapted or Checkpoint(path, described)
+    if tp > 1:
+        decoder = _divided(tp, config, checkpoint, dtype, scheme, place)
+        if adapted is not None:
+            adapted.finish()
+        return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path))
+    make_linear = make_linear or linear_maker(scheme, dtype, place)
     weights = DecoderWeights(
         config, checkpoint, dtype, make_linear, place, rounded=scheme is not None, repack=keep
     )
@@ -81,16 +100,47 @@ def load_decoder(
     return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path), stored=stored)
 
 
+def _divided(
+    tp: int,
+    config: DecoderConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    scheme: Scheme | None,
+    device: torch.device,
+) -> Decoder:
+    """Return this process's part of a decoder, once all `tp` processes have met."""
+    if checkpoint.quantized:
+        raise ModelError(
+            f"tp={tp} divides weights in float types",
+            found=f"a checkpoint quantized by {checkpoint.format}",
+            next="take the model's original checkpoint, with quantize='w8a8', 'w4a8' or 'w4a16'",
+        )
+    check_divides(config, tp, scheme)
+    processes = meet(tp, device.type)
+    weights = DividedWeights(
+        config,
+        checkpoint,
+        dtype,
+        linear_maker(scheme, dtype, device),
+        device,
+        Place(processes.rank, tp),
+        rounded=scheme is not None,
+    )
+    return divided_decoder(config, weights, processes).eval()
+
+
 def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
     """End-of-text ids of config.json and of generation_config.json, which may name more."""
     return tuple(sorted({*config.eos, *generation_eos(folder)}))
 
 
-def linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
+def linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> MakePart:
     """Return the factory of linear layers: PyTorch's in float32, else packed ones where the kernels are available."""
     if scheme is None and (dtype == torch.float32 or ops.on(device, dtype) is None):
         return plain_linear
-    return lambda weight, bias: PackedLinear(weight, bias, scheme or BF16, device=device)
+    return lambda weight, bias, columns=None: PackedLinear(
+        weight, bias, scheme or BF16, device=device, columns=columns
+    )
 
 
 def _repacker(

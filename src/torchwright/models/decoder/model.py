@@ -61,6 +61,8 @@ class Decoder(PagedModel):
         self.head = weights.head(embedding_VE).to(weights.device)
         weights.release()
         self.rotary = RotaryCache(config)
+        self.ways = 1
+        """Processes that compute it together, each on a part of the weights (`tensor_parallel/`)."""
 
     @property
     def on_kernels(self) -> bool:

@@ -28,9 +28,10 @@ class WeightCount:
     others: int
     """In embeddings and norms."""
 
-    def bytes_of(self, scheme: Scheme | None, dtype: torch.dtype) -> int:
-        """Bytes in memory, in a scheme or in the model's dtype."""
-        matrices = self.matrices * dtype.itemsize if scheme is None else scheme.bytes_of(self.matrices)
+    def bytes_of(self, scheme: Scheme | None, dtype: torch.dtype, ways: int = 1) -> int:
+        """Bytes in memory, in a scheme or in the model's dtype; of one process among `ways` that divide matrices."""
+        own = self.matrices // ways
+        matrices = own * dtype.itemsize if scheme is None else scheme.bytes_of(own)
         return matrices + self.others * dtype.itemsize
 
 
@@ -76,8 +77,9 @@ def require_memory(
     *,
     schemes: bool = True,
     available: int | None = None,
+    ways: int = 1,
 ) -> None:
-    """Raise `ModelError` where a folder's weights take more than the memory that is free.
+    """Raise `ModelError` where a folder's weights, or the part of one of `ways` processes, exceed the free memory.
 
     With `schemes` the error names one that fits. A quantized checkpoint whose numbers stay as they are takes at least
     the bytes of its files; any other is not counted.
@@ -87,18 +89,20 @@ def require_memory(
     if quantized and (scheme is not None or dtype != torch.bfloat16):
         return
     count = count_weights(folder, described)
-    needed = stored_bytes(folder, described) if quantized else count.bytes_of(scheme, dtype)
+    needed = stored_bytes(folder, described) if quantized else count.bytes_of(scheme, dtype, ways)
     if needed <= available:
         return
     schemes &= not quantized
-    fitting = [other for other in ASKED.values() if schemes and count.bytes_of(other, dtype) <= available]
+    fitting = [
+        other for other in ASKED.values() if schemes and count.bytes_of(other, dtype, ways) <= available
+    ]
     best = max(fitting, key=lambda other: other.weight_bits, default=None)
     raise ModelError(
         f"the weights of {folder} do not fit into memory",
         found=f"about {_gb(needed)} needed, {_gb(available)} free",
         next="take a smaller model, or a machine with more memory"
         if best is None
-        else f"--quantize {best.name} takes about {_gb(count.bytes_of(best, dtype))}",
+        else f"--quantize {best.name} takes about {_gb(count.bytes_of(best, dtype, ways))}",
     )
 
 

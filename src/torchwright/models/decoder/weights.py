@@ -131,14 +131,18 @@ class DecoderWeights(DecoderParts):
 
         As in transformers, a file that holds another output layer than the embedding goes before the configuration.
         """
-        shape = (self.config.vocabulary, self.config.model)
+        name, wide_VE = self._output(embedding_VE)
+        return self._layer([name], [(self.config.vocabulary, self.config.model)], None, wide_NK=wide_VE)
+
+    def _output(self, embedding_VE: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+        """The output layer's tensor in the file, and its weight (V, E) where that has been read."""
         if not self.config.tied:
-            return self._layer([HEAD], [shape], None)
+            return HEAD, None
         if HEAD in self.checkpoint and self._embedding != HEAD:
-            own_VE = self._stack([HEAD], [shape])
+            own_VE = self._stack([HEAD], [(self.config.vocabulary, self.config.model)])
             if not torch.equal(own_VE, embedding_VE):
-                return self._layer([HEAD], [shape], None, wide_NK=own_VE)
-        return self._layer([self._embedding], [shape], None, wide_NK=embedding_VE)
+                return HEAD, own_VE
+        return self._embedding, embedding_VE
 
     @property
     def _embedding(self) -> str:
@@ -269,12 +273,16 @@ class DecoderWeights(DecoderParts):
         return self.checkpoint.weight(name, (experts.count,)).rows(0, experts.count).float()
 
     def from_latent(self, layer: int, part: str) -> HeadLinears:
+        return HeadLinears(self._from_latent(layer, part), device=self.device)
+
+    def _from_latent(self, layer: int, part: str) -> torch.Tensor:
+        """The weight of each head: keys (H, R, D) or values (H, D, R)."""
         latent, heads = self.config.latent, self.config.heads
         assert latent
         shape = (heads * (latent.plain + latent.value), latent.rank)
         wide_NR = self._stack([f"model.layers.{layer}.{self.names.from_latent}.weight"], [shape])
         keys_HDR, values_HDR = wide_NR.view(heads, -1, latent.rank).split([latent.plain, latent.value], dim=1)
-        return HeadLinears(keys_HDR.transpose(1, 2) if part == "keys" else values_HDR, device=self.device)
+        return keys_HDR.transpose(1, 2) if part == "keys" else values_HDR
 
     def vector(self, layer: int, part: str) -> torch.Tensor:
         experts = self.config.experts
@@ -311,13 +319,20 @@ class DecoderWeights(DecoderParts):
 
     def _exact(self, layer: int, rows: Rows, order_N: torch.Tensor | None = None) -> nn.Module:
         """A linear layer that no scheme rounds; by the kernels where they run, so that its rows are independent."""
-        weights, shapes, offsets = self._places(layer, rows)
-        wide_NK = self._stack(weights, shapes)
-        if order_N is not None:
-            wide_NK, offsets = wide_NK[order_N], None if offsets is None else offsets[order_N]
+        wide_NK, offsets = self._whole(layer, rows, order_N)
         if self.dtype == torch.bfloat16 and ops.on(self.device, self.dtype) is not None:
             return PackedLinear(wide_NK, offsets, BF16, device=self.device)
         return plain_linear(wide_NK, offsets)
+
+    def _whole(
+        self, layer: int, rows: Rows, order_N: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weight (N, K) of a linear layer and its bias, in this decoder's order of rows."""
+        weights, shapes, offsets = self._places(layer, rows)
+        wide_NK = self._stack(weights, shapes)
+        if order_N is None:
+            return wide_NK, offsets
+        return wide_NK[order_N], None if offsets is None else offsets[order_N]
 
     def _places(self, layer: int, rows: Rows) -> tuple[list[str], list[tuple[int, int]], torch.Tensor | None]:
         """A linear layer's tensors in the file and their shapes, and its bias; one tensor may be several elsewhere."""
@@ -374,8 +389,12 @@ class DecoderWeights(DecoderParts):
         return self.checkpoint.weight(name, (size,)).rows(0, size).float() + self.config.norm_offset
 
 
-def plain_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Linear:
-    """PyTorch's own linear layer around the given tensors."""
+def plain_linear(
+    weight_NK: torch.Tensor, bias_N: torch.Tensor | None, columns: range | None = None
+) -> nn.Linear:
+    """PyTorch's own linear layer around the given tensors, or around a copy of some columns of the weight."""
+    if columns is not None:
+        weight_NK = weight_NK[:, columns.start : columns.stop].clone(memory_format=torch.contiguous_format)
     N, K = weight_NK.shape
     linear = nn.Linear(K, N, bias=bias_N is not None, device="meta")
     linear.weight = nn.Parameter(weight_NK, requires_grad=False)

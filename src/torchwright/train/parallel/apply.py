@@ -24,7 +24,7 @@ from torchwright.train.parallel.dispatch import TransportKind, make_transport
 from torchwright.train.parallel.experts import apply_expert_parallel
 from torchwright.train.parallel.mesh import experts_shard_mesh, make_experts_mesh, shard_mesh
 from torchwright.train.parallel.stages import Staged
-from torchwright.train.parallel.tensor import apply_tensor_parallel
+from torchwright.train.parallel.tensor import apply_tensor_parallel, share_heads, shares_heads
 
 
 def parallelize(
@@ -60,7 +60,9 @@ def parallelize(
     for block in experts:
         apply_expert_parallel(block, experts_mesh, transport)
     if layout.cp > 1:
-        apply_context_parallel(model, mesh["cp"], model.config.expanded_kv_heads // layout.tp)
+        apply_context_parallel(model, mesh["cp"], max(1, model.config.expanded_kv_heads // layout.tp))
+    if shares_heads(model.config, layout.tp):
+        share_heads(model, mesh["tp"])
 
     if layout.processes == 1:
         return
@@ -150,10 +152,8 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
             allowed="ep=1",
             next="use dp_shard in its place",
         )
-    divided = [
-        ("tp", layout.tp, "query heads", config.heads),
-        ("tp", layout.tp, "key-value heads", config.expanded_kv_heads),
-    ]
+    _check_heads(config, layout.tp)
+    divided = [("tp", layout.tp, "query heads", config.heads)]
     if not all(config.sparse):
         divided.append(("tp", layout.tp, "feed-forward features", config.feed_forward))
     if config.experts is not None:
@@ -168,6 +168,25 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
                 allowed=", ".join(str(ways) for ways in range(1, count + 1) if count % ways == 0)[:60],
                 next=f"choose another {axis}",
             )
+
+
+def _check_heads(config: DecoderConfig, tp: int) -> None:
+    """Raise `LayoutError` where key-value heads neither divide over tp nor are shared by whole groups of processes."""
+    heads = config.expanded_kv_heads
+    if heads % tp and tp % heads:
+        raise LayoutError(
+            f"the layout has tp={tp}, which does not divide the model's key-value heads, nor do they divide it",
+            found=f"{heads} key-value heads",
+            allowed=f"a divisor of {heads}, or a multiple, of which several processes have the same head",
+            next="choose another tp",
+        )
+    if heads % tp and config.qk_norm == "projection":
+        raise LayoutError(
+            f"the layout has tp={tp}, more than the model's key-value heads, whose keys are normed all together",
+            found=f"{heads} key-value heads",
+            allowed=f"divisors of {heads}",
+            next="choose another tp",
+        )
 
 
 def _expert_placement(layout: Layout) -> Callable[[nn.Parameter], Shard | None]:

@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from torchwright.models.decoder.config import DecoderConfig
+from torchwright.train.model.attention import Attend, Scores
 from torchwright.train.model.blocks import Attention, MixtureOfExperts
 from torchwright.train.model.latent import LatentAttention
 from torchwright.train.model.transformer import Layer, Transformer
@@ -51,9 +53,25 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
         )
         parallelize_module(model.norm, mesh, gather)
     model.tie()
+    shared = shares_heads(model.config, mesh.size())
     for layer in model.layers:
         if isinstance(layer, Layer):
-            parallelize_module(layer, mesh, _layer_plan(layer))
+            parallelize_module(layer, mesh, _layer_plan(layer, shared))
+
+
+def shares_heads(config: DecoderConfig, ways: int) -> bool:
+    """Check whether there are fewer key-value heads than processes, so that several attend to the same one."""
+    return config.expanded_kv_heads % ways != 0
+
+
+def share_heads(model: Transformer, mesh: DeviceMesh) -> None:
+    """Let attention of each process see the key-value head of its queries alone, of those that all processes compute.
+
+    To be called after `apply_context_parallel`, whose processes pass on what a process has after this.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = OwnHead(mesh, module.attend)
 
 
 def _arrived(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -64,7 +82,7 @@ def _arrived(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Te
     return wait_tensor(output)
 
 
-def _layer_plan(layer: Layer) -> dict[str, ParallelStyle]:
+def _layer_plan(layer: Layer, shared: bool) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         part: SequenceParallel(use_local_output=True) for part in NORMS if getattr(layer, part) is not None
     }
@@ -72,12 +90,15 @@ def _layer_plan(layer: Layer) -> dict[str, ParallelStyle]:
         "attention": PrepareModuleInput(
             input_layouts=(TOKENS, None, None),
             desired_input_layouts=(Replicate(), None, None),
-            use_local_output=isinstance(layer.attention, LatentAttention),
+            use_local_output=isinstance(layer.attention, LatentAttention) or shared,
         ),
         "attention.o": RowwiseParallel(output_layouts=TOKENS),
     }
     attention = layer.attention
-    plan |= _latent_plan(attention) if isinstance(attention, LatentAttention) else _heads_plan(attention)
+    if isinstance(attention, LatentAttention):
+        plan |= _latent_plan(attention)
+    else:
+        plan |= _shared_heads_plan(attention) if shared else _heads_plan(attention)
     if isinstance(layer.mlp, MixtureOfExperts):
         return plan | _mixture_plan(layer.mlp)
     return plan | {
@@ -97,6 +118,16 @@ def _heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
         )
         plan |= {"attention.q_norm": style, "attention.k_norm": style}
     return plan
+
+
+def _shared_heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
+    """Queries are divided; the few keys and values are computed whole by every process (`OwnHead`)."""
+    whole = ["k", "v"]
+    plan: dict[str, ParallelStyle] = {"attention.q": ColwiseParallel()}
+    if attention.norm_kind != "none":
+        whole.append("k_norm")
+        plan["attention.q_norm"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+    return plan | {f"attention.{part}": Whole(Replicate()) for part in whole}
 
 
 def _latent_plan(attention: LatentAttention) -> dict[str, ParallelStyle]:
@@ -157,12 +188,32 @@ class GradientSummed(ParallelStyle):
     """An identity from whole tensors to each process's own heads; backward, what these give is added up."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def summed(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-            whole = DTensor.from_local(output, device_mesh, [Replicate()], run_check=False)
-            return whole.to_local(grad_placements=[Partial()])
-
-        module.register_forward_hook(summed)
+        module.register_forward_hook(lambda _module, _inputs, output: gradient_summed(output, device_mesh))
         return module
+
+
+def gradient_summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return `x`, which all processes have whole, and of which each gives the gradient from its own use."""
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+
+
+class OwnHead:
+    """Attention of a process's queries to their own key-value head, of all heads that every process has."""
+
+    def __init__(self, mesh: DeviceMesh, attend: Attend) -> None:
+        self.mesh, self.attend = mesh, attend
+
+    def __call__(
+        self,
+        q_BHTD: torch.Tensor,
+        k_BKTD: torch.Tensor,
+        v_BKTD: torch.Tensor,
+        scores: Scores,
+        documents_BS: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        own = self.mesh.get_local_rank() * k_BKTD.shape[1] // self.mesh.size()
+        k, v = (gradient_summed(part, self.mesh)[:, own : own + 1] for part in (k_BKTD, v_BKTD))
+        return self.attend(q_BHTD, k, v, scores, documents_BS)
 
 
 class TokensGathered(ParallelStyle):

@@ -29,7 +29,7 @@ def copies(shape: Shape, layout: Layout) -> float:
 
 def rings(shape: Shape, layout: Layout) -> bool:
     """True if context parallelism passes keys around in a ring: it exchanges heads only where they divide."""
-    return layout.cp > 1 and (shape.config.expanded_kv_heads // layout.tp) % layout.cp != 0
+    return layout.cp > 1 and max(1, shape.config.expanded_kv_heads // layout.tp) % layout.cp != 0
 
 
 @functools.cache
@@ -57,7 +57,8 @@ class Activations:
         self.a = job.width
         self.E = shape.config.model / tp
         self.q = shape.q_width / tp
-        self.kv = shape.kv_width / min(tp, shape.config.expanded_kv_heads)
+        # With fewer heads than processes each computes them all.
+        self.kv = shape.kv_width / (1 if shape.config.expanded_kv_heads % tp else tp)
         self.H = shape.config.heads / tp
         self.tp = tp
 

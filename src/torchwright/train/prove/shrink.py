@@ -96,11 +96,16 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     )
     model = BLOCK_MODEL if blocks else MODEL
     full_kv_heads = full.expanded_kv_heads
-    ring = layout.cp > 1 and full_kv_heads // run.parallel.tp % run.parallel.cp != 0
+    ring = layout.cp > 1 and max(1, full_kv_heads // run.parallel.tp) % run.parallel.cp != 0
     kv_heads = layout.tp if ring else layout.tp * layout.cp
     if full_kv_heads > 1 and kv_heads == 1 and not ring:
         kv_heads = 2
     heads = kv_heads * min(full.heads // full_kv_heads, 2)
+    if (
+        full_kv_heads % run.parallel.tp and layout.tp > 1
+    ):  # several processes have the same head, here as well
+        kv_heads = max(1, layout.tp * full_kv_heads // run.parallel.tp)
+        heads = layout.tp * min(full.heads // run.parallel.tp, 2)
     head = BLOCK_MODEL // math.gcd(BLOCK_MODEL, heads) if blocks else HEAD
     block = BLOCK_MODEL
     if blocks and layout.tp > 1:  # each process's part is of whole blocks

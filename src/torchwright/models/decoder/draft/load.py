@@ -75,6 +75,11 @@ def _own(loaded: LoadedPagedModel, quantize: str | None) -> Draft:
             f"--draft {MTP}: {loaded.folder} does not run on Torchwright's own decoder",
             next="take a small model of the same tokenizer as the draft, or no draft",
         )
+    if decoder.ways > 1:
+        raise ModelError(
+            f"--draft {MTP}: {decoder.ways} processes divide {loaded.folder}, and its MTP layer is not divided",
+            next="take an EAGLE-3 head or a small model as the draft, or no draft",
+        )
     checkpoint = Checkpoint(loaded.folder, language_part(read_config(loaded.folder)))
     check_mtp(loaded.folder, decoder, checkpoint)
     dtype = decoder.embedding.dtype

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from torchwright.core.quiet import quiet_import
 from torchwright.train.run.config import run as config
-from torchwright.train.run.config.data_section import RunError
+from torchwright.train.run.objectives.whole_matrices import WholeMatrices, whole_matrices
 
 PEAK = "peak_lr"
 
@@ -23,7 +23,8 @@ class Optimizers:
 
     AdamW (Loshchilov and Hutter, 2019), Adafactor (Shazeer and Stern, 2018), or Muon (Jordan et al., 2024). AdamW by
     torchao has moments in 8 bits (Dettmers et al., 2022) or 4 bits (Li et al., 2023). Muon is for the matrices of
-    the layers, each expert's among them; AdamW takes routers and the rest.
+    the layers, each expert's among them; AdamW takes routers and the rest. Adafactor and Muon take whole matrices, of
+    parameters that are shared out too (`whole_matrices.py`).
     """
 
     def __init__(self, model: nn.Module, chosen: config.OptimizerSection, *, compiled: bool) -> None:
@@ -33,10 +34,10 @@ class Optimizers:
         self._eager = self._few_bits and not compiled
         self._matrices = _matrices(parameters, chosen.name)
         self._names: dict[torch.Tensor, str] = {p: name for name, p in parameters.items()}
-        for parameter, matrices in self._matrices.items():
-            name = self._names[parameter]
-            one = parameter.dim() < 3
-            self._names |= {m: name if one else f"{name}.{expert}" for expert, m in enumerate(matrices)}
+        for wholes in self._matrices:
+            name, one = self._names[wholes.parameter], wholes.parameter.dim() < 3
+            for expert, matrix in enumerate(wholes.matrices):
+                self._names[matrix] = name if one else f"{name}.{expert}"
         self.optimizers = list(_build(parameters, self._matrices, chosen))
         for group in self._groups():
             group[PEAK] = float(group["lr"])
@@ -48,15 +49,15 @@ class Optimizers:
                 group["lr"].fill_(rate * group[PEAK])
             else:
                 group["lr"] = rate * group[PEAK]
-        for parameter, matrices in self._matrices.items():
-            assert parameter.grad is not None
-            for matrix, gradient in zip(matrices, _parts(parameter.grad), strict=True):
-                matrix.grad = gradient
+        for wholes in self._matrices:
+            wholes.begin()
         # torchao compiles its step; without a compiler, or where the run does not compile, it runs as it is written.
         stance = torch.compiler.set_stance("force_eager") if self._eager else contextlib.nullcontext()
         with stance:
             for optimizer in self.optimizers:
                 optimizer.step()
+        for wholes in self._matrices:
+            wholes.end()
         for parameter in self._names:
             parameter.grad = None
 
@@ -82,7 +83,7 @@ class Optimizers:
 
 def _build(
     parameters: dict[str, nn.Parameter],
-    matrices: dict[nn.Parameter, list[torch.Tensor]],
+    wholes: list[WholeMatrices],
     chosen: config.OptimizerSection,
 ) -> Iterable[torch.optim.Optimizer]:
     # A parameter that several modules share is in `parameters` once.
@@ -97,52 +98,41 @@ def _build(
         kind = AdamW4bit if chosen.name == "adamw4bit" else AdamW8bit
         yield kind(_groups(parameters, chosen.weight_decay), lr=chosen.lr, **common)
         return
+    # Of parameters that are shared out, a process has those that it owns: perhaps none.
+    matrices = [matrix for of_one in wholes for matrix in of_one.matrices]
     if chosen.name == "adafactor":
-        whole = [matrix for of_one in matrices.values() for matrix in of_one]
-        decayed, others = ([p for p in whole if (p.dim() >= 2) is decays] for decays in (True, False))
+        decayed, others = ([p for p in matrices if (p.dim() >= 2) is decays] for decays in (True, False))
         groups = [{"params": decayed, "weight_decay": chosen.weight_decay}, {"params": others}]
-        yield torch.optim.Adafactor([group for group in groups if group["params"]], lr=chosen.lr)
+        if matrices:
+            yield torch.optim.Adafactor([group for group in groups if group["params"]], lr=chosen.lr)
         return
-    yield torch.optim.Muon(
-        [matrix for of_one in matrices.values() for matrix in of_one],
-        lr=chosen.lr,
-        weight_decay=chosen.weight_decay,
-        momentum=config.MOMENTUM if chosen.momentum is None else chosen.momentum,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    rest = {name: p for name, p in parameters.items() if p not in matrices}
+    if matrices:
+        yield torch.optim.Muon(
+            matrices,
+            lr=chosen.lr,
+            weight_decay=chosen.weight_decay,
+            momentum=config.MOMENTUM if chosen.momentum is None else chosen.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+    moved = {of_one.parameter for of_one in wholes}
+    rest = {name: p for name, p in parameters.items() if p not in moved}
     layers = {name: p for name, p in rest.items() if name.startswith("layers.")}
     ends = {name: p for name, p in rest.items() if name not in layers}
     groups = [*_groups(layers, chosen.weight_decay), *_groups(ends, 0.0)]
     yield torch.optim.AdamW(groups, lr=chosen.adam_lr or chosen.lr, fused=True, **common)
 
 
-def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> dict[nn.Parameter, list[torch.Tensor]]:
-    """Return the tensors that Adafactor and Muon take: whole ones that share the parameters' memory, one per expert.
-
-    Adafactor takes all of them, Muon each matrix of the layers but the routers', others none. Raises `RunError` where a
-    process does not hold them whole.
-    """
-    found: dict[nn.Parameter, list[torch.Tensor]] = {}
-    for name, parameter in parameters.items():
-        inside = parameter.dim() >= 2 and name.startswith("layers.") and not name.endswith("router.weight")
-        if optimizer != "adafactor" and not (optimizer == "muon" and inside):
-            continue
-        if isinstance(parameter, DTensor) and parameter.to_local().shape != parameter.shape:
-            raise RunError(
-                f"optimizer '{optimizer}' needs whole matrices, and the layout shards them",
-                found=f"{name} of {tuple(parameter.shape)}, of which a process holds "
-                f"{tuple(parameter.to_local().shape)}",
-                next="use dp_replicate alone of all axes, or optimizer 'adamw'",
-            )
-        found[parameter] = _parts(parameter.detach())
-    return found
-
-
-def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """A parameter in this process: itself, or a matrix for each expert."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return [local] if local.dim() < 3 else list(local.unbind())
+def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> list[WholeMatrices]:
+    """Return what Adafactor and Muon take: all parameters, or each matrix of the layers but the routers'."""
+    if optimizer == "adafactor":
+        return whole_matrices(parameters.values())
+    if optimizer != "muon":
+        return []
+    return whole_matrices(
+        parameter
+        for name, parameter in parameters.items()
+        if parameter.dim() >= 2 and name.startswith("layers.") and not name.endswith("router.weight")
+    )
 
 
 def _groups(parameters: dict[str, nn.Parameter], decay: float) -> list[dict[str, Any]]:

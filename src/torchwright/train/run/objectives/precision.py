@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
 from torchwright.core.quiet import errors_alone, quiet_import
-from torchwright.train.model.blocks import Experts, compute_experts
+from torchwright.train.model.blocks import Attention, Experts, compute_experts
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run import Gather, Precision
 
@@ -58,7 +58,7 @@ def convert(
         and module.in_features % step == 0
         and module.out_features % step == 0
     ]
-    parts = {name: _divided_side(model.get_submodule(name), name) // tp for name in chosen}
+    parts = {name: _part(model, name, tp) for name in chosen}
     experts: dict[str, Experts] = {}
     if family == "mx":
         experts = {name: module for name, module in model.named_modules() if _takes_mx(module)}
@@ -92,10 +92,17 @@ def _takes_mx(module: nn.Module) -> TypeGuard[Experts]:
     return isinstance(module, Experts) and all(side % MX_BLOCK == 0 for side in module.gate.shape[1:])
 
 
-def _divided_side(linear: nn.Module, name: str) -> int:
-    """The side of a matrix that tensor parallelism divides."""
+def _part(model: nn.Module, name: str, tp: int) -> int:
+    """A process's part of the side of a matrix that tensor parallelism divides.
+
+    It does not divide keys and values of fewer heads than processes (`parallel/tensor.py`).
+    """
+    linear, block = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
     assert isinstance(linear, nn.Linear)
-    return linear.in_features if name.endswith((".o", ".down")) else linear.out_features
+    side = linear.in_features if name.endswith((".o", ".down")) else linear.out_features
+    if isinstance(block, Attention) and name.endswith((".k", ".v")) and side // block.head_dim % tp:
+        return side
+    return side // tp
 
 
 def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device: str, gather: Gather) -> None:
@@ -158,15 +165,18 @@ class MXLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _divided(self, input: torch.Tensor, weight: DTensor) -> torch.Tensor:
-        """Tensor parallelism: each process multiplies its columns or rows, in the same blocks."""
+        """Tensor parallelism: each process multiplies its columns or rows, or all, in the same blocks."""
         (placement,) = weight.placements
-        columns = placement.is_shard(0)
         whole, last, pending = [Replicate()], [Shard(input.ndim - 1)], [Partial()]
+        given, gives, gradient = last, pending, last
+        if not placement.is_shard(1):
+            given = whole
+            gives, gradient = (last, pending) if placement.is_shard(0) else (whole, whole)
         product: Any = local_map(
             functools.partial(_mx_linear, format=self.format),
-            out_placements=last if columns else pending,
-            in_placements=(whole if columns else last, [placement]),
-            in_grad_placements=(pending if columns else last, [placement]),
+            out_placements=gives,
+            in_placements=(given, [placement]),
+            in_grad_placements=(gradient, [placement]),
             device_mesh=weight.device_mesh,
         )
         return product(input, weight)

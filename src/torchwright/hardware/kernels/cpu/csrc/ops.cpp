@@ -811,3 +811,4 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 #include "low_rank_ops.cpp"
 #include "decode_ops.cpp"
 #include "recurrent_ops.cpp"
+#include "shared_ops.cpp"
