@@ -35,7 +35,7 @@ MODELS: dict[str, Callable[[Path], Trained]] = {
     "crepe": lambda sounds: pitch.crepe("full", sounds),
 }
 TRANSFORMERS = ("minilm",)
-"""Models that NNCF is told are transformers."""
+"""Models that NNCF quantizes as transformers."""
 SECONDS = 300.0
 """Limit until a contender can be called."""
 COLUMNS = ("model", "contender", "ms", "over eager", "metric", "loss", "within budget")

@@ -4,8 +4,8 @@
     apt-get download pocketsphinx-testdata; dpkg -x pocketsphinx-testdata_*.deb DATA
 
 The recordings are read aloud books and playing cards (LibriVox, CMU Sphinx); whole recordings are held out. The
-metric is the raw pitch accuracy within 10 cents of the original's pitch, the strictest that CREPE's paper reports, over
-frames in which the original is sure of a pitch.
+metric is the raw pitch accuracy within 10 cents of the original's pitch, the strictest that CREPE's paper reports.
+Frames count in which the original is sure of a pitch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bias correction of 8-bit layers: the mean of what rounding a layer's weight takes from its output goes to the bias.
 
 The error of an output channel is the product of the input with the weight's rounding errors. Where inputs are not
-centred (after a ReLU) its mean, which a bias can hold at no cost, is most of it. (Nagel et al., "Data-Free
+centred (after a ReLU) the error is mostly its mean, which a bias can hold at no cost. (Nagel et al., "Data-Free
 Quantization Through Weight Equalization and Bias Correction", 2019, the empirical variant.)
 """
 
@@ -36,7 +36,7 @@ class MeanErrors:
         self._counts[layer] = self._counts.get(layer, 0) + error_CN.shape[1]
 
     def shift(self, layer: nn.Module) -> torch.Tensor | None:
-        """Return the numbers to add to the layer's bias; None where there are none, or they are not finite."""
+        """Return the numbers to add to the layer's bias; None for a layer that was not watched, or if they are not finite."""
         if not self._counts.get(layer):
             return None
         mean = (self._sums[layer] / self._counts[layer]).float()
