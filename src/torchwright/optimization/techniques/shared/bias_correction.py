@@ -36,7 +36,7 @@ class MeanErrors:
         self._counts[layer] = self._counts.get(layer, 0) + error_CN.shape[1]
 
     def shift(self, layer: nn.Module) -> torch.Tensor | None:
-        """Return the numbers to add to the layer's bias; None for a layer that was not watched, or if they are not finite."""
+        """Return what to add to a layer's bias; None for a layer without calls, or with NaN or infinity in them."""
         if not self._counts.get(layer):
             return None
         mean = (self._sums[layer] / self._counts[layer]).float()
