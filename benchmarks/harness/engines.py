@@ -96,4 +96,4 @@ class ByOnnxRuntime(ByEngine):
         options.intra_op_num_threads = torch.get_num_threads()
         session = onnxruntime.InferenceSession(file.getvalue(), options, ["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
-        return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+        return lambda arrays: list(session.run(None, dict(zip(names, arrays, strict=True))))

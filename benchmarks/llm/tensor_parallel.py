@@ -134,7 +134,7 @@ def _answer(name: str, meeting: str, folder: str, held: dict[str, Any], word: st
     if word == "meet":
         from torchwright.models.decoder.tensor_parallel.processes import meet
 
-        store = dist.FileStore(f"{meeting}/store", CORES)
+        store: Any = torch.distributed.FileStore(f"{meeting}/store", CORES)  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group("gloo", store=store, rank=TOGETHER.index(name), world_size=CORES)
         held["shared"] = meet(CORES, "cpu").shared
         return held["shared"] is not None

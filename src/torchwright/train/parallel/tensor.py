@@ -188,7 +188,10 @@ class GradientSummed(ParallelStyle):
     """An identity from whole tensors to each process's own heads; backward, what these give is added up."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.register_forward_hook(lambda _module, _inputs, output: gradient_summed(output, device_mesh))
+        def summed(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            return gradient_summed(output, device_mesh)
+
+        module.register_forward_hook(summed)
         return module
 
 

@@ -28,11 +28,12 @@ def divided_decoder(config: DecoderConfig, weights: DividedWeights, processes: P
     def summed(_module: nn.Module, _inputs: Any, out_TE: torch.Tensor) -> torch.Tensor:
         return processes.sum(out_TE)
 
+    def joined(_module: nn.Module, _inputs: Any, part_NV: torch.Tensor) -> torch.Tensor:
+        return processes.join_last(part_NV, config.vocabulary)
+
     for layer in decoder.layers:
         layer.get_submodule("attention").register_forward_hook(summed)
         layer.get_submodule("mlp").register_forward_hook(summed)
-    decoder.head.register_forward_hook(
-        lambda _module, _inputs, part_NV: processes.join_last(part_NV, config.vocabulary)
-    )
+    decoder.head.register_forward_hook(joined)
     decoder.ways = processes.ways
     return decoder

@@ -28,7 +28,7 @@ class MeanErrors:
             return
         missing = missing_weight(layer.weight)
         if isinstance(layer, nn.Conv2d):
-            settings = layer.stride, layer.padding, layer.dilation, layer.groups
+            settings: Any = layer.stride, layer.padding, layer.dilation, layer.groups
             error_CN = nn.functional.conv2d(x.float(), missing, None, *settings).transpose(0, -3).flatten(1)
         else:
             error_CN = nn.functional.linear(x.float(), missing).reshape(-1, len(missing)).T

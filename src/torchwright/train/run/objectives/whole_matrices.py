@@ -73,8 +73,9 @@ def whole_matrices(parameters: Iterable[nn.Parameter]) -> list[WholeMatrices]:
     found = []
     for parameter in parameters:
         owner = 0
-        if is_shared_out(parameter):
-            ranks = tuple(parameter.device_mesh.mesh.flatten().tolist())
+        shared: torch.Tensor = parameter
+        if is_shared_out(shared):
+            ranks = tuple(shared.device_mesh.mesh.flatten().tolist())
             of_mesh = work.setdefault(ranks, [0] * len(ranks))
             owner = of_mesh.index(min(of_mesh))
             # Muon's products: as many numbers as the matrix has, times its short side.
