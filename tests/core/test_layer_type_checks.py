@@ -36,6 +36,7 @@ ALLOWED = {
     "optimization.techniques.native_speech": "counts layers for the coverage",
     "optimization.techniques.packed_convolution": "tells linear layers from convolutions among those that were asked",
     "optimization.techniques.shared.batchnorm": "watches candidates in a call, which shows what each computes",
+    "optimization.techniques.shared.bias_correction": "tells linear layers from convolutions among exact types",
     "optimization.techniques.shared.int8": "tells linear layers from convolutions among those that were asked",
     "optimization.techniques.shared.int8_layers": "tells linear layers from convolutions among those that were asked",
     "optimization.techniques.shared.purity": "refuses calls, and a subclass is refused before",

@@ -307,6 +307,31 @@ def test_two_hundred_clients_that_leave_free_their_pages(server: Command, http: 
     assert _metric(http, "kv_cache_usage_perc") == 0
 
 
+def test_a_batch_next_to_other_requests_gives_their_answers(client: openai.OpenAI) -> None:
+    """By the real engine: rows behind a stream, and the same answers as of the path itself."""
+    bodies: list[Any] = [
+        {"model": MODEL, "prompt": f"{PROMPT} {place}", "max_tokens": 12, "temperature": 0.8, "seed": place}
+        for place in range(6)
+    ]
+    rows = [
+        {"custom_id": f"r{place}", "method": "POST", "url": "/v1/completions", "body": body}
+        for place, body in enumerate(bodies)
+    ]
+    data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    stream = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, stream=True)
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    assert len(list(stream)) > 1
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+    batch = client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None
+    found = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["text"] for line in found}
+    assert texts == {
+        f"r{place}": client.completions.create(**body).choices[0].text for place, body in enumerate(bodies)
+    }
+
+
 def test_the_engine_is_killed_under_load_and_comes_back(server: Command, http: httpx.Client) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
     before = _metric(http, "generation_tokens_total")
@@ -366,28 +391,3 @@ def _metric(http: httpx.Client, name: str) -> float:
     text = http.get("/metrics").text
     lines = [line for line in text.splitlines() if line.startswith(f"torchwright:{name}{{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-
-def test_a_batch_next_to_other_requests_gives_their_answers(client: openai.OpenAI) -> None:
-    """By the real engine: rows behind a stream, and the same answers as of the path itself."""
-    bodies: list[Any] = [
-        {"model": MODEL, "prompt": f"{PROMPT} {place}", "max_tokens": 12, "temperature": 0.8, "seed": place}
-        for place in range(6)
-    ]
-    rows = [
-        {"custom_id": f"r{place}", "method": "POST", "url": "/v1/completions", "body": body}
-        for place, body in enumerate(bodies)
-    ]
-    data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    file = client.files.create(file=("in.jsonl", data), purpose="batch")
-    stream = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, stream=True)
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    assert len(list(stream)) > 1
-    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
-    batch = client.batches.retrieve(batch.id)
-    assert batch.output_file_id is not None
-    found = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
-    texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["text"] for line in found}
-    assert texts == {
-        f"r{place}": client.completions.create(**body).choices[0].text for place, body in enumerate(bodies)
-    }

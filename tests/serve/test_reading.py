@@ -204,7 +204,9 @@ def test_bodies_without_a_list_are_these() -> None:
     bodies = {kind.__name__ for kind in BODIES if not any(_lists(kind.__pydantic_core_schema__))}
     assert bodies == {
         "AbortRequest",
+        "BatchRequest",
         "ContinueRequest",
+        "FileRequest",
         "FlushCacheRequest",
         "ImageRequest",
         "LoadAdapterRequest",

@@ -468,7 +468,7 @@ def test_what_does_not_divide_is_refused_on_every_process(found: list[dict[str, 
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [
-        ("llama", "tp=4", "2 key-value heads"),
+        ("llama", "tp=3", "2 key-value heads"),
         ("llama", "dp_shard=2,ep=2", "has no experts"),
         ("qwen3-moe", "dp_shard=4,ep=4", "6 experts"),
         ("llama", "pp=9", "more stages than the model has layers"),

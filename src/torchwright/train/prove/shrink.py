@@ -101,9 +101,8 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     if full_kv_heads > 1 and kv_heads == 1 and not ring:
         kv_heads = 2
     heads = kv_heads * min(full.heads // full_kv_heads, 2)
-    if (
-        full_kv_heads % run.parallel.tp and layout.tp > 1
-    ):  # several processes have the same head, here as well
+    repeats = full.heads % run.parallel.tp == 0 and full_kv_heads % run.parallel.tp != 0
+    if repeats and layout.tp > 1:  # several processes have the same head, here as well
         kv_heads = max(1, layout.tp * full_kv_heads // run.parallel.tp)
         heads = layout.tp * min(full.heads // run.parallel.tp, 2)
     head = BLOCK_MODEL // math.gcd(BLOCK_MODEL, heads) if blocks else HEAD
