@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.cpp_extension import is_ninja_available
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "abacus"
 MOST_LINES = 60
@@ -96,6 +97,8 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that finds the example installed, by its entry point, with its backend built."""
+    if not is_ninja_available():
+        pytest.skip("ninja, with which torch builds C++ extensions, is not installed")
     site = tmp_path_factory.mktemp("site")
     information = site / "torchwright_abacus-1.dist-info"
     information.mkdir()
