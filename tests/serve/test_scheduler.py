@@ -157,7 +157,7 @@ def test_the_last_in_order_gives_its_pages_up() -> None:
 
 
 def test_a_waiting_sequence_takes_the_room_of_those_with_a_lower_priority() -> None:
-    """Of places and of pages; what gave way is computed later, and equal ones wait for their turn."""
+    """It takes places and pages; what gave way is computed later, and equal ones wait for their turn."""
     for pages, max_running in ((100, 2), (6, 8)):
         world = World(pages=pages, step_tokens=200, max_running=max_running)
         first = world.submit(16, 20)

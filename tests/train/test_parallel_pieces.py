@@ -273,9 +273,7 @@ def compiled(sources: dict[str, str]) -> float:
     """The embedding's gradient where what follows it is compiled, against the same uncompiled."""
     config = read_decoder_config(Path(sources["olmo2"]))
     mesh, gradients = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"], []
-    if (
-        dist.get_rank() >= 2
-    ):  # two processes compute all of it, and each spends two seconds on starting a compiler
+    if dist.get_rank() >= 2:  # two suffice: each spends two seconds on starting a compiler
         return 0.0
     for follow in (torch.sin, torch.compile(torch.sin, backend="aot_eager")):
         divided = Transformer(config)

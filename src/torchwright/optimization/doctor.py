@@ -65,7 +65,7 @@ class Diagnosis:
     device: DeviceFacts
     """The device that was named, else the one taken by default, with its ceilings where nothing disturbed them."""
     device_fault: str | None = None
-    """Why this machine cannot use that device, and what mends it; the techniques below are judged by its kind."""
+    """The reason why this machine cannot use that device, with a remedy; techniques below are judged by its kind."""
     ceilings: Ceilings
     """The ceilings as measured, with what disturbed them."""
     devices: tuple[Available, ...]

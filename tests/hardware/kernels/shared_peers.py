@@ -18,7 +18,7 @@ def open_memory(path: str, rank: int, ways: int, room: int = 1024, patience: flo
 
 
 def numbers(rank: int, call: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a process brings to a call: of very different sizes, so that another order of sums has other bits."""
+    """Return a process's numbers of a call, of very different sizes: another order of sums has other bits."""
     generator = torch.Generator().manual_seed(1_000 * call + rank)
     x = torch.randn(count, generator=generator, dtype=torch.float64) * 10.0 ** (3 * rank)
     if count > 4:

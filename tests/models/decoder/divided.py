@@ -1,4 +1,4 @@
-"""What each process of `test_tensor_parallel.py` computes."""
+"""The program of each process of `test_tensor_parallel.py`."""
 
 from __future__ import annotations
 

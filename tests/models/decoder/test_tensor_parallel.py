@@ -110,7 +110,7 @@ def test_packed_layers_round_as_in_one_process(folders: Any) -> None:
 
 @pytest.mark.parametrize("of", [0, 1])
 def test_one_process_without_shared_memory_leaves_all_to_gloo(of: int, tmp_path: Path) -> None:
-    """As on two machines: all have to agree, or some would wait for ever."""
+    """Like processes on two machines: all have to agree, or some would wait for ever."""
     for shares, reason, left in processes.on_processes(2, opened_without_kernels, of, tmp_path):
         assert not shares
         assert "no compiler" in reason

@@ -35,12 +35,7 @@ devices: Registry[type[Device]] = Registry(
 def check_name(name: str) -> str:
     """`name` if a device of that name is registered; raises `UnknownName` otherwise. Imports no torch."""
     if name not in devices.names():
-        raise unknown(
-            "device",
-            name,
-            devices.names(),
-            next="`torchwright doctor` says what this machine has",
-        )
+        raise unknown("device", name, devices.names(), next="`torchwright doctor` says what this machine has")
     return name
 
 

@@ -288,6 +288,10 @@ class DecoderConfig:
         """Key-value heads of attention over whole sequences, for which a latent vector is taken apart by heads."""
         return self.kv_heads if self.latent is None else self.heads
 
+    def kv_heads_of(self, ways: int) -> int:
+        """Return those of each process of tensor parallelism; with fewer heads than processes several have the same."""
+        return max(1, self.expanded_kv_heads // ways)
+
     @property
     def expanded_head_dim(self) -> int:
         """Dimensions of a query or key there."""

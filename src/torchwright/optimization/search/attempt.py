@@ -207,9 +207,8 @@ def _retreat(
 ) -> bool:
     """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
     technique = from_step(step)
-    converts = (
-        choose.is_closed(technique) and not technique.errors_add
-    )  # which is ranked before it is converted
+    # Where errors add, layers are ranked before anything is converted.
+    converts = choose.is_closed(technique) and not technique.errors_add
     budgets = HOPELESS_CONVERTED if converts else HOPELESS
     hopeless = lost.drop > budgets * max(search.budget.max_drop, 1e-9)
     ranking_seconds = estimate.ranking_seconds(search, technique)

@@ -217,9 +217,8 @@ class Store:
     def _write(self, kind: str, record: StoredFile | StoredBatch) -> None:
         path = self._record(kind, record.id)
         with self._writing, replacing(path) as beside, beside.open("wb") as file:
-            file.write(
-                msgspec.json.encode(record)
-            )  # with the lock held: the last one to write knows the most
+            # With the lock held: the last one to write knows the most.
+            file.write(msgspec.json.encode(record))
             file.flush()
             os.fsync(file.fileno())
 

@@ -60,7 +60,7 @@ def parallelize(
     for block in experts:
         apply_expert_parallel(block, experts_mesh, transport)
     if layout.cp > 1:
-        apply_context_parallel(model, mesh["cp"], max(1, model.config.expanded_kv_heads // layout.tp))
+        apply_context_parallel(model, mesh["cp"], model.config.kv_heads_of(layout.tp))
     if shares_heads(model.config, layout.tp):
         share_heads(model, mesh["tp"])
 

@@ -29,7 +29,7 @@ def copies(shape: Shape, layout: Layout) -> float:
 
 def rings(shape: Shape, layout: Layout) -> bool:
     """True if context parallelism passes keys around in a ring: it exchanges heads only where they divide."""
-    return layout.cp > 1 and max(1, shape.config.expanded_kv_heads // layout.tp) % layout.cp != 0
+    return layout.cp > 1 and shape.config.kv_heads_of(layout.tp) % layout.cp != 0
 
 
 @functools.cache

@@ -96,7 +96,7 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     )
     model = BLOCK_MODEL if blocks else MODEL
     full_kv_heads = full.expanded_kv_heads
-    ring = layout.cp > 1 and max(1, full_kv_heads // run.parallel.tp) % run.parallel.cp != 0
+    ring = layout.cp > 1 and full.kv_heads_of(run.parallel.tp) % run.parallel.cp != 0
     kv_heads = layout.tp if ring else layout.tp * layout.cp
     if full_kv_heads > 1 and kv_heads == 1 and not ring:
         kv_heads = 2

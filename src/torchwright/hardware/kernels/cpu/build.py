@@ -89,8 +89,7 @@ def library() -> Path:
     """
     if ahead := os.environ.get(AHEAD):
         return _built_ahead(Path(ahead))
-    packaged = PACKAGED / name_ahead()
-    if packaged.is_file():
+    if packaged := _packaged():
         return packaged
     compiler = find_compiler()
     sets = instruction_sets(compiler)
@@ -138,6 +137,14 @@ def _built_ahead(folder: Path) -> Path:
     return path
 
 
+def _packaged() -> Path | None:
+    """Return the wheel's own library for this torch, if this is such an installation: only then are sources read."""
+    if not PACKAGED.is_dir():
+        return None
+    path = PACKAGED / name_ahead()
+    return path if path.is_file() else None
+
+
 def name_ahead() -> str:
     """Return the name of the library of these sources for this torch, whatever compiler made it.
 
@@ -151,7 +158,7 @@ def name_ahead() -> str:
 
 def ready() -> bool:
     """Check whether the library is built already, or cannot be."""
-    if os.environ.get(AHEAD) or (PACKAGED / name_ahead()).is_file():
+    if os.environ.get(AHEAD) or _packaged():
         return True
     try:
         compiler = find_compiler()

@@ -36,7 +36,7 @@ def divided(config: DecoderConfig, ways: int) -> DecoderConfig:
     return replace(
         config,
         heads=config.heads // ways,
-        kv_heads=config.kv_heads if config.latent else max(1, config.kv_heads // ways),
+        kv_heads=config.kv_heads if config.latent else config.kv_heads_of(ways),
         feed_forward=config.feed_forward // ways,
         experts=experts,
     )

@@ -109,9 +109,8 @@ class DividedWeights(DecoderWeights):
     ) -> nn.Module:
         self._check(name, wide_NK)
         parts = [wide_NK[block.start : block.stop] for block in blocks]
-        own_NK = (
-            parts[0] if len(parts) == 1 else torch.cat(parts)
-        )  # a tied output layer is a view of the embedding
+        # A tied output layer stays a view of the embedding.
+        own_NK = parts[0] if len(parts) == 1 else torch.cat(parts)
         bias = None if bias_N is None else torch.cat([bias_N[block.start : block.stop] for block in blocks])
         return self.make_part(own_NK, bias)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.optimization.techniques.shared.int8 import LAYERS, quantize_weight
+from torchwright.optimization.techniques.shared.int8 import LAYERS, round_weight
 
 
 class MeanErrors:
@@ -45,5 +45,5 @@ class MeanErrors:
 
 def missing_weight(weight: torch.Tensor) -> torch.Tensor:
     """Return what rounding to 8 bits takes from a weight, in float32."""
-    integers, scale = quantize_weight(weight)
-    return weight.detach().float() - integers * scale.view(-1, *[1] * (weight.dim() - 1))
+    wide = weight.detach().float()
+    return wide - round_weight(wide)

@@ -45,6 +45,12 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.round(weight.detach().float() / scale.view(shape)).clamp(-127, 127).to(torch.int8), scale
 
 
+def round_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return the weight that the 8-bit numbers stand for, in its own type."""
+    integers, scale = quantize_weight(weight)
+    return (integers * scale.view(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+
+
 @functools.cache
 def largest_activation() -> int:
     """The largest integer that oneDNN multiplies exactly by 8-bit weights on this machine: 255, or 127.

@@ -10,11 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from torchwright.optimization.techniques.shared.int8 import (
-    activation_range,
-    largest_activation,
-    quantize_weight,
-)
+from torchwright.optimization.techniques.shared.int8 import largest_activation, round_rows, round_weight
 
 
 class Rounded(nn.Module):
@@ -47,13 +43,4 @@ class RoundProducts(TorchFunctionMode):
 
 def round_input(x: torch.Tensor) -> torch.Tensor:
     """Round to the steps that a calibration by this tensor alone would choose."""
-    low, high = (end.item() for end in x.detach().float().aminmax())
-    scale, zero = activation_range(low, high)
-    wide = (torch.round(x.float() / scale) + zero).clamp(0, largest_activation()).sub(zero) * scale
-    return wide.to(x.dtype)
-
-
-def round_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Round each output channel to 8 bits."""
-    integers, scale = quantize_weight(weight)
-    return (integers * scale.view(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+    return round_rows(x.float(), largest_activation(), x.dim()).to(x.dtype)

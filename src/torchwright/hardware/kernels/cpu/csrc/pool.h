@@ -20,6 +20,8 @@
 #include <mutex>
 #include <thread>
 
+#include "rest.h"
+
 namespace tw {
 
 class Pool {
@@ -160,14 +162,6 @@ class Pool {
   static Pool*& instance() {
     static Pool* pool = new Pool;  // never deleted: its threads live as long as the process
     return pool;
-  }
-
-  static void rest() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
   }
 
   // A job with room for so many helpers, or none where it would have no helper.

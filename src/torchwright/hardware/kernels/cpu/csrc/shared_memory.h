@@ -4,8 +4,8 @@
 // others, and reads all slots in the order of the processes: every process computes the same bits. Slots are doubled, so
 // that nobody writes over what others still read: who writes round n + 2 has seen all arrive at n + 1, and so leave n.
 //
-// A process holds a lock on its own byte of the file for as long as it lives and has the memory open. The system lets go
-// of it however the process ends, so that the others learn of it.
+// A process holds a lock on its own byte of the file for as long as it lives and has the memory open. The system
+// releases it however the process ends, so that the others learn of it.
 #pragma once
 
 #include <fcntl.h>
@@ -22,6 +22,8 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+
+#include "rest.h"
 
 namespace tw {
 
@@ -175,14 +177,6 @@ class SharedMemory {
   bool lives(int64_t other) const {
     struct flock found = lock_of(other);
     return other == rank || fcntl(file, F_GETLK, &found) != 0 || found.l_type != F_UNLCK;
-  }
-
-  static void rest() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
   }
 
   const double patience;
