@@ -403,3 +403,36 @@ def test_a_reader_that_stops_is_dropped(tmp_path: Path) -> None:
             wait_until(lambda: b'status="499"' in server.service.metrics.render())
             with pytest.raises(httpx.HTTPError):
                 answer.read()
+
+
+def test_a_create_that_is_sent_again_makes_no_second_batch(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("in.jsonl", text(SAYS)), purpose="batch")
+
+    def create(key: str, **more: Any) -> Any:
+        wanted = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | more
+        return client.batches.create(**wanted, extra_headers={"Idempotency-Key": key})
+
+    first = create("one")
+    assert create("one").id == first.id
+    assert ended(client, first).status == "completed"
+    assert create("one").status == "completed"
+    assert create("two").id != first.id
+    with pytest.raises(openai.ConflictError, match=f"another request, which made '{first.id}'"):
+        create("one", metadata={"for": "another"})
+    with pytest.raises(openai.BadRequestError, match="1 to 255 characters, this one 256"):
+        create("k" * 256)
+
+
+def test_metrics_count_batches_and_their_requests(client: openai.OpenAI, http: httpx.Client) -> None:
+    def figure(name: str) -> float:
+        found = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"torchwright:{name}")]
+        assert len(found) == 1
+        return float(found[0].rpartition(" ")[2])
+
+    completed = f'batches{{model_name="{MODEL}",status="completed"}}'
+    before, stored = figure(completed), figure("batch_storage_bytes")
+    assert ended(client, begun(client, text(SAYS, TEXT))).status == "completed"
+    assert figure(completed) == before + 1
+    assert figure("batch_storage_bytes") > stored
+    for state in ("waiting", "running", "completed", "failed"):
+        assert figure(f'batch_requests{{model_name="{MODEL}",state="{state}"}}') == 0

@@ -108,6 +108,8 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     error_name: str = msgspec.field(default_factory=lambda: new_id("file-"))
     """Ids that the files of results will have: a server that is killed in between gives no others."""
     metadata: dict[str, str] | None = None
+    idempotency_key: str | None = None
+    """The client's name for the request that made the batch: the same request again makes no other."""
     model: str | None = None
     status: Status = "validating"
     ending: Status | None = None

@@ -29,6 +29,8 @@ LONGEST = 64 * 1024
 """Bytes of a request for a batch: ids and metadata."""
 CHUNK_BYTES = 256 * 1024
 """Read at once of a file on its way to a client."""
+KEY_CHARACTERS = 255
+"""Of an Idempotency-Key: those of services that take one."""
 FILES, MOST_FILES = 10_000, 10_000
 BATCHES, MOST_BATCHES = 20, 100
 """Entries of a list where the client names no limit, and at most: OpenAI's own."""
@@ -83,6 +85,8 @@ async def create_batch(service: Service, request: Request) -> Response:
         if len(raw) > LONGEST:
             raise invalid(f"the request has {len(raw)} bytes; at most {LONGEST} are read")
         body = parse(BatchRequest, raw)
+    if made := _made_before(batches, owner, key := _idempotency_key(request), body):
+        return Json(made.public())
     if body.endpoint not in (allowed := batch_endpoints(service)):
         raise invalid(
             f"the served model answers no batches of '{body.endpoint}', only of {', '.join(allowed) or 'none'}",
@@ -103,10 +107,36 @@ async def create_batch(service: Service, request: Request) -> Response:
         expires=created + body.window_s,
         output_seconds=after.seconds if after else service.limits.stored_seconds,
         metadata=body.metadata,
+        idempotency_key=key,
         model=service.name,
     )
     await batches.create(batch)
     return Json(batch.public())
+
+
+def _idempotency_key(request: Request) -> str | None:
+    """Return the header of that name; raises `ApiError` (400) for a long or an empty one."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= KEY_CHARACTERS:
+        raise invalid(f"an Idempotency-Key has 1 to {KEY_CHARACTERS} characters, this one {len(key)}")
+    return key
+
+
+def _made_before(batches: Batches, owner: str, key: str | None, body: BatchRequest) -> StoredBatch | None:
+    """Return the batch that the same request has made; raises `ApiError` (409) if another request has its key."""
+    if key is None:
+        return None
+    for batch in batches.store.batches.values():
+        if batch.owner == owner and batch.idempotency_key == key:
+            asked = (body.input_file_id, body.endpoint, body.completion_window, body.metadata)
+            if asked != (batch.input_file_id, batch.endpoint, batch.completion_window, batch.metadata):
+                raise ApiError(
+                    409,
+                    f"the Idempotency-Key is that of another request, which made '{batch.id}'",
+                    code="idempotency_key_in_use",
+                )
+            return batch
+    return None
 
 
 async def list_batches(service: Service, request: Request) -> Response:

@@ -15,6 +15,7 @@ from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object, read_config
 from torchwright.models.diffusion.folder import INDEX
 from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.batches.figures import BatchFigures
 from torchwright.serve.batches.runner import Batches
 from torchwright.serve.http.fetching import PictureFetcher
 from torchwright.serve.http.hosts import Hosts
@@ -25,7 +26,7 @@ from torchwright.serve.openai.reading import BodyReader
 from torchwright.serve.openai.request_limits import check_model
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.messages import EngineReady
-from torchwright.serve.wire.metrics import ServerMetrics
+from torchwright.serve.wire.metrics import PREFIX, ServerMetrics
 
 log = logging.getLogger("torchwright.serve")
 
@@ -95,7 +96,10 @@ class Service:
 
     @cached_property
     def metrics(self) -> ServerMetrics:
-        return ServerMetrics(self.client, self.name)
+        metrics = ServerMetrics(self.client, self.name)
+        if self.batches is not None:
+            metrics.registry.register(BatchFigures(self.batches, self.name, PREFIX))
+        return metrics
 
     @cached_property
     def config(self) -> dict[str, Any]:
