@@ -32,6 +32,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(path.absolute()))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave to the nightly run the parameters that a test's `plain` does not name."""
+    mark = item.get_closest_marker("plain")
+    if mark is not None and isinstance(item, pytest.Function) and item.callspec.id not in mark.args:
+        item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Hold the names in `plain` against the parameters that there are, where all of a file was collected."""
+    if any("::" in argument for argument in config.args):
+        return
+    named = dict[str, set[str]]()
+    for item in items:
+        if (mark := item.get_closest_marker("plain")) is not None and isinstance(item, pytest.Function):
+            test = item.nodeid.removesuffix(f"[{item.callspec.id}]")
+            named.setdefault(test, set(mark.args)).discard(item.callspec.id)
+    for test, unknown in named.items():
+        if unknown:
+            raise pytest.UsageError(f"{test}: `plain` names no parameter of it: {', '.join(sorted(unknown))}")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Leave what the imports made out of garbage collections: a search asks for three, over all of these objects."""

@@ -41,6 +41,7 @@ def seconds(chance: random.Random, disturbed: float) -> list[float]:
     return turns
 
 
+@pytest.mark.plain("7-0.0", "7-0.3", "2-0.1", "2-0.3")
 @pytest.mark.parametrize("disturbed", DISTURBED)
 @pytest.mark.parametrize("n", SAMPLES)
 def test_speedup(n: int, disturbed: float) -> None:
@@ -53,6 +54,7 @@ def test_speedup(n: int, disturbed: float) -> None:
     assert 0.93 <= covered(1.0, draw, 2000 if n < 200 else 600) <= 0.97
 
 
+@pytest.mark.plain("0.99-0.0-False")
 @pytest.mark.parametrize(
     ("gain", "disturbed", "seen"),
     [(0.99, 0.0, False), (1.02, 0.1, False), (1.02, 0.3, False), (0.99, 0.3, True), (1.12, 0.3, True)],
@@ -115,6 +117,7 @@ def test_perplexity_over_windows(n: int) -> None:
     assert 0.93 <= covered(math.expm1(0.01), draw, 1500) <= 0.97
 
 
+@pytest.mark.plain("7")
 @pytest.mark.parametrize("n", SAMPLES)
 def test_cosine_over_rows(n: int) -> None:
     chance = torch.Generator().manual_seed(n)

@@ -355,6 +355,7 @@ def test_a_run_that_was_cut_off_goes_back_to_the_queue(
     assert ("scontrol requeue 77" in ran) == requeued
 
 
+@pytest.mark.slow
 def test_servers_of_all_nodes_stand_behind_the_gateway(tmp_path: Path) -> None:
     code, ran = submit(
         "serve.sbatch", tmp_path, "model", TORCHWRIGHT_API_KEY="k", SRUN_CODE="3", SRUN_SECONDS="2"

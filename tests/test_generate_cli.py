@@ -447,6 +447,7 @@ def test_ctrl_c_keeps_what_was_written(capsys, monkeypatch):
     assert captured.err.strip() == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_reader_that_left_ends_it_quietly(kept):
     words = ["generate", str(kept), "--prompt", HELLO]
     code = f"import sys; from torchwright.cli import main; sys.exit(main({words!r}))"

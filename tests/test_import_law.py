@@ -66,6 +66,7 @@ def imports_at_import(node: ast.AST) -> Iterator[str]:
             yield from imports_at_import(child)
 
 
+@pytest.mark.slow
 def test_files_can_be_imported_on_windows():
     """What a POSIX system alone has is imported by the function that uses it."""
     package = Path(torchwright.__file__).parent

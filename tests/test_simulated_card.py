@@ -106,6 +106,7 @@ def test_rows(make: Any, tmp_path: Path) -> None:
     assert workload.compare(wanted, found).drop < 0.05
 
 
+@pytest.mark.slow
 def test_a_packed_decoder_is_kept_for_the_card(folder: Path, text: Path, tmp_path: Path) -> None:
     with simulated_card():
         target = make_target(language(folder, text), FACTS)
@@ -120,6 +121,7 @@ def test_a_packed_decoder_is_kept_for_the_card(folder: Path, text: Path, tmp_pat
         NativeModel.load(tmp_path, folder, "cpu")
 
 
+@pytest.mark.slow
 def test_optimize_takes_and_gives_tensors_of_the_caller(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model and its inputs lie on the CPU, and so do those that the metric asks with."""
     trials_in_process(monkeypatch, 2.0)
@@ -140,6 +142,7 @@ def test_optimize_takes_and_gives_tensors_of_the_caller(card: None, monkeypatch:
     assert not next(model.parameters()).is_cuda
 
 
+@pytest.mark.slow
 def test_generate_and_bench_run_where_they_are_told(card: None, folder: Path) -> None:
     opened = open_model.open_model(str(folder), quantize="w8a8", device="cuda")
     assert opened.model.device.type == "cuda"

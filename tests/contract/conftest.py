@@ -48,14 +48,18 @@ BUILT_IN |= {"speech": _speech, "diffusion": _diffusion, "vision_language": _vis
 
 COVERED = [
     ("engine", ("aot", "perceptron")),
+    ("engine", ("aot", "parts")),
     ("engine", ("jit", "parts")),
+    ("engine", ("jit", "perceptron")),
     ("numbers", "aot"),
     ("numbers", "jit"),
+    ("model", "windowed"),
+    ("model", "torch encoder"),
 ]
 """Values of fixtures that meet in the sweep alone: a C++ compiler takes 8 to 20 s of processor time for each.
 
-Every engine has a model and every model an engine in the plain run. Limits of numbers are held there by
-`test_engines_guards` and `test_engines_inner_nan`, which give the same checks graphs without a compiler.
+Every model has an engine in the plain run, where `test_api` and `test_trial` compile. Limits of numbers are held there
+by `test_engines_guards` and `test_engines_inner_nan`, which give the same checks graphs without a compiler.
 """
 COVERED_TESTS = {
     "test_an_engine_and_its_artifacts_keep_the_classes": ("aot", "jit"),

@@ -230,6 +230,7 @@ def test_no_class_with_a_destructor_is_made_from_a_file() -> None:
     assert nested.class_of(nested.from_json(nested.to_json(nested.opened(Closes("a")).type))) is None
 
 
+@pytest.mark.slow
 def test_reading_imports_no_module() -> None:
     """A lazy module answers `getattr` by an import; nothing that a file names may cause one."""
     code = """if True:

@@ -20,6 +20,7 @@ def entry(**changes: object) -> RequestEntry:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @given(
     path=PRINTED.map("/".__add__),
     user=st.none() | st.text(max_size=60),

@@ -58,6 +58,7 @@ def subject(model: nn.Module | None = None, inputs: Any = None, most: int | None
     return make_subject(ModuleWorkload(*made), most=most)
 
 
+@pytest.mark.slow
 def test_memory_is_planned_for_the_example_at_least() -> None:
     """An example of 256 rows was refused by its own package, planned for 16."""
     model, _ = small()
@@ -150,6 +151,7 @@ FAULTS: dict[Callable[[ExportedProgram], None], str] = {
 }
 
 
+@pytest.mark.plain("halved")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_layer_of_a_seeded_fault_is_named(
     fault: Callable[[ExportedProgram], None], tmp_path: Path
@@ -293,6 +295,7 @@ def test_outputs_that_are_no_numbers_are_refused_with_their_module(tmp_path: Pat
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_that_changes_a_buffer_is_told_its_line(tmp_path: Path) -> None:
     with pytest.raises(RefusedTechnique, match=r"`self\.seen \+= 1` changes .*give the new one back"):
         tw.export(Sums().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")

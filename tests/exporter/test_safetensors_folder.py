@@ -61,6 +61,7 @@ def test_weights_are_off_by_half_a_step_or_by_what_is_cut(layout: LinearFormat) 
     assert bool((codes[0, :32] == 0).all())
 
 
+@pytest.mark.plain("w8a8-0.02")
 @pytest.mark.parametrize(("precision", "allowed"), [("bf16", 0.0), ("w8a8", 0.02), ("w4a16", 0.2)])
 def test_the_bundled_model_comes_back(
     precision: str, allowed: float, bundled: Subject, tmp_path: Path
@@ -90,6 +91,7 @@ def test_transformers_loads_it_quantized(precision: str, bundled: Subject, tmp_p
     assert relative_error(call.outputs, outputs).value <= SafetensorsFolder.tolerances[precision]
 
 
+@pytest.mark.slow
 def test_a_recipes_format_travels_with_its_groups_and_what_it_skips(bundled: Subject, tmp_path: Path) -> None:
     skip = ("decoder.layers.0.attention.qkv", "decoder.layers.5.mlp.down", "decoder.head")
     step = Step(name="w4a16", options={"group_size": 64, "skip": skip})

@@ -207,6 +207,7 @@ def test_a_fault_is_named(made: Made, spoil: Fault, wanted: str, tmp_path: Path)
     assert spoil is not another_function or "hidden_act 'gelu', was 'silu'" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "precision"), [("safetensors", "bf16"), ("safetensors", "w4a16"), ("gguf", "q4_0")]
 )

@@ -111,6 +111,7 @@ def test_a_search_on_it_in_processes_of_their_own(installed: dict[str, str], tmp
     assert told["default"] != "null"
 
 
+@pytest.mark.slow
 def test_what_forgets_to_fetch_fails(installed: dict[str, str], tmp_path: Path):
     run(installed, tmp_path / "script.py", CHECKS)
 

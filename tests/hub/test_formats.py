@@ -123,6 +123,7 @@ KEPT = {
 }
 
 
+@pytest.mark.plain("torchao-int8", "ct-int4", "ct-int8-packed", "ct-int8-zeros")
 @pytest.mark.parametrize("case", KEPT)
 def test_numbers_that_are_kept_give_the_bits_of_dequantized_ones(case: str, tmp_path: Path) -> None:
     if ops.fault("cpu"):

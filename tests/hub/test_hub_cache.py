@@ -172,6 +172,7 @@ def test_a_download_that_was_cut_goes_on(hub: Hub, tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
 
 
+@pytest.mark.plain("words0-name a branch, a tag or a commit")
 @pytest.mark.parametrize(
     ("words", "said"),
     [

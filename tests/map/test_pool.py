@@ -71,6 +71,7 @@ def results(pool: Pool) -> list[tuple[Part, Computed]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_its_part_to_the_next(pool: Pool) -> None:
     pool.submit(part(0))
     [(_, before)] = results(pool)
@@ -120,12 +121,14 @@ def test_a_row_that_ends_its_workers_is_rejected_and_the_others_are_answered(dea
     assert len(notices) == 3  # of five rows, of two, of one
 
 
+@pytest.mark.slow
 def test_a_row_that_takes_too_long_is_rejected_after_its_part_was_halved(deadly: TaskSpec) -> None:
     found, _ = computed(deadly, FORM, "a", "bb", "sleeps", part_seconds=1.0)
     assert [json.loads(line)["row"] for line in found.answers.splitlines()] == [0, 1]
     assert json.loads(found.rejected)["reason"] == "twice, it took longer than 1 s"
 
 
+@pytest.mark.slow
 def test_halves_are_joined_in_parquet_too(deadly: TaskSpec) -> None:
     form = OutputForm(form="parquet", fields={"embedding": "vector"})
     found, _ = computed(deadly, form, "dies", "bb", "ccc")
@@ -168,6 +171,7 @@ def test_two_workers_share_the_parts(spec: TaskSpec) -> None:
         pool.close()
 
 
+@pytest.mark.slow
 def test_what_a_worker_refuses_is_raised_here(spec: TaskSpec, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     broken = TaskSpec(**{**vars(spec), "folder": str(tmp_path)})

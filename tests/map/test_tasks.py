@@ -59,6 +59,7 @@ def answers(task: Task, rows: list[dict[str, Any]]) -> list[Answer]:
     return [found[place] for place in range(len(rows))]
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_the_artifact(artifact: Path) -> None:
     texts = [sentence[: 5 + 7 * n] for n, sentence in enumerate(SENTENCES[:6])]
     wanted_NE = torch.stack([load(artifact).model.encode(text[:25]) for text in texts])
@@ -78,6 +79,7 @@ def test_a_folder_embeds_without_a_search_as_transformers_does(folder: Path) -> 
         torch.testing.assert_close(fast.encode([text]), wanted_1E, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_text_that_is_too_long_is_rejected_alone_or_cut(artifact: Path) -> None:
     rows = [{"text": "short"}, {"text": LONG}, {"text": "also short"}, {"text": None}]
     alone = answers(task(artifact, "embed"), [rows[0], rows[2]])
@@ -91,6 +93,7 @@ def test_a_text_that_is_too_long_is_rejected_alone_or_cut(artifact: Path) -> Non
     assert isinstance(cut[1], dict)
 
 
+@pytest.mark.slow
 def test_a_cosine_for_each_pair(artifact: Path) -> None:
     texts = [sentence[:20] for sentence in SENTENCES[:3]]
     rows = [{"text": texts[0], "pair": text} for text in (*texts, LONG)]

@@ -215,6 +215,7 @@ def test_progress_is_shown_unless_told_not_to(doubled: None, capsys: pytest.Capt
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_result_cleans_up_after_itself(doubled: None):
     result = optimize(techniques=[])
     path = result.path
@@ -235,6 +236,7 @@ def test_nothing_in_budget_gives_the_original_and_says_so(doubled: None):
     torch.testing.assert_close(result.model(X), model(X))
 
 
+@pytest.mark.slow
 def test_nothing_faster_gives_the_original(halved: None):
     result = optimize()
     assert result.recipe.steps == ()
@@ -244,6 +246,7 @@ def test_nothing_faster_gives_the_original(halved: None):
 # ------------------------------------------------------------------------------------------------- metric
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_users_own_is_what_the_budget_is_held_against(doubled: None):
     def score(model: Any) -> float:
         return float(model(X).detach().abs().mean())
@@ -438,6 +441,7 @@ def test_verify_says_that_a_factory_returns_another_model(
         api.verify(result.path)
 
 
+@pytest.mark.slow
 def test_verify_on_a_busy_machine_is_not_measured_and_no_regression(
     doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -456,6 +460,7 @@ def test_verify_on_a_busy_machine_is_not_measured_and_no_regression(
     assert api.verify(result.path)["verdict"] == "holds"
 
 
+@pytest.mark.slow
 def test_what_holds_no_model_is_verified_and_timed_on_the_factorys(
     doubled: None, unexportable: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -488,12 +493,14 @@ def test_the_factory_of_a_strangers_artifact_does_not_run(
         api.verify(result.path)
 
 
+@pytest.mark.slow
 def test_verify_of_a_model_that_no_file_keeps_says_what_to_do(doubled: None):
     result = optimize()
     with pytest.raises(ArtifactError, match="a file cannot keep its code"):
         api.verify(result.path)
 
 
+@pytest.mark.slow
 def test_bench_times_an_artifact_by_its_self_test_and_a_model_as_it_is(doubled: None, factory: str):
     result = optimize()
     measured = api.bench(str(result.path))

@@ -86,6 +86,7 @@ def kmeans_step(X_ND, means_KD):
     return np.stack([(X_ND * mask[:, None]).sum(axis=0) / mask.sum() for mask in members]), labels_N
 
 
+@pytest.mark.slow
 def test_kmeans_step_agrees_and_is_compiled_without_breaks():
     X = np.concatenate([rng().normal(center, 1, (500, 2)) for center in (5, 10)])
     compiled = checked(kmeans_step, X, np.array([[5.0, 5.0], [10.0, 10.0]]))
@@ -123,6 +124,7 @@ def test_any_dtypes_and_shapes_come_back_as_numpy_gives_them(dtype, other, shape
         assert_same(compiled(a, b), fn(a, b))
 
 
+@pytest.mark.slow
 def test_reductions_keep_numpys_result_dtype():
     def reductions(*arrays):
         return [(x.sum(axis=0), x.mean(), x.max(), x.argmax(axis=1)) for x in arrays]
@@ -131,6 +133,7 @@ def test_reductions_keep_numpys_result_dtype():
     checked(reductions, bits.astype("int32"), bits.astype("float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.__version__ < "2.12", reason="torch 2.11 divides integers in float32, and NumPy serves"
 )
@@ -163,11 +166,13 @@ def test_empty_arrays(shape):
         assert_same(compiled(x), (x * 2, x.sum(axis=0)))
 
 
+@pytest.mark.slow
 def test_non_contiguous_arguments():
     x = rng().normal(size=(4, 4))
     checked(lambda reverse, transposed: reverse * 2 + transposed.sum(axis=0), x[::-1, :2], x.T[:, ::2])
 
 
+@pytest.mark.slow
 def test_read_only_and_broadcast_arguments_are_read_without_a_warning_and_never_exposed():
     x = np.broadcast_to(np.arange(3.0), (2, 3))
     checked(lambda x: x * 2, x)
@@ -178,6 +183,7 @@ def test_read_only_and_broadcast_arguments_are_read_without_a_warning_and_never_
     assert "view of an argument" in compiled.report.reason
 
 
+@pytest.mark.slow
 def test_copies_and_constants_are_not_shared_with_arguments_or_between_calls():
     compiled = compile_numpy(lambda x: (x.astype(np.float64), np.ones(3), x + 1), measure=False)
     x = np.zeros(4)
@@ -208,6 +214,7 @@ def growth(x):
     return np.expm1(x) / (x * x + 1)
 
 
+@pytest.mark.plain("float64-growth", "float64-direction", "float64-nearest_whole", "float32-growth")
 @pytest.mark.parametrize("fn", [nearest_whole, fraction, side, direction, growth])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_an_operation_that_differs_on_values_which_the_first_call_lacked_stays_with_numpy(
@@ -225,6 +232,7 @@ def test_an_operation_that_differs_on_values_which_the_first_call_lacked_stays_w
         compile_numpy(fn, measure=False, strict=True)(first)
 
 
+@pytest.mark.slow
 def test_edge_values_find_what_no_single_operation_shows():
     # A finite difference that only a negative value brings out, in a function that is traced otherwise than it runs.
     def fn(x):
@@ -266,6 +274,7 @@ def test_nan_and_infinity_positions():
     checked(lambda x: (np.sort(x), x.max(), x - x[0], np.isnan(x)), np.array([1.0, np.nan, np.inf, -np.inf]))
 
 
+@pytest.mark.slow
 def test_long_and_cancelling_sums_agree_when_no_less_accurate_than_numpy():
     long = rng().normal(10, 1, size=(300_000, 2)).astype(np.float32)
     compiled = compile_numpy(lambda x, n, y: (x.sum(axis=0) / n.sum(), y.sum()), measure=False)
@@ -306,6 +315,7 @@ def test_a_division_that_may_end_the_process_is_refused(divide, monkeypatch):
     assert "divides by zero" not in floats.report.reason
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not program.looks_for_zero(), reason="this release of torch would end the process")
 def test_division_by_zero_is_numpys_also_where_its_errors_are_trapped():
     compiled = checked(lambda n, m, x: (n // m, 1 / x), np.arange(40), np.ones(40, int), np.ones(3))
@@ -354,6 +364,7 @@ def test_a_write_that_the_first_call_did_not_make_is_still_numpys():
     assert compiled.report.status == "original"
 
 
+@pytest.mark.slow
 def test_arguments_are_never_changed():
     x = rng().normal(size=(5, 5))
     before = x.copy()
@@ -444,6 +455,7 @@ def test_graph_breaks_are_counted_and_results_right():
     assert compiled.report.break_reasons
 
 
+@pytest.mark.slow
 def test_a_disagreement_is_reported_and_numpy_serves():
     wrong = compile_numpy(lambda x: x * 2.0 if not torch.compiler.is_compiling() else x * 3.0, measure=False)
     np.testing.assert_array_equal(wrong(np.ones(3)), np.full(3, 2.0))
@@ -609,6 +621,7 @@ def test_methods_partials_and_ufuncs():
     checked(np.hypot, np.array([3.0]), np.array([4.0]))
 
 
+@pytest.mark.slow
 def test_measured_report_has_figures():
     compiled = compile_numpy(lambda x: np.sqrt(x * x + 1) - x, measure_seconds=0.2)
     x = rng().normal(size=200_000)

@@ -117,6 +117,7 @@ def test_probe_values_cover_the_domain(dtype: str) -> None:
     assert len(domain.rows(dtype)) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "dtype", "text"),
     [

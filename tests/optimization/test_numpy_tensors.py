@@ -44,6 +44,7 @@ LAYOUTS = ("every other", "expanded")
 """At night alone: in the plain run `transposed` has strides of its own."""
 
 
+@pytest.mark.plain("no rows")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS else name for name in tensors()]
 )
@@ -117,6 +118,7 @@ def smooth(x: Any, w: Any) -> Any:
     return np.exp(-np.abs(x @ w)).sum(axis=1) / x.shape[1]
 
 
+@pytest.mark.slow
 def test_float32_on_request_against_float64() -> None:
     function = tw.compile_numpy(smooth, float32=True, measure=False)
     generator = np.random.default_rng(0)
@@ -132,6 +134,7 @@ def test_float32_on_request_against_float64() -> None:
     assert tw.compile_numpy(smooth, measure=False)(x, w).dtype == np.float64
 
 
+@pytest.mark.slow
 def test_float32_that_is_too_far_off_is_numpys_in_float64() -> None:
     def cancels(x: Any) -> Any:
         return (x + 1e7) - 1e7

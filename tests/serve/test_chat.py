@@ -34,6 +34,7 @@ def talk(url: str, lines: str, **options: Any) -> tuple[str, Conversation]:
     return shown.getvalue(), conversation
 
 
+@pytest.mark.slow
 def test_a_conversation_is_remembered_and_begun_anew(url: str) -> None:
     shown, conversation = talk(url, "Hello there\n\nAgain\n")
     assert shown == "Hello there\nAgain\n"

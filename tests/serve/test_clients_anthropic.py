@@ -155,6 +155,7 @@ def test_a_stop_sequence_is_named(http: httpx.Client) -> None:
     assert found["content"][0]["text"] == text.partition(stop)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}])
 def test_tools_are_called(http: httpx.Client, choice: dict[str, Any]) -> None:
     body = asked(tools=[ADD], tool_choice=choice | {"disable_parallel_tool_use": True}, max_tokens=64, seed=1)
@@ -173,6 +174,7 @@ def test_tools_are_called(http: httpx.Client, choice: dict[str, Any]) -> None:
     assert last["delta"]["stop_reason"] == "tool_use"
 
 
+@pytest.mark.slow
 def test_arguments_that_are_cut_off_are_said_to_be(http: httpx.Client) -> None:
     body = asked(tools=[ADD], tool_choice={"type": "any"}, seed=1)
     answers = (http.post("/v1/messages", json=body | {"max_tokens": most}).json() for most in range(8, 64))

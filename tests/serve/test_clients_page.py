@@ -127,6 +127,7 @@ def test_the_pages_files_have_types_and_digests_and_need_no_key() -> None:
         assert "default-src 'none'" in policy
 
 
+@pytest.mark.slow
 def test_what_a_model_takes_is_in_its_card() -> None:
     for kind, path, takes in (
         ("decoder", "/v1/chat/completions", "text"),

@@ -94,6 +94,7 @@ def select(url: str, text: str, choices: list[str]) -> str:
     return choices[means.index(max(means))]
 
 
+@pytest.mark.slow
 def test_a_tree_of_thought(url: str) -> None:
     text = LONG + "How?"
     plans = [gen(url, f"{text}\nPlan {i}:") for i in range(3)]
@@ -118,6 +119,7 @@ def test_an_expansion_in_parallel_shares_its_prefix(url: str) -> None:
     assert all(row["meta_info"]["cached_tokens"] >= prompt - 20 for row in rows)
 
 
+@pytest.mark.slow
 def test_json_is_decoded_by_regex_type_and_schema(url: str) -> None:
     regex = r'\{"name": "[a-z]{2,6}", "age": [0-9]{1,2}\}'
     assert json.loads(gen(url, "A record:", 64, regex=regex)).keys() == {"name", "age"}

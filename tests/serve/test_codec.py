@@ -28,6 +28,7 @@ def stream_of(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> str
     return "".join(stream.put(token) for token in answer) + stream.rest()
 
 
+@pytest.mark.plain("text6-metaspace always", "text6-metaspace never")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_answer_is_what_the_text_of_the_prompt_grows_by(tmp_path: Path, kind: str, text: str) -> None:

@@ -94,6 +94,7 @@ def swap(made: ServingEngine, folder: Path, name: str = "a") -> None:
     assert isinstance(said(made, message), AdapterLoaded)
 
 
+@pytest.mark.plain("llama")
 def test_an_answer_is_its_adapters_own_beside_fifteen_others(loaded: LoadedDecoder, tmp_path: Path) -> None:
     """Cached, uncached, in small steps and preempted; the row without an adapter is the plain model's."""
     names = [None, *(f"a{n}" for n in range(15))]
@@ -254,6 +255,7 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(llama: LoadedDecod
     made.close()
 
 
+@pytest.mark.slow
 def test_an_adapter_and_a_picture_share_pages_only_together(tmp_path: Path) -> None:
     vlms.save("Qwen2_5_VL", tmp_path)
     loaded = load_decoder(tmp_path, torch.bfloat16)

@@ -122,6 +122,7 @@ def test_any_company_gives_the_same_tokens(model: LoadedDecoder, seeds: tuple[in
     assert sum(s.speculated_tokens - s.accepted_tokens for s in stats) > 0
 
 
+@pytest.mark.plain("qwen3", "gemma2")
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=pytest.mark.slow) if name in AT_NIGHT else name for name in FAMILIES],

@@ -43,6 +43,7 @@ def check(value: dict[str, Any]) -> None:
     assert set(value["tags"]) <= {"red", "green"}
 
 
+@pytest.mark.plain("1.5-ngram")
 @pytest.mark.parametrize("speculate", ["none", "ngram"])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_an_answer_follows_its_schema(

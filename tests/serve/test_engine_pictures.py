@@ -58,6 +58,7 @@ def same(found: Any, wanted: Any) -> None:
     assert (found.tokens, found.logprobs, found.finish) == (wanted.tokens, wanted.logprobs, wanted.finish)
 
 
+@pytest.mark.plain("Qwen3VL")
 def test_answers_are_those_of_generate_in_any_company(loaded: LoadedDecoder) -> None:
     asked = [
         shows(loaded, "a", "What is this? ", RED, " Say."),
@@ -99,6 +100,7 @@ def test_a_second_question_on_the_same_picture_finds_it_cached(loaded: LoadedDec
     assert cached["a"] == (len(first.ids) - 1) // PAGE * PAGE
 
 
+@pytest.mark.plain("Gemma3", "Qwen3VL")
 def test_a_preempted_sequence_sees_its_pictures_again(loaded: LoadedDecoder) -> None:
     asked = [shows(loaded, str(n), f"Number {n}: ", RED, " ", BLUE, "?", tokens=40) for n in range(4)]
     pages = 3 + 2 * -(-(len(asked[0].ids) + 40) // PAGE)

@@ -82,6 +82,7 @@ def test_an_answer_leaves_one_copy_behind_and_not_one_a_page(loaded: LoadedDecod
     assert len(tree.state_slots()) == 2  # behind the prompt's page, and behind the last
 
 
+@pytest.mark.plain("qwen3.5-True")
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_preempted_sequences_answer_as_if_they_were_alone(loaded: LoadedDecoder, prefix_cache: bool) -> None:
     submits = [request(str(n), words(30 + 9 * n, seed=n), 60, logprobs=1) for n in range(5)]
@@ -91,6 +92,7 @@ def test_preempted_sequences_answer_as_if_they_were_alone(loaded: LoadedDecoder,
         same(found[submit.id, 0], alone(loaded, submit)[0])
 
 
+@pytest.mark.plain("lfm2")
 def test_proposals_that_are_refused_leave_no_trace(loaded: LoadedDecoder) -> None:
     """Copies of the state behind each proposed token: the sequence goes on from the last that was accepted."""
     of_three: Any = {"logit_bias": dict.fromkeys((5, 6, 7), 50.0), "temperature": 1.0, "logprobs": 1}
@@ -111,6 +113,7 @@ def test_siblings_share_a_prompt(loaded: LoadedDecoder) -> None:
     assert len({tuple(found["a", index].tokens) for index in range(4)}) > 1
 
 
+@pytest.mark.plain("lfm2-3")
 @pytest.mark.parametrize("copies", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 40))])
 def test_any_company_and_any_number_of_copies(loaded: LoadedDecoder, copies: int) -> None:
     """Requests with common beginnings at random moments, few pages, few copies: the accounts hold at every step."""

@@ -290,6 +290,7 @@ def test_a_host_that_no_url_has_is_refused_at_the_start(host: str) -> None:
     _check_url_hosts(["a.test", "a.test:8080", "10.0.0.5", "[fd00::5]:80"])
 
 
+@pytest.mark.slow
 def test_a_request_with_urls_is_answered(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = write_folder(tmp_path_factory.mktemp("vision"))
     with pictures() as port:

@@ -92,6 +92,7 @@ TAKEN: dict[str, tuple[Any, list[Any], list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.plain("not a value-qwen3_coder")
 @FORMS
 @pytest.mark.parametrize("case", TAKEN)
 def test_a_value_is_taken_and_comes_back(name: str, case: str) -> None:
@@ -204,6 +205,7 @@ ARGUMENTS = st.one_of(
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+@pytest.mark.plain("glm4")
 @FORMS
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=QUIET)
 @given(schema=ARGUMENTS)

@@ -98,6 +98,7 @@ def test_a_fault_after_all_clients_have_left_is_not_logged(monkeypatch: pytest.M
     assert asyncio.run(run()) == []
 
 
+@pytest.mark.slow
 def test_the_prompts_of_a_request_share_one_copy_of_their_grammar(
     http: httpx.Client, sent: list[ToEngine]
 ) -> None:
@@ -135,6 +136,7 @@ def test_an_engine_that_was_started_again_is_told_again(
     assert sum(isinstance(message, Grammar) for message in sent) == 2
 
 
+@pytest.mark.slow
 def test_a_common_grammar_is_there_before_it_is_asked_for(
     server: Running, http: httpx.Client, compiled: list[bytes], sent: list[ToEngine]
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_request_s_timeout_counts_from_its_arrival(http: httpx.Client, sent: l
     assert submit.timeout_s < 50
 
 
+@pytest.mark.slow
 def test_slow_grammars_wait_for_themselves_and_equal_ones_are_compiled_once(
     compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,7 @@ def test_a_large_upload_is_refused(http, server):
         assert b" 413 " in raw.recv(100)
 
 
+@pytest.mark.slow
 def test_many_at_once_and_some_of_them_broken(http, server):
     """The places are taken by others at times: who is told so comes again."""
     files = [(wav(1), "") for _ in range(32)]
@@ -303,6 +304,7 @@ def test_too_many_bytes_are_refused_for_now(http):
     assert set(answers) <= {200, 429}
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies(server):
     with serving(kind="recognizer") as running, httpx.Client(base_url=running.url, timeout=60) as http:
         assert post(http, wav(1), prompt=DIES).status_code == 503

@@ -226,6 +226,7 @@ def test_few_rows_run_next_to_interactive_requests(server: Running) -> None:
     assert host.places() == 4
 
 
+@pytest.mark.slow
 def test_a_row_that_ends_the_engine_is_an_error_and_the_rest_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +396,7 @@ def test_results_are_no_input_and_a_file_in_use_stays(server: Running, client: o
     assert client.files.delete(batch.input_file_id).deleted
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_is_dropped(tmp_path: Path) -> None:
     limits = Limits(unread_seconds=0.2)
     with serving(batches=tmp_path / "batches", limits=limits) as server, client_of(server) as client:
@@ -425,7 +427,9 @@ def test_a_create_that_is_sent_again_makes_no_second_batch(client: openai.OpenAI
 
 def test_metrics_count_batches_and_their_requests(client: openai.OpenAI, http: httpx.Client) -> None:
     def figure(name: str) -> float:
-        found = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"torchwright:{name}")]
+        found = [
+            line for line in http.get("/metrics").text.splitlines() if line.startswith(f"torchwright:{name}")
+        ]
         assert len(found) == 1
         return float(found[0].rpartition(" ")[2])
 

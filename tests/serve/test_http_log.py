@@ -86,6 +86,7 @@ def test_both_ends_of_a_long_text_stay() -> None:
     assert "(7000040 characters)" in text
 
 
+@pytest.mark.slow
 def test_a_traceback_has_no_line_that_passes_for_a_message() -> None:
     try:
         json.loads("{" + FORGED)

@@ -189,6 +189,7 @@ ASKED: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_pictures_come_in_their_places(
     http: httpx.Client, submitted: list[Submit], language: Language, name: str
@@ -207,6 +208,7 @@ def test_pictures_come_in_their_places(
     assert counted == len(submit.ids)
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_the_processor_prepares(
     http: httpx.Client, submitted: list[Submit], language: Language
 ) -> None:
@@ -319,6 +321,7 @@ def test_a_template_that_leaves_pictures_out_is_no_silent_loss(tmp_path: Path) -
         prompt_of(language, [Message.model_validate(one) for one in asked], NONE, "messages")
 
 
+@pytest.mark.plain("/v1/chat/completions-body0")
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -395,6 +398,7 @@ def test_pictures_are_bounded_in_number_and_together(
         prompt_of(language, messages, NONE, "messages")
 
 
+@pytest.mark.slow
 def test_a_body_with_pictures_may_be_larger(server: Running, http: httpx.Client) -> None:
     """A photo has more bytes than a body of text may have."""
 
@@ -441,6 +445,7 @@ def refuses(running: Running) -> None:
         assert http.post("/v1/chat/completions", json=asked).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_takes_none_is_believed(folder: Path) -> None:
     """As on a GPU, so far, or where the vision encoder cannot be loaded."""
     with serving(folder=folder, kind="sightless") as running:
@@ -469,6 +474,7 @@ def loaded(path: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_text_model_costs_no_import_of_transformers() -> None:
     assert loaded(find(None).folder) == "[]"
 

@@ -214,6 +214,7 @@ def test_a_url_that_holds_no_picture_is_refused(http: httpx.Client, name: str) -
     assert len(error(response)["message"]) < 600
 
 
+@pytest.mark.slow
 def test_damaged_files_are_refused_or_read(http: httpx.Client) -> None:
     statuses = set[int]()
     for form, content in FORMS.items():
@@ -223,6 +224,7 @@ def test_damaged_files_are_refused_or_read(http: httpx.Client) -> None:
     assert statuses == {200, 400}
 
 
+@pytest.mark.slow
 def test_a_million_urls_are_refused_before_any_is_read(http: httpx.Client) -> None:
     few = '{"type":"image_url","image_url":"data:image/png;base64,AA"}'
     for count in (1000, 1_000_000 // 40):
@@ -263,6 +265,7 @@ GOOD: dict[str, bytes] = {
 }
 
 
+@pytest.mark.plain("grey", "16 bits", "a palette with alpha", "grey with alpha")
 @pytest.mark.parametrize("name", GOOD)
 def test_rare_but_good_pictures_are_read(http: httpx.Client, name: str) -> None:
     response = http.post("/tokenize", json={"messages": [user(part(GOOD[name]))]})

@@ -120,6 +120,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", ANSWERED)
 def test_a_request_that_failed_elsewhere_is_answered(http: httpx.Client, report: str) -> None:
     path, body = ANSWERED[report]
@@ -127,6 +128,7 @@ def test_a_request_that_failed_elsewhere_is_answered(http: httpx.Client, report:
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", REFUSED)
 def test_a_request_that_cannot_be_answered_is_refused_in_words(http: httpx.Client, report: str) -> None:
     (path, body), words = REFUSED[report]
@@ -152,6 +154,7 @@ def test_a_folder_without_a_chat_template_takes_pictures(tmp_path: Path) -> None
         assert httpx.post(running.url + path, json=body, timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_photo_is_scaled_rather_than_refused(http: httpx.Client) -> None:
     """raullenchai/Rapid-MLX#2473: 5000x4000 pixels were more tokens than may be."""
     photo = picture(5000, 4000, form="JPEG")

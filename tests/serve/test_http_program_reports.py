@@ -84,6 +84,7 @@ def test_weights_change_while_requests_run(http: httpx.Client) -> None:
     assert [len(row["output_ids"]) for row in found[0]] == [700] * 4
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_written_again_is_read_again(http: httpx.Client, real: tuple[Command, Path]) -> None:
     """vllm#32718: weights of the same path came from a cache."""
     folder = real[1] / "again"
@@ -134,6 +135,7 @@ def test_the_token_at_the_border_has_its_score(http: httpx.Client) -> None:
     assert all(logprob is not None for logprob, _, _ in found)
 
 
+@pytest.mark.plain("?start: select\\n?select: \"SELECT \" name\\n?name: WORD\\n?WORD: /[a-c]/-allowed3")
 @pytest.mark.parametrize(
     ("grammar", "allowed"),
     [

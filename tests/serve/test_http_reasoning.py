@@ -48,6 +48,7 @@ def deltas(http: httpx.Client, said: str, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_chat_completion_has_its_reasoning_apart(http: httpx.Client) -> None:
     found = chat(http, WHOLE)
     message = found["choices"][0]["message"]
@@ -199,6 +200,7 @@ def test_completions_are_left_as_they_are(http: httpx.Client) -> None:
     assert found["choices"][0]["text"].startswith("<think>")
 
 
+@pytest.mark.slow
 def test_the_format_of_calls_can_be_chosen() -> None:
     with (
         serving(template=ECHO, tools="mistral") as running,

@@ -39,6 +39,7 @@ def server() -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_slow_reader_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "torchwright.serve")
     with serving(limits=Limits(unread_seconds=0.3)) as running:
@@ -224,6 +225,7 @@ def test_before_the_engine_is_ready_every_endpoint_says_so_at_once() -> None:
         assert http.get("/").status_code == 200
 
 
+@pytest.mark.slow
 def test_the_server_is_not_ready_while_its_engine_loads_again() -> None:
     body = {"prompt": PROMPT, "max_tokens": 2}
     with serving() as running, httpx.Client(base_url=running.url, timeout=30) as http:
@@ -240,6 +242,7 @@ def test_the_server_is_not_ready_while_its_engine_loads_again() -> None:
         assert http.post("/v1/completions", json=body).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,6 +255,7 @@ def test_an_engine_that_hangs_is_killed(
     assert "has said nothing" in caplog.text
 
 
+@pytest.mark.plain("broken-the engine ended before it was ready (exit code 4)")
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -187,6 +187,7 @@ def test_completions_that_are_aborted_say_so(http: httpx.Client) -> None:
     assert ended[-1] == "abort"
 
 
+@pytest.mark.slow
 def test_an_engine_that_follows_a_death_has_the_weights_and_the_pause(place: Path) -> None:
     with (
         serving(allow_weights=place / "allowed") as running,

@@ -157,6 +157,7 @@ def test_a_request_from_loading_to_idle(peer: Peer) -> None:
     assert (peer.last.stats.running, peer.last.stats.pages_used) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_drain_ends_what_runs_and_refuses_what_comes(peer: Peer) -> None:
     assert isinstance(peer.opened(), EngineReady)
     peer.send(request("a", [5, 6], 400))
@@ -291,6 +292,7 @@ def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:
         opened(model=path, quantize="w8a8")
 
 
+@pytest.mark.slow
 def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> None:
     served = opened(model=str(encoder_artifact))
     assert isinstance(served, ServedEncoder)

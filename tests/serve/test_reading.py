@@ -318,6 +318,7 @@ def test_a_long_text_is_not_tokenized_in_the_http_process(
 KEYS = {f"key {number}": number for number in range(300_000)}
 
 
+@pytest.mark.plain("bias")
 @pytest.mark.parametrize(
     ("path", "more"),
     [
@@ -346,6 +347,7 @@ def test_no_body_of_many_keys_is_parsed_in_the_http_process(
     assert max(parsed, default=0) <= server.service.limits.read_here_bytes
 
 
+@pytest.mark.plain("limits0-longer than 0.05 s of processor time")
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
@@ -362,6 +364,7 @@ def test_reading_has_limits_of_time_and_memory(limits: Limits, words: str) -> No
         assert http.post("/tokenize", json={"prompt": "word " * 5000}).json()["count"] > 4000
 
 
+@pytest.mark.slow
 def test_long_bodies_wait_in_a_bounded_queue_and_take_bounded_memory() -> None:
     limits = Limits(reads_waiting=0)
     with serving(limits=limits) as running, httpx.Client(base_url=running.url, timeout=60) as http:
@@ -406,6 +409,7 @@ def test_a_job_that_nobody_waits_for_is_ended_and_slow_ones_wait_for_themselves(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_the_log_probabilities_of_prompts_are_bounded(server: Running, http: httpx.Client) -> None:
     most = server.service.limits.scored_values
     body = {"echo": True, "max_tokens": 0, "logprobs": 1}

@@ -163,6 +163,7 @@ def test_processes_count_together_what_one_counts(tmp_path: Path, experts: dict[
     assert losses(plain) != pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_with_biases_resumes_bit_for_bit_and_is_served_as_it_was_trained(tmp_path: Path) -> None:
     # After an odd number of steps a bias cannot have gone as often up as down.
     changes: dict[str, Any] = {"model": {"config": CONFIG_OF_EXPERTS}, "experts": BIAS, "tokens": 7 * 256}

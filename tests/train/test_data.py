@@ -80,6 +80,7 @@ def lognormal(count: int, median: float, *, multiple: int = 1) -> list[int]:
     return [*sizes, 1 + -(sum(sizes) + 1) % multiple]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=9),
     st.integers(2, 60),
@@ -142,6 +143,7 @@ def make(corpus: Shards, **changes: Any) -> Run:
     return parse_run(run)
 
 
+@pytest.mark.plain("dp_shard=2,tp=2")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(Layout.from_degrees(layout)))
 def test_every_token_of_ordinary_files_is_read_once_an_epoch_in_each_layout(
     corpus: Shards, layout: dict[str, int]

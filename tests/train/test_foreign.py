@@ -59,6 +59,7 @@ def loaded(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+@pytest.mark.plain("gpt2")
 @each
 def test_a_model_of_transformers_learns_and_resumes_bit_for_bit(tmp_path: Path, model: Path) -> None:
     data = {"train": ["a.npy"], "validation": ["held.npy"]}
@@ -90,6 +91,7 @@ def test_a_model_of_transformers_learns_and_resumes_bit_for_bit(tmp_path: Path, 
     )  # windows that begin one token apart
 
 
+@pytest.mark.plain("gpt2")
 @each
 def test_adapters_hang_on_linear_layers_and_are_merged(tmp_path: Path, model: Path) -> None:
     lora = {"r": 2, "merge": True, "dora": True}

@@ -81,6 +81,7 @@ def messages(run: Run, config: dict[str, Any]) -> list[int]:
     return sent
 
 
+@pytest.mark.slow
 def test_the_planner_counts_the_bytes_that_travel() -> None:
     """A layer's message is what the planner says: 8 bits for a matrix, 16 for norms and biases."""
     shape = Shape(decoder_config(BIASED, "the test"))

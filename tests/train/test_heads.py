@@ -77,6 +77,7 @@ def head_run(folder: Path, base: Path, name: str, **changes: Any) -> Path:
     return make_run(folder, **given | changes)
 
 
+@pytest.mark.plain("embedding")
 @pytest.mark.parametrize("name", HEADS)
 def test_a_run_learns_and_goes_on_bit_for_bit_and_others_load_it(
     tmp_path: Path, base: Path, name: str

@@ -142,6 +142,7 @@ def test_nf4_is_torchaos() -> None:
     assert far.float().mean() < 0.01, "but for weights between two values"
 
 
+@pytest.mark.plain("{'dropout': 0.2}")
 @pytest.mark.parametrize(
     "lora", [{}, {"dora": True}, {"dropout": 0.2}, {"base": "nf4"}, {"base": "int4"}], ids=str
 )

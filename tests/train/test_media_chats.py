@@ -116,6 +116,7 @@ def whole_loss(folder: Path, task: ChatTask, item: Any) -> float:
     return float(loss) * int((labels[:, 1:] != -100).sum())
 
 
+@pytest.mark.plain("Idefics3")
 @pytest.mark.parametrize("name", ["Qwen2_5_VL", "Qwen3VL", "Idefics3", "Gemma3"])
 def test_the_loss_is_that_of_the_whole_model_over_pixels(name: str, tmp_path: Path) -> None:
     run = read(make(tmp_path, name))

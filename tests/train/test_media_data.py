@@ -73,6 +73,7 @@ def test_strict_stops_on_every_process(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "model").exists()
 
 
+@pytest.mark.slow
 def test_nothing_that_can_be_read_is_told(tmp_path: Path) -> None:
     run = make_images(tmp_path)
     for path in (tmp_path / "train").rglob("*.png"):
@@ -89,6 +90,7 @@ def test_nothing_that_can_be_read_is_told(tmp_path: Path) -> None:
     assert 0 < len(losses(run)) < 48
 
 
+@pytest.mark.slow
 def test_a_run_that_an_error_ends_writes_nothing_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +266,7 @@ def test_crops_and_mirrors_come_of_their_seed_alone() -> None:
     assert 8 < mirrored < 32
 
 
+@pytest.mark.slow
 def test_manifests_as_strangers_leave_them(tmp_path: Path) -> None:
     run = make_speech(tmp_path, samples=24)
     tone(tmp_path / "train" / "long.wav", 440, 4.5)
@@ -292,6 +295,7 @@ def test_manifests_as_strangers_leave_them(tmp_path: Path) -> None:
     assert train(run).broken >= 3
 
 
+@pytest.mark.slow
 def test_the_command_line_of_pictures(tmp_path: Path) -> None:
     """Without a run file: a folder with train and val, the run file that it makes, and what data check and show say."""
     run = make_images(tmp_path / "made")
@@ -323,6 +327,7 @@ def test_the_command_line_of_pictures(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_command_line_of_speech(tmp_path: Path) -> None:
     run = make_speech(tmp_path)
     base, manifest = str(run.parent / "base"), str(make_sounds(tmp_path, "more", 3))
@@ -366,6 +371,7 @@ def test_a_part_of_the_pictures_is_held_out_and_every_class_is_trained_on(tmp_pa
         assert "too few to hold some out" in text
 
 
+@pytest.mark.plain("make_images")
 @pytest.mark.parametrize("make", [make_images, make_speech])
 def test_a_run_judges_by_what_it_holds_out(tmp_path: Path, make: Any) -> None:
     """The checkpoint with the best loss stays, and a run that goes on holds out the same."""

@@ -63,6 +63,7 @@ def test_merged_and_unmerged_answer_alike(tmp_path: Path, dora: bool) -> None:
         assert float((found - wanted).norm() / wanted.norm()) < SAME
 
 
+@pytest.mark.plain("make_images")
 @pytest.mark.parametrize("make", [make_images, make_speech])
 def test_a_run_writes_both_and_goes_on_bit_for_bit(tmp_path: Path, make: Any) -> None:
     run = make(tmp_path / "whole", lora=LORA)

@@ -511,6 +511,7 @@ def test_a_process_that_dies_is_named_with_its_last_output() -> None:
         on_processes(2, aborts, 1)
 
 
+@pytest.mark.slow
 def test_processes_that_hang_are_given_up() -> None:
     with pytest.raises(ProveError, match="did not finish in time"):
         on_processes(2, waits_for_a_collective_that_nobody_else_calls, limit=3.0)

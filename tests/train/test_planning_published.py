@@ -44,6 +44,7 @@ def test_no_layout_that_torchtitan_ran_is_refused(published: Published) -> None:
     assert candidate.plan.layout == layout
 
 
+@pytest.mark.plain("Llama 2 7B, TPU v4 (16, 1)", "8B, 32 H200, float8")
 @pytest.mark.parametrize(
     "published",
     [row for row in PUBLISHED if row.chosen and row.nodes <= 128],

@@ -105,6 +105,7 @@ def test_what_the_trainer_refuses_is_marked_and_comes_last() -> None:
     assert last["refused_by_train"] == found.families[-1][0].refused
 
 
+@pytest.mark.slow
 def test_reasons_carry_the_numbers() -> None:
     reasons = {
         rejection.rule: rejection for rejection in rank(LLAMA, JOB, h100(8), tp_across_nodes=True).rejections

@@ -84,6 +84,7 @@ def test_an_mx_layer_rounds_along_what_each_product_sums_over(format: str) -> No
         assert error < 8e-3
 
 
+@pytest.mark.plain("mxfp8")
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4"])
 def test_experts_are_multiplied_in_mx_as_each_by_itself(format: str) -> None:
     """Forward and backward of every expert's products, rounded slowly and taken in float64; one has no token."""
@@ -205,6 +206,7 @@ def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[f
     return [tensor.float().flatten().tolist() for tensor in (y.detach(), x.grad, whole)]
 
 
+@pytest.mark.plain("float8_tensorwise-True")
 @pytest.mark.parametrize(
     ("precision", "columns"),
     [
@@ -225,6 +227,7 @@ def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, col
             assert torch.equal(one, other)
 
 
+@pytest.mark.plain("bf16-selective")
 @pytest.mark.parametrize(
     "changes",
     [

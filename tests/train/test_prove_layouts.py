@@ -83,6 +83,7 @@ def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_pa
     assert result.extrapolated == ()
 
 
+@pytest.mark.slow
 def test_latent_attention_and_shared_experts_are_divided_by_heads(tmp_path: Path) -> None:
     """What all heads share has a gradient from each process's own."""
     proved(config_folder("deepseek-v3", tmp_path), Layout(tp=2), processes=2)
@@ -284,6 +285,7 @@ def test_nothing_to_prove_is_refused(tmp_path: Path) -> None:
         prove_layout(grouped, Layout(tp=4))
 
 
+@pytest.mark.slow
 def test_command_proves_a_run_file_as_json_and_ends_with_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

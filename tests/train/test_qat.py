@@ -60,6 +60,7 @@ def test_gradients_pass_straight_through() -> None:
     assert (w_value - weight).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w4a8", "w8a8"])
 def test_what_is_rounded_stays_on_its_device(tmp_path: Path, scheme: Literal["w4a8", "w8a8"]) -> None:
     """The meta device stands for a card: a tensor of the CPU in between is refused there."""
@@ -73,6 +74,7 @@ def test_what_is_rounded_stays_on_its_device(tmp_path: Path, scheme: Literal["w4
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.plain("w8a8-mixtral")
 @pytest.mark.parametrize(
     ("scheme", "model"),
     [

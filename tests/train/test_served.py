@@ -140,11 +140,13 @@ def test_words_that_name_no_rounding_are_refused(tmp_path: Path, text: str) -> N
         trained_scheme(tmp_path)
 
 
+@pytest.mark.slow
 def test_other_training_does_not_inherit_the_rounding(tmp_path: Path, quantized: Path) -> None:
     out = adapted(tmp_path, quantized / MODEL, merge=True)
     assert not (out / MODEL / FILE).exists()
 
 
+@pytest.mark.plain("False-False")
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_an_adapter_on_its_model_is_the_merged_model(

@@ -28,6 +28,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.plain("renaming--9-left2")
 @pytest.mark.parametrize(
     ("fault", "code", "left"),
     [

@@ -155,6 +155,7 @@ def test_a_misspelt_field_of_a_source_is_told(tmp_path: Path) -> None:
         read_run(run_on(tmp_path, {"mixture": mixture}))
 
 
+@pytest.mark.slow
 def test_check_show_and_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_on(tmp_path, {"train": ["chats.jsonl", "a.npy"]})
     path = str(run)

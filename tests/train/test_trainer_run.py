@@ -56,6 +56,7 @@ def test_a_run_learns_and_its_model_answers(tmp_path: Path) -> None:
     assert samples[-1] == f"The module{answer}" or samples[-1] == answer
 
 
+@pytest.mark.plain("adafactor")
 @pytest.mark.parametrize(
     "optimizer",
     [

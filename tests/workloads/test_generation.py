@@ -80,6 +80,7 @@ def greedy(model, ids: list[int], new: int, eos: tuple[int, ...] = (2,)) -> list
     return tokens[: next((i for i, token in enumerate(tokens) if token in eos), len(tokens))]
 
 
+@pytest.mark.plain("Llama tied, no grouping", "Qwen2")
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batches_give_what_transformers_gives_for_each_prompt_alone(kind, make):
@@ -98,6 +99,7 @@ def test_logits_of_whole_sequences(kind, make):
     torch.testing.assert_close(generator(ids_BT), model(ids_BT).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),

@@ -124,6 +124,7 @@ def test_a_search_of_a_model_in_eval_mode_says_nothing(monkeypatch: pytest.Monke
     assert "training mode" not in str(result)
 
 
+@pytest.mark.slow
 def test_an_export_warns_and_writes_the_eval_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier, "Runner", InProcessRunner)
     model = net()

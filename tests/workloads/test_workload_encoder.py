@@ -80,6 +80,7 @@ def test_embeddings_are_those_of_rows_run_alone(kind, tmp_path, text):
     )
 
 
+@pytest.mark.plain("Albert")
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_graph_keeps_the_mask(kind, tmp_path, text):
@@ -124,6 +125,7 @@ DECODERS = {
 }
 
 
+@pytest.mark.plain("Qwen2")
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", DECODERS)
 def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, tmp_path, text):
@@ -145,6 +147,7 @@ def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, 
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_artifact_of_a_decoder_embeds(tmp_path, text, monkeypatch):
     trials_in_process(monkeypatch, 2.0, tried=("dtype", "shape_buckets"), cache=tmp_path / "cache")
     model = causal("Qwen3", head_dim=8)

@@ -128,6 +128,7 @@ def run_of(model: Any) -> Any:
     return lambda case: model(*case.args, **case.kwargs)
 
 
+@pytest.mark.plain("BertForQuestionAnswering")
 @torch.inference_mode()
 def test_outputs_are_those_of_transformers_in_one_graph(workload: ForwardWorkload) -> None:
     (case,) = workload.cases(torch.float32)
@@ -146,6 +147,7 @@ def test_outputs_are_those_of_transformers_in_one_graph(workload: ForwardWorkloa
         torch.testing.assert_close(value, found[name])
 
 
+@pytest.mark.plain("ViTModel")
 @torch.inference_mode()
 def test_what_is_judged(workload: ForwardWorkload) -> None:
     model = workload.build()
@@ -161,6 +163,7 @@ def test_what_is_judged(workload: ForwardWorkload) -> None:
     assert max(other.drop, other.extras.get("relative_error", 0.0)) > 1e-3
 
 
+@pytest.mark.plain("ViTModel")
 def test_calibration_is_not_the_sample(workload: ForwardWorkload) -> None:
     sample = [workload._case(i).kwargs for i in range(workload._rounds())]  # pyright: ignore[reportPrivateUsage]
     for case in workload.calibration(torch.float32):
@@ -169,6 +172,7 @@ def test_calibration_is_not_the_sample(workload: ForwardWorkload) -> None:
         )
 
 
+@pytest.mark.plain("YolosForObjectDetection")
 def test_what_was_chosen_is_judged_by_other_data(workload: ForwardWorkload) -> None:
     last = workload.unseen()
     if last is None:
@@ -213,6 +217,7 @@ def test_one_number_is_no_choice(tmp_path: Path, text: Path) -> None:
     assert (found.metric, found.drop) == ("relative error", pytest.approx(0.1, rel=1e-4))
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_outputs_that_its_name_does_not_promise_are_all_compared(tmp_path: Path, text: Path) -> None:
     workload = ForwardWorkload(made("ViTModel", tmp_path), batch=2)

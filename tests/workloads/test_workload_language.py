@@ -85,6 +85,7 @@ class TestCalls:
             run(prefill)
             torch.testing.assert_close(run(decode), expected, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.slow
     @torch.inference_mode()
     def test_exports_with_any_number_of_kept_logits(self, workload):
         adapted = workload.adapt(workload.build())
@@ -125,6 +126,7 @@ class TestMetric:
         assert (quality.drop, quality.drop_high) == (0, 0)
         assert quality.extras == {"kl_divergence": 0, "top1_agreement": 1}
 
+    @pytest.mark.slow
     @torch.inference_mode()
     def test_kl_divergence_and_agreement_of_a_changed_model(self, workload):
         model, other = workload.build(), workload.build()

@@ -50,6 +50,12 @@ def text_model(workload: ForwardWorkload, folder: Path | None = None) -> TextMod
     return TextModel(lambda case: model(**case.kwargs), layout, folder, list(workload.describe()["inputs"]))
 
 
+@pytest.mark.plain(
+    "Albert-ForQuestionAnswering",
+    "Albert-ForTokenClassification",
+    "DebertaV2-ForQuestionAnswering",
+    "Bert-ForSequenceClassification",
+)
 @torch.inference_mode()
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", KINDS)

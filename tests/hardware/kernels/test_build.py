@@ -270,6 +270,7 @@ def test_the_reference_serves_without_kernels(monkeypatch: pytest.MonkeyPatch) -
     assert k[0, :, :, :3].any()
 
 
+@pytest.mark.slow
 def test_an_unknown_instruction_set_is_refused(native: object) -> None:
     """With the list; a known one is then taken."""
     script = """

@@ -99,6 +99,7 @@ def test_a_process_that_lets_go_is_an_error(file: Callable[[int], str], start: S
         memory.sum(torch.ones(4))
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_come_is_given_up(file: Callable[[int], str], start: Start):
     # Longer than a busy machine takes for the first call.
     memory, _ = together(file(2), start, "stay", patience=5.0)

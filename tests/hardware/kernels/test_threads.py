@@ -120,6 +120,7 @@ with own_threads(4):
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_computes(native: Any):
     found = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
     assert found.stdout.split() == ["True", "0"], found.stderr

@@ -88,6 +88,7 @@ def linear_ptx(bits: int, *, whole: bool, rows: int, sm: int, ones: tuple[str, .
     return text
 
 
+@pytest.mark.plain("90-4-False-1-wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16")
 @pytest.mark.parametrize(
     ("sm", "bits", "whole", "rows", "wanted"),
     [
@@ -102,6 +103,7 @@ def test_linear_layers_use_matrix_units(sm: int, bits: int, whole: bool, rows: i
     assert wanted in linear_ptx(bits, whole=whole, rows=rows, sm=sm, ones=("rows",) if rows == 1 else ())
 
 
+@pytest.mark.plain("90-bf16-True")
 @pytest.mark.parametrize(
     ("sm", "pages", "apart"), [(90, "bf16", True), (90, "i8", False), (80, "bf16", False)]
 )

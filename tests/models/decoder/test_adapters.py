@@ -69,6 +69,7 @@ def test_logits_are_the_merged_models(
     assert distance(found, exact) < 1.5 * distance(merged, exact) + 0.01
 
 
+@pytest.mark.slow
 def test_texts_of_the_bundled_model_are_the_merged_models(tmp_path: Path) -> None:
     """Within 2e-2, and the same token first in at least 99 of 100 places."""
     folder = write_adapter(BUNDLED, tmp_path, r=16, std=0.02)

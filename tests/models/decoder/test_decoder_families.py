@@ -69,6 +69,7 @@ def test_chunked_prefill_is_whole_prefill(ours: LoadedDecoder) -> None:
     close(ours.logits(ids_BT, prefill_chunk=7), ours.logits(ids_BT), 2e-5)
 
 
+@pytest.mark.plain("glm-no-bias", "ernie", "glm", "gemma3")
 def test_decode_through_the_cache(pair: tuple[Any, Path], ours: LoadedDecoder) -> None:
     ids_T, prompt = token_ids(TOKENS), 5
     cache = ours.new_cache([TOKENS])
@@ -81,6 +82,7 @@ def test_decode_through_the_cache(pair: tuple[Any, Path], ours: LoadedDecoder) -
     close(torch.cat(parts), step_by_step(pair[0], ids_T, prompt))
 
 
+@pytest.mark.plain("seed-oss", "glm-no-bias", "gemma", "lfm2-bias")
 def test_ragged_batch(pair: tuple[Any, Path], ours: LoadedDecoder) -> None:
     """Prompts of different lengths in one call, then decode steps of all in one call each."""
     lengths = [3, 33, 17]
@@ -100,6 +102,7 @@ def test_ragged_batch(pair: tuple[Any, Path], ours: LoadedDecoder) -> None:
         close(torch.cat(got[row]), step_by_step(pair[0], rows[row], length))
 
 
+@pytest.mark.plain("falcon-h1-normed-bf16-0.01", "exaone4-int8-0.03", "phi3-int8-0.03", "olmo3-int8-0.03")
 @pytest.mark.parametrize(("kv", "tolerance"), [("bf16", 0.01), ("int8", 0.03)])
 def test_small_caches_stay_near(
     pair: tuple[Any, Path], ours: LoadedDecoder, kv: str, tolerance: float

@@ -12,6 +12,7 @@ from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.packed import read_packed, write_packed
 
 
+@pytest.mark.plain("phi3-fp32", "phi3-bf16", "phi3-longrope-fp32", "glm-no-bias-fp32")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_is_read_again(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

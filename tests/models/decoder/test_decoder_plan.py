@@ -141,6 +141,7 @@ def test_layers_with_states_have_no_plan(name: str, tmp_path: Path) -> None:
     assert reason in (plan_over(cache).unplanned or "")
 
 
+@pytest.mark.plain("glm-no-bias", "llama-yarn-mscale", "llama-yarn-options", "smollm3-window")
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in RECURRENT])
 def test_every_family(name: str, tmp_path: Path, layers_only: Any) -> None:
     loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
@@ -191,6 +192,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native.use_isa(before)
 
 
+@pytest.mark.plain("amx-bf16", "avx2-w8a8", "avx2-w4a8:group_size=32", "avx2-w4bf16:group_size=32")
 @pytest.mark.parametrize("scheme", [*MADE.values(), *KEPT.values()], ids=str)
 def test_every_scheme_on_every_instruction_set(
     isa: str, scheme: Scheme, llama: Path, layers_only: Any

@@ -147,6 +147,7 @@ def logits(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
 IDS = torch.randint(5, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.plain("Llava-False", "LlavaNext-True", "Idefics3-True", "Llava-True")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", HOSTS)
 def test_text_is_answered_as_by_the_whole_model(name: str, tied: bool, tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def error(model: Any, ours: LoadedSeq2Seq) -> float:
     return apart(found, wanted)
 
 
+@pytest.mark.plain(
+    "dtype2-w8a8-0.15-bart-scaled",
+    "dtype1-None-0.03-bart-scaled",
+    "dtype0-None-1e-05-bart-scaled",
+    "dtype1-None-0.03-t5",
+)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "quantize", "tolerance"), PRECISIONS)
 def test_logits_are_those_of_transformers(
@@ -178,6 +184,7 @@ def test_a_source_language_stays_where_the_tokenizer_has_it(tmp_path: Path) -> N
     assert ours.encode("ab") == [*plain.encode("ab")[:-1], names["ro_RO"]]
 
 
+@pytest.mark.slow
 def test_a_process_that_has_computed_nothing_answers(tmp_path: Path) -> None:
     """Nobody has loaded the kernels there."""
     tiny(tmp_path, "t5")

@@ -32,6 +32,7 @@ def opened(folder: Path, name: str = "t5", **options: str) -> Seq2SeqWorkload:
     return Seq2SeqWorkload(folder, batch=2, tokens=20, new_tokens=NEW, **options)
 
 
+@pytest.mark.plain("bart-scaled")
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
 def test_native_answers_are_those_of_transformers_and_are_kept(tmp_path: Path, name: str) -> None:
@@ -52,6 +53,7 @@ def test_native_answers_are_those_of_transformers_and_are_kept(tmp_path: Path, n
     )
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_targets_are_what_the_original_answers(tmp_path: Path) -> None:
     """As transformers itself generates them, up to where it stops."""
@@ -66,6 +68,7 @@ def test_targets_are_what_the_original_answers(tmp_path: Path) -> None:
         assert ours[:length] == theirs[:length]
 
 
+@pytest.mark.slow
 def test_languages_are_kept(tmp_path: Path) -> None:
     workload = opened(tmp_path / "model", "nllb", language="fra_Latn", source_language="eng_Latn")
     french = workload.cases(torch.float32)[0].args[2][:, 1]

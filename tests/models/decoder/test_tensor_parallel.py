@@ -81,6 +81,7 @@ def check_equal(found: dict[str, tuple[Answer, Answer]]) -> None:
         assert several.tokens == one.tokens, name
 
 
+@pytest.mark.plain("gloo")
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "gloo"])
 def test_two_processes_give_what_one_does(shared: bool, folders: Any) -> None:
     names = OF_TWO if shared else OF_TWO[:1]
@@ -89,6 +90,7 @@ def test_two_processes_give_what_one_does(shared: bool, folders: Any) -> None:
     check_equal(compare(cases, 2, shared=shared))
 
 
+@pytest.mark.slow
 def test_four_processes_share_key_value_heads(folders: Any) -> None:
     found = compare({name: Case(folders(name)) for name in OF_FOUR}, 4)
     check_equal(found)

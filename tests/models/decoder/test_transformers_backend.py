@@ -91,6 +91,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save(PAGED[request.param](), tmp_path)
 
 
+@pytest.mark.plain("Cohere, layers in parallel", "GPT-NeoX, a part of each head turned", "DeepSeek V3, keys and values of other sizes")
 def test_tokens_are_those_of_whole_passes_alone_and_in_company(folder: Path) -> None:
     loaded = load_on_transformers(folder, torch.float32)
     assert isinstance(loaded.model, LoadedPagedModel), loaded.notices
@@ -104,6 +105,12 @@ def test_tokens_are_those_of_whole_passes_alone_and_in_company(folder: Path) -> 
     assert served(loaded.model, pages=6) == wanted
 
 
+@pytest.mark.plain(
+    "Cohere 2, past its sliding window-w8a8",
+    "GPT-2, learned positions-w8a8",
+    "GPT-2, learned positions-None",
+    "Cohere, layers in parallel-None",
+)
 @pytest.mark.parametrize("quantize", [None, "w8a8"])
 def test_a_token_that_is_no_number_ends_its_own_answer_alone(folder: Path, quantize: str | None) -> None:
     loaded: Any = load_on_transformers(folder, torch.bfloat16, quantize=quantize).model

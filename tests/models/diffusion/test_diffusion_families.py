@@ -46,6 +46,7 @@ def theirs(
     return given.images[0] if frames is None else torch.cat(list(given.frames[0]), dim=1)
 
 
+@pytest.mark.plain("sana", "stable_diffusion_xl")
 def test_pictures_are_diffusers_own_to_the_bit(made: tuple[Path, Any]) -> None:
     from torchwright.models.diffusion.load import load_diffuser
 
@@ -73,6 +74,7 @@ def test_all_of_it_is_float32(made: tuple[Path, Any]) -> None:
     assert {each.dtype for each in tensors if each.is_floating_point()} == {torch.float32}
 
 
+@pytest.mark.plain("stable_diffusion_3")
 def test_calls_are_found_without_computing(made: tuple[Path, Any]) -> None:
     from torchwright.models.diffusion.workload import DiffusionWorkload
 

@@ -130,6 +130,7 @@ def test_weights_that_are_missing_are_named(pixart: Path, tmp_path: Path) -> Non
         load_diffuser(broken)
 
 
+@pytest.mark.slow
 def test_the_calls_of_a_picture(pixart: Path) -> None:
     from torchwright.models.diffusion.sampling import Plan
     from torchwright.models.diffusion.workload import DiffusionWorkload
@@ -219,6 +220,7 @@ def test_the_command(pixart: Path, tmp_path: Path) -> None:
         CliRunner().invoke(command, [*words, "--size", "15x16"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_scheduler_may_ask_more_often_than_it_was_told_steps(pixart: Path, tmp_path: Path) -> None:
     """PNDM makes one prediction more; without a plan none of them goes without guidance."""
     import diffusers

@@ -110,6 +110,7 @@ def test_what_a_user_should_know_is_told_first(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
     pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
     assert fewer.compare(reference=original.observe()).drop > 0
 
 
+@pytest.mark.slow
 def test_step_caching_without_steps_proposes_those_of_its_thresholds(
     pixart: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

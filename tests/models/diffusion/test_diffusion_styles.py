@@ -65,6 +65,7 @@ def ours(diffuser: Any, style: Style, steps: int | None = 3) -> torch.Tensor:
     return diffuser.draw("a red dog", seed=7, steps=steps, size=SIZE, style=style).picture_3HW
 
 
+@pytest.mark.slow
 def test_guidance_and_negative_prompt_are_diffusers_own(folder: Path, diffuser: Any) -> None:
     plain = ours(diffuser, Style())
     for guidance, negative in ((3.0, None), (0.0, None), (7.5, "blue house")):
@@ -92,6 +93,7 @@ def test_schedulers_are_diffusers_own_and_stay_with_their_picture(
     assert torch.equal(ours(diffuser, Style()), plain)
 
 
+@pytest.mark.slow
 def test_every_scheduler_by_name_makes_a_picture(diffuser: Any) -> None:
     from torchwright.models.diffusion.schedulers import NAMES
 
@@ -126,6 +128,7 @@ def test_guidance_in_two_calls_may_be_left_out(tmp_path: Path) -> None:
     assert told == [(1, 2), (2, 2)]
 
 
+@pytest.mark.slow
 def test_a_turbo_model_runs_as_it_was_trained(tmp_path: Path) -> None:
     """SD-Turbo's scheduler: no guidance and few steps, unless they are asked for."""
     from torchwright.models.diffusion.load import load_diffuser

@@ -88,6 +88,7 @@ def test_what_was_not_agreed_on_is_the_rest():
     assert live.rest() == ""
 
 
+@pytest.mark.slow
 def test_a_whisper_writes_live(folder):
     live = Live(load_speech(folder), language="en")
     texts = [live.hear(noise(1)) for _ in range(5)]
@@ -113,6 +114,7 @@ def stdin(monkeypatch):
         file.close()
 
 
+@pytest.mark.slow
 def test_the_command(folder, stdin, capsys):
     words = ["transcribe", "--live", "--all", "--language", "en", "--model", str(folder)]
     stdin(raw(3))

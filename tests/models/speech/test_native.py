@@ -89,6 +89,12 @@ def near(model: Any, ours: NativeSpeech, tolerance: float) -> None:
     assert apart(found, wanted) < tolerance
 
 
+@pytest.mark.plain(
+    "avx2-dtype0-None-1e-05",
+    "avx512-dtype1-None-0.03",
+    "amx-dtype3-encoder=w8a8,decoder=w4a16-0.3",
+    "avx512-dtype2-w8a8-0.06",
+)
 @pytest.mark.parametrize(("dtype", "quantize", "tolerance"), PRECISIONS)
 def test_logits_are_those_of_transformers(
     isa: str, tmp_path: Path, dtype: torch.dtype, quantize: str | None, tolerance: float
@@ -115,6 +121,7 @@ def test_other_shapes(tmp_path: Path, overrides: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.plain("avx2_vnni-w8a8", "avx2-None", "avx2_vnni-None", "avx512-w8a8")
 @pytest.mark.parametrize("quantize", [None, "w8a8"])
 @torch.inference_mode()
 def test_a_window_gives_the_same_bits_in_any_company(
@@ -182,6 +189,7 @@ def test_pages_are_given_back(tmp_path: Path) -> None:
         pool.check_integrity([])
 
 
+@pytest.mark.slow
 def test_words_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32; and a machine without kernels takes transformers' modules."""
     tiny(tmp_path)

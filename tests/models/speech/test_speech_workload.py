@@ -76,6 +76,7 @@ def test_a_window_has_as_many_tokens_as_its_decoder_has_room_for(folder: Path) -
         SpeechWorkload(bundled(), new_tokens=64)
 
 
+@pytest.mark.slow
 def test_the_calls_find_the_words_of_the_model_itself(folder: Path, workload: SpeechWorkload) -> None:
     """Prompts that fill several chunks among them: the text before is the prompt of the second window."""
     samples = noise(9)
@@ -88,6 +89,7 @@ def test_the_calls_find_the_words_of_the_model_itself(folder: Path, workload: Sp
         ours.transcribe(samples, language="de", timestamps="word")
 
 
+@pytest.mark.slow
 def test_native_calls_are_the_native_model(
     folder: Path, workload: SpeechWorkload, kernels: None, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_damaged_packed_weights_are_refused(folder: Path, kernels: None, tmp_pat
         NativeCalls.load(tmp_path, folder)
 
 
+@pytest.mark.slow
 def test_an_artifact_transcribes(folder: Path, kernels: None, tmp_path: Path) -> None:
     samples, out = noise(5), written(folder, tmp_path / "out")
     wanted = load_speech(folder, torch.bfloat16).transcribe(samples, language="en", timestamps="word")
@@ -156,6 +159,7 @@ def test_predictions_are_the_divergence() -> None:
     assert predictions(one, one, 64).drop == 0
 
 
+@pytest.mark.slow
 def test_recordings_and_their_words(folder: Path, tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile", reason="sound files are read with soundfile")
     sounds, texts = [], []

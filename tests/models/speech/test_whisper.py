@@ -66,6 +66,7 @@ def test_features_are_bit_equal_to_transformers(folder):
         assert torch.equal(model.features(samples), wanted)
 
 
+@pytest.mark.plain("True-4")
 @pytest.mark.parametrize("peaks", [4, 20])
 @pytest.mark.parametrize("languages", [True, False])
 def test_a_long_sound_has_the_tokens_of_transformers(tmp_path, peaks, languages):

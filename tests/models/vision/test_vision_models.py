@@ -66,6 +66,7 @@ def logits(loaded: Any, ids: list[int], pictures: list[Any], chunk: int) -> torc
     return torch.cat(found)
 
 
+@pytest.mark.plain("Qwen3VL", "Qwen2_5_VL")
 @pytest.mark.parametrize("name", vlms.named_hosts())
 def test_pictures_are_seen_as_by_the_whole_model(name: str, tmp_path: Path) -> None:
     whole = vlms.save(name, tmp_path)
@@ -79,6 +80,7 @@ def test_pictures_are_seen_as_by_the_whole_model(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(logits(loaded, ids, pictures, chunk), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.plain("Qwen2_5_VL")
 @pytest.mark.parametrize("name", ["Qwen2_5_VL", "Qwen3_5", "Gemma3"])
 def test_answers_are_the_tokens_of_transformers_alone_and_beside_others(name: str, tmp_path: Path) -> None:
     whole = vlms.save(name, tmp_path)

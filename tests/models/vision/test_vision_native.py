@@ -45,6 +45,7 @@ def plain(folder: Path, picture: Picture, dtype: torch.dtype = torch.bfloat16) -
     return found.embed(picture)
 
 
+@pytest.mark.plain("Qwen2VL")
 @pytest.mark.parametrize("name", vlms.named_hosts())
 def test_embeddings_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     vlms.save(name, tmp_path)
@@ -66,6 +67,7 @@ def test_embeddings_are_those_of_transformers(name: str, tmp_path: Path) -> None
         assert f"our kernels in {scheme}" in (encoders[kind].runs_as or "")
 
 
+@pytest.mark.plain("Qwen2_5_VL-none")
 @pytest.mark.parametrize("kind", ["none", "w8a8"])
 @pytest.mark.parametrize("name", ["Qwen2_5_VL", "Qwen3VL", "LlavaNext"])
 def test_a_picture_has_the_same_bits_beside_others(name: str, kind: str, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def native(folder: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) ->
     return NativeAnswers(loaded)
 
 
+@pytest.mark.plain("Qwen2_5_VL")
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.inference_mode()
 def test_native_answers_are_those_of_transformers_and_are_kept(tmp_path: Path, name: str) -> None:
@@ -64,6 +65,7 @@ def test_native_answers_are_those_of_transformers_and_are_kept(tmp_path: Path, n
     assert torch.equal(again(*case.args, **case.kwargs), found)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_each_side_keeps_its_own_precision(tmp_path: Path) -> None:
     workload = opened(tmp_path / "model")
@@ -85,6 +87,7 @@ def test_each_side_keeps_its_own_precision(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_targets_are_what_the_original_answers(tmp_path: Path) -> None:
     workload = opened(tmp_path)
@@ -102,6 +105,7 @@ def test_targets_are_what_the_original_answers(tmp_path: Path) -> None:
         assert wanted[0, ids.shape[1] :].tolist() == target[0].tolist()
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_what_is_lost_is_judged_on_pictures_that_calibrate_nothing(tmp_path: Path) -> None:
     workload = opened(tmp_path)
@@ -130,6 +134,7 @@ def test_pictures_of_a_folder(tmp_path: Path) -> None:
     assert workload.describe()["images"] == str(images)
 
 
+@pytest.mark.plain("damage1")
 @pytest.mark.parametrize("damage", [{"no.such.layer": "w8a8"}, {"visual.merger.mlp.0": "w3"}])
 def test_damaged_schemes_are_refused(tmp_path: Path, damage: dict[str, str]) -> None:
     opened(tmp_path / "model")
@@ -139,6 +144,7 @@ def test_damaged_schemes_are_refused(tmp_path: Path, damage: dict[str, str]) -> 
         NativeAnswers.load(tmp_path, tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_what_it_refuses(tmp_path: Path) -> None:
     opened(tmp_path)
     with pytest.raises(WorkloadError, match="--new-tokens 0"):

@@ -102,6 +102,7 @@ def test_another_batch_is_answered(path: Path, rows: int) -> None:
     torch.testing.assert_close(tw.load(path).model(x), mlp()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchwright.core.errors.SlowerCall")
 @pytest.mark.parametrize("dynamic", [None, ({0: torch.export.Dim("rows")},)], ids=["found", "given"])
 def test_every_batch_is_answered_where_one_row_is_another_graph(tmp_path: Path, dynamic: object) -> None:

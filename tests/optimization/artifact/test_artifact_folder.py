@@ -224,6 +224,7 @@ def test_what_is_no_artifact_is_said_in_words(tmp_path: Path, make: Callable[[Pa
         tw.load(tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_strangers_code_is_left_aside_and_the_graphs_compiled_afresh(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -312,6 +313,7 @@ class Packed(nn.Module):
         return self.lstm(nn.utils.rnn.pack_sequence(x.tensors))[0].data
 
 
+@pytest.mark.plain("list")
 @pytest.mark.parametrize(
     "inputs", [{"xs": [INPUT, INPUT], "scale": None, "flag": False}, ([INPUT],)], ids=["constants", "list"]
 )

@@ -124,6 +124,7 @@ def linear() -> nn.Module:
     return nn.Linear(16, 8).eval()
 
 
+@pytest.mark.slow
 def test_one_that_keeps_files_of_its_own_is_loaded_from_them(tmp_path: Path) -> None:
     path = made(tmp_path, linear(), ["outside:by=table"])
     recipe, manifest = artifact.open_artifact(path)

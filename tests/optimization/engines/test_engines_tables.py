@@ -138,6 +138,7 @@ def test_what_is_filled_of_numbers_alone_is_kept_as_it_is_in_the_end(tmp_path: P
     assert_the_same(model, program, functional(program), read_again(program, tmp_path))
 
 
+@pytest.mark.slow
 def test_what_runs_under_autocast_keeps_its_tables_too(tmp_path: Path) -> None:
     model, program = exported(by_autocast)
     assert len(kept(program)) == 4

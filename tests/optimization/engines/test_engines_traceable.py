@@ -127,6 +127,7 @@ class RowByRow(nn.Module):
         return torch.ops.prims.inductor_force_stride_order.default(x.transpose(1, 2), [20, 5, 1])
 
 
+@pytest.mark.slow
 def test_operators_of_inductor_are_known_to_who_reads_a_graph(tmp_path: Path) -> None:
     """torch has them once a module of Inductor's is imported, which nothing in a fresh process has done."""
     importlib.import_module("torch._inductor.inductor_prims")

@@ -168,6 +168,7 @@ def test_a_strangers_factory_is_not_run(
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_an_artifact_whose_model_is_nowhere_is_profiled_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

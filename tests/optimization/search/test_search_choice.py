@@ -52,6 +52,7 @@ def test_an_interval_that_says_nothing_is_measured_again(world: World):
     assert names(world.search(step("half"))) == ["half"]
 
 
+@pytest.mark.slow
 def test_the_ablation_has_time_of_its_own(world: World):
     """`half` is worth nothing once `fuse` is there, and variants without end would have taken the time to see it."""
     world.gain = lambda names: 2.0 if "fuse" in names else 1.2 if "half" in names else 1.0
@@ -155,6 +156,7 @@ class Random:
         return product(**self.factors)(frozenset(map(str, steps)))
 
 
+@pytest.mark.slow
 def test_the_best_of_all_variants_is_found_in_nineteen_of_twenty_random_worlds(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -121,6 +121,7 @@ def test_what_was_compiled_ahead_is_taken_over_and_stands_still_in_between(conte
     candidate.close()
 
 
+@pytest.mark.slow
 @forks
 def test_a_wrong_guess_is_given_up_and_nothing_of_it_is_left(context: Context):
     prefetcher = CompilePrefetcher(context)
@@ -138,6 +139,7 @@ def test_a_wrong_guess_is_given_up_and_nothing_of_it_is_left(context: Context):
     assert not list(context.scratch.glob("tmp*"))
 
 
+@pytest.mark.slow
 @forks
 def test_what_fails_ahead_is_left_to_the_trial_to_tell(context: Context):
     prefetcher, broken = CompilePrefetcher(context), (Step(name="pointwise_linear", options={}), COMPILE)

@@ -219,6 +219,7 @@ def test_weights_that_are_views_empty_sparse_or_complex_have_one():
 # ------------------------------------------------------------------------------------------------------ whole worlds
 
 
+@pytest.mark.plain("5", "2", "3")
 @pytest.mark.parametrize("seed", range(8))
 def test_a_search_in_pieces_ends_with_everything_tried_once(world: World, seed: int):
     chance = random.Random(seed)
@@ -260,6 +261,7 @@ def resumed(path: Path, **options: Any) -> Any:
     return tw.optimize(mlp(), INPUT, resume=path, time_budget=60, progress=False, **(fields | options))
 
 
+@pytest.mark.slow
 def test_a_saved_artifact_is_continued_and_proved_again(saved: Path, monkeypatch):
     trials_in_process(monkeypatch, 2.0)
     earlier = artifact.open_artifact(saved)[0]
@@ -332,6 +334,7 @@ def test_where_nothing_is_there_the_error_says_how_to_start_anew(tmp_path: Path)
         resumed(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_an_artifact_that_a_killed_run_had_moved_aside_is_continued(saved: Path, tmp_path: Path, monkeypatch):
     trials_in_process(monkeypatch, 2.0)
     aside = tmp_path / ".out.replaced-abcdefgh"

@@ -232,6 +232,7 @@ class TestTransformers:
             SwitchAttention(implementation="eager").apply(target)
         assert switchable(target.model)[0].config._attn_implementation == "sdpa"
 
+    @pytest.mark.slow
     def test_to_look_at_a_module_of_ones_own_needs_no_transformers(self) -> None:
         """It may not even be importable: a torchvision built for another torch takes it along."""
         code = (

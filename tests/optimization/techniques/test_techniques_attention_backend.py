@@ -121,6 +121,7 @@ def test_it_compiles_ahead_of_time(tmp_path: Path):
     torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.slow
 def test_a_graph_for_any_number_of_rows_stays_one():
     model = Calls()
     shapes = ({0: Dim("rows", min=1, max=64), 1: Dim("tokens", min=2, max=64)},)

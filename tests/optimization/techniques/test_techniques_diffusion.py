@@ -39,6 +39,7 @@ def applied(workload: Any, *steps: Step) -> Any:
     return target
 
 
+@pytest.mark.plain("pixart-4")
 @pytest.mark.parametrize(
     ("family", "layers"), [("pixart", 4), ("stable_diffusion", 8), ("stable_diffusion_3", 2), ("flux", 3)]
 )
@@ -67,6 +68,7 @@ def test_tiles_hold_less_and_are_blended(tmp_path: Path) -> None:
     assert (before - after).norm() < 0.5 * before.norm()
 
 
+@pytest.mark.plain("step1-pixart-4 are the fewest")
 @pytest.mark.parametrize(
     ("step", "family", "said"),
     [

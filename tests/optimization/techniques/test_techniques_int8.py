@@ -88,6 +88,7 @@ class AddsToItsInput(nn.Module):
         return x + self.layer(self.norm(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shaped", [False, True])
 def test_a_compiled_sum_does_not_overwrite_the_callers_input(shaped: bool, tmp_path: Path) -> None:
     """Inductor writes such a sum over the other operand: the input, by the time that a NaN asks for another answer."""
@@ -239,6 +240,7 @@ class Columns(nn.Module):
         return self.down(torch.relu(x)) + x
 
 
+@pytest.mark.plain("False")
 @pytest.mark.parametrize("free", [False, True])
 def test_what_is_added_to_an_8_bit_layer_is_handed_to_it_row_after_row(free: bool) -> None:
     """oneDNN takes its reference kernel for anything else."""
@@ -317,6 +319,7 @@ def mixed(dtype: str, skip: tuple[str, ...]) -> tuple[Any, torch.Tensor]:
     return target_of(Neighbours(), x, *steps, static, Step(name="compile")), x
 
 
+@pytest.mark.slow
 def test_a_residual_stays_in_float_where_the_sum_is_read_in_float() -> None:
     """Inductor takes a bfloat16 sum with dequantized integers for float32, and ruins the next layer's weight."""
     target, x = mixed("bfloat16", ("left",))
@@ -454,6 +457,7 @@ print(largest_activation(), (got - packed(x)).abs().max().item() / 64)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's kernels for AVX2")
 def test_without_vnni_activations_are_as_small_as_sums_in_16_bits_need() -> None:
     """What the layer says that it computes is what oneDNN computes, where it adds products in 16 bits."""

@@ -97,6 +97,7 @@ def test_a_layer_rounds_every_row_by_itself(dtype: torch.dtype) -> None:
         assert relative(row, exact) < 0.03
 
 
+@pytest.mark.plain("tanh-none")
 @pytest.mark.parametrize(
     ("activation", "name"),
     [
@@ -124,6 +125,7 @@ def test_a_graph_joins_layers_with_their_neighbours(activation: Any, name: str) 
     assert relative(program.module()(x), before) < 1e-2
 
 
+@pytest.mark.plain("window-True")
 @pytest.mark.parametrize(("mask", "kept"), [("shape", False), ("values", True), ("window", True)])
 def test_only_a_mask_that_hides_nothing_is_left_out(mask: str, kept: bool) -> None:
     x = torch.randn(2, 12, 64)
@@ -183,6 +185,7 @@ class Ends(nn.Module):
         return self.last(x, self.linear(x))
 
 
+@pytest.mark.plain("<lambda>1")
 @pytest.mark.parametrize("last", [torch.add, lambda x, y: F.relu(y), lambda x, y: x + F.relu(y)])
 def test_a_graph_may_end_where_layers_are_joined(last: Any, tmp_path: Any) -> None:
     """A block that ends in a residual addition could not be written: its signature named the old addition."""

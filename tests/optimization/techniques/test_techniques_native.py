@@ -74,6 +74,7 @@ def original(folder: Path, text: Path) -> tuple[LanguageWorkload, Any]:
         return workload, workload.observe(lambda case: model(*case.args, **case.kwargs), torch.float32)
 
 
+@pytest.mark.plain("steps1-0.02")
 @pytest.mark.parametrize(
     ("steps", "allowed"),
     [
@@ -170,6 +171,7 @@ def test_what_was_packed_answers_the_same_after_saving(folder: Path, text: Path,
     assert again.loaded.kv_dtype == torch.int8
 
 
+@pytest.mark.plain("cut")
 @pytest.mark.parametrize("damage", ["cut", "form", "missing", "shape", "kv"])
 def test_a_damaged_decoder_is_refused_in_words(folder: Path, text: Path, tmp_path: Path, damage: str) -> None:
     target_of(folder, text, "native", "w8a8").model.save(tmp_path)
@@ -225,6 +227,7 @@ def test_the_originals_weights_are_gone_before_the_decoders_come(
     assert left == [None]
 
 
+@pytest.mark.slow
 def test_a_prompt_beyond_longropes_trained_length_is_judged_as_it_is_answered(
     text: Path, tmp_path: Path
 ) -> None:
@@ -246,6 +249,7 @@ def test_a_layer_to_skip_that_is_not_there_is_refused(folder: Path, text: Path) 
         target_of(folder, text, "native", "w4a8:skip=decoder.layers.0.mlp.dwn")
 
 
+@pytest.mark.plain("nan-w4a8")
 @pytest.mark.parametrize("scheme", ["w4a8", "w4a16"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_weights_that_are_no_numbers_are_not_packed(

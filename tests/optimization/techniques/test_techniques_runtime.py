@@ -215,6 +215,7 @@ print(resident() - before)
         found = Allocator(kind="huge_pages").refuse(make(nn.Linear(4, 4), torch.randn(1, 4)))
         assert found is None if reason is None else reason in (found or "")
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="transparent huge pages are Linux's")
     @pytest.mark.skipif(malloc.huge_pages_fault() is not None, reason=str(malloc.huge_pages_fault()))
     def test_huge_pages_are_had_from_the_start_or_not_at_all(self) -> None:

@@ -52,6 +52,7 @@ def exported(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
         return torch.export.export(model, (x,), strict=False).run_decompositions({})
 
 
+@pytest.mark.plain("early return")
 @pytest.mark.parametrize("name", WHOLE)
 def test_strangers_models_become_one_graph_that_computes_the_same(
     name: str, capsys: Any, caplog: pytest.LogCaptureFixture
@@ -126,6 +127,7 @@ class Complex(nn.Module):
         return product.abs(), torch.view_as_real(chosen.sum(-1)), product.angle().cos(), chosen.mean(dim=1)
 
 
+@pytest.mark.slow
 def test_complex_arithmetic_by_real_pairs_against_float64() -> None:
     torch.manual_seed(0)
     model, x = Complex(), torch.randn(3, 8)

@@ -216,6 +216,7 @@ def test_a_workload_that_cannot_be_unpacked_fails_the_trial_and_not_the_search(
     assert shared.processes == []
 
 
+@pytest.mark.slow
 @forks
 def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tmp_path: Path):
     """And one that is killed is a reason in words, as one that was started is."""
@@ -256,6 +257,7 @@ def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path):
 # ------------------------------------------------------------------------------ errors that it survives
 
 
+@pytest.mark.slow
 def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path):
     with TrialProcess(context(Trap(fail), tmp_path)) as process:
         with pytest.raises(ModelError, match=r"fails on its own inputs.*ValueError: no such luck"):
@@ -266,6 +268,7 @@ def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path
         assert "Traceback" in found.value.details
 
 
+@pytest.mark.slow
 def test_a_model_that_raises_later_fails_the_trial_with_its_first_line(tmp_path: Path):
     with TrialProcess(context(Trap(fail, after=20), tmp_path)) as process:
         process.ask("prepare", steps=())
@@ -279,6 +282,7 @@ def fill() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "scratch")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_fault_of_the_trial(tmp_path: Path):
     """It comes back as what it is, for the command line to say, and not as a row of the waterfall."""
     with TrialProcess(context(Trap(fill, after=20), tmp_path)) as process:
@@ -375,6 +379,7 @@ class Doubtful(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Path):
     """Otherwise the original, run in silence, would be compared with itself and called compiled."""
     step = Step(name="compile", options={"engine": "jit"})
@@ -400,6 +405,7 @@ class DoublesInPlace(nn.Module):
         return x.mul_(2) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [WritesWhereCompiled(), DoublesInPlace()], ids=lambda m: type(m).__name__)
 def test_compiled_code_that_overwrites_its_callers_tensors_is_refused(model: nn.Module, tmp_path: Path):
     """But a model that does so itself may."""
@@ -426,6 +432,7 @@ def test_what_is_compiled_and_not_warm_in_time_is_given_up(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {CODE, TENSORS, CONVERSIONS}
 
 
+@pytest.mark.slow
 def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path):
     step = Step(name="threads", options={"count": 1})
     shared = context(Trap(), tmp_path)

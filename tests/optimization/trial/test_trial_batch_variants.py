@@ -292,6 +292,7 @@ class Doubled(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.slow
 def test_graphs_answer_other_numbers_of_rows_in_pieces_where_no_other_export_was_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -128,6 +128,7 @@ def test_another_thread_is_no_place_for_handlers():
 # ------------------------------------------------------------------------------------------------- processes
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_trial_ends_with_a_note_alone_and_no_process_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -143,6 +144,7 @@ def test_a_wait_for_a_trial_ends_with_a_note_alone_and_no_process_is_left(
     assert shared.processes == []
 
 
+@pytest.mark.slow
 def test_processes_that_nobody_holds_end_with_the_search(tmp_path: Path):
     with context(Trap(), tmp_path) as shared:
         pids = [TrialProcess(shared)._process.pid for _ in range(2)]  # pyright: ignore[reportPrivateUsage]

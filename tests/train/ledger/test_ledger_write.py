@@ -154,6 +154,7 @@ def test_attempts_keep_their_order_when_the_clock_is_set_back_between_them(
     assert account.wall < 60
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_more_than_the_time_between_lines(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _CHILD, str(tmp_path)]
     with subprocess.Popen([*command, "0", "6", "die"], stdout=subprocess.PIPE) as child:
