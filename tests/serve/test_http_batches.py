@@ -418,7 +418,9 @@ def test_a_create_that_is_sent_again_makes_no_second_batch(client: openai.OpenAI
     assert create("one").id == first.id
     assert ended(client, first).status == "completed"
     assert create("one").status == "completed"
-    assert create("two").id != first.id
+    second = create("two")
+    assert second.id != first.id
+    assert ended(client, second).status == "completed"
     with pytest.raises(openai.ConflictError, match=f"another request, which made '{first.id}'"):
         create("one", metadata={"for": "another"})
     with pytest.raises(openai.BadRequestError, match="1 to 255 characters, this one 256"):
