@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
@@ -231,14 +232,42 @@ def test_damaged_names_of_columns_are_refused(tmp_path: Path, head: bytes, fault
     str(error.value).encode()
 
 
-def test_utf_16_is_refused_in_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf_16_is_read(tmp_path: Path, encoding: str) -> None:
     """Excel and PowerShell write UTF-16. Read as UTF-8 it gave a table with unknown columns."""
-    for name in ("a.csv", "a.jsonl", "a.json", "a.jsonl.gz"):
-        opened = gzip.open if name.endswith(".gz") else open
-        with opened(tmp_path / name, "wb") as file:
-            file.write('[{"text": "a"}]\n'.encode("utf-16"))
-        with pytest.raises(DataError, match=r"is UTF-16.*UTF-8"):
-            list(read_rows(tmp_path / name))
+    texts = ["a", "tw\u00f6 \U0001f600", "x" * 20_000]
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    written = {
+        "a.csv": "text,n\r\n" + "".join(f"{text},1\r\n" for text in texts),
+        "a.tsv": "text\tn\n" + "".join(f"{text}\t1\n" for text in texts),
+        "a.jsonl": "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts),
+        "a.json": json.dumps([{"text": text} for text in texts], ensure_ascii=False),
+    }
+    for name, content in written.items():
+        data = (mark + content).encode(encoding)
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+        for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+            assert [row.values["text"] for row in read_rows(path)] == texts, path.name
+
+
+def test_damaged_utf_16_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        codecs.BOM_UTF16_LE
+        + '{"text": "a"}\n{"text": "'.encode("utf-16-le")
+        + b"\x3d\xd8"
+        + '"}\n'.encode("utf-16-le")
+    )
+    good, bad = read_rows(path)
+    assert good.values == {"text": "a"}
+    assert (bad.fault or "").startswith("no UTF-8")
+    path.write_bytes('{"text": "a"}\n'.encode("utf-16") + b"\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_rows(path))
+
+
+def test_no_gzip_is_said(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read"):
         list(read_rows(tmp_path / "b.jsonl.gz"))

@@ -135,7 +135,7 @@ def test_the_token_at_the_border_has_its_score(http: httpx.Client) -> None:
     assert all(logprob is not None for logprob, _, _ in found)
 
 
-@pytest.mark.plain("?start: select\\n?select: \"SELECT \" name\\n?name: WORD\\n?WORD: /[a-c]/-allowed3")
+@pytest.mark.plain('?start: select\\n?select: "SELECT " name\\n?name: WORD\\n?WORD: /[a-c]/-allowed3')
 @pytest.mark.parametrize(
     ("grammar", "allowed"),
     [

@@ -30,6 +30,8 @@ INSTALL = "pip install 'torchwright[data]'"
 COMPRESSED = ".gz"
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 """Separators of a table's fields; of several the first that stands in its first line: Excel writes `;` in Europe."""
+LEGACY = "; an older encoding? `iconv -f WINDOWS-1252 -t UTF-8`, or save it as CSV UTF-8"
+"""Of a byte that UTF-8 does not have. Which of the older encodings it is nobody can tell from the bytes."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PIECE = 1 << 20
 """Characters of a JSON list that are read at a time."""
@@ -98,17 +100,42 @@ def _reader(path: Path) -> Callable[[Path], Iterator[DataRow]]:
     return _read_dataset if path.is_dir() else READERS[rows_suffix(path)]
 
 
+class _Utf16(io.RawIOBase):
+    """The bytes of a UTF-16 file as UTF-8, a piece at a time. Half of a character stays one, which no row may hold."""
+
+    def __init__(self, file: gzip.GzipFile | io.BufferedReader) -> None:
+        self._file, self._left = file, b""
+        self._decoder = codecs.getincrementaldecoder("utf-16")(errors="surrogatepass")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            piece = self._file.read(len(buffer))
+            self._left = self._decoder.decode(piece, final=not piece).encode("utf-8", "surrogatepass")
+            if not piece:
+                break
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """Open a file of text. Raises `DataError` for UTF-16, as Excel and PowerShell write it."""
+    """Open a file of text as UTF-8; Excel and PowerShell write UTF-16, with a mark that nothing else begins with."""
     with contextlib.ExitStack() as held:
         compressed = path.name.lower().endswith(COMPRESSED)
         file = held.enter_context(gzip.GzipFile(path) if compressed else path.open("rb"))
-        if file.peek(2)[:2] in UTF_16:
-            raise DataError(
-                f"{path} is UTF-16", allowed="text in UTF-8", next="iconv -f UTF-16 -t UTF-8 FILE > NEW"
-            )
+        found = io.BufferedReader(_Utf16(file)) if file.peek(2)[:2] in UTF_16 else file
         held.pop_all()
-    return file
+    return found
 
 
 def _text(path: Path) -> TextIO:
@@ -140,7 +167,7 @@ def parsed_line(number: int, line: bytes) -> DataRow:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         values = json.loads(text)
     except UnicodeDecodeError as error:
-        return DataRow(number=number, fault=f"no UTF-8: {error.reason} at byte {error.start:,}")
+        return DataRow(number=number, fault=f"no UTF-8: {error.reason} at byte {error.start:,}{LEGACY}")
     except json.JSONDecodeError as error:
         return DataRow(number=number, fault=f"no JSON: {error.msg} at character {error.pos + 1:,}")
     except (RecursionError, ValueError) as error:  # a number of too many digits
@@ -165,7 +192,7 @@ def _damaged(text: str) -> str | None:
     except UnicodeEncodeError as error:
         half = ord(text[error.start])
         if 0xDC80 <= half <= 0xDCFF:  # what `surrogateescape` made of a byte
-            return f"no UTF-8: byte {half - 0xDC00:#x} at character {error.start + 1:,}"
+            return f"no UTF-8: byte {half - 0xDC00:#x} at character {error.start + 1:,}{LEGACY}"
         return f"half of a character: the lone surrogate U+{half:04X}, as in a text that was cut"
     return None
 

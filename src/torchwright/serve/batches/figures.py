@@ -28,7 +28,9 @@ class BatchFigures(Collector):
             by_status.add_metric([self._model, status], counts[status])
         yield by_status
 
-        requests = self._family("batch_requests", "Requests of batches that have not ended, by state.", "state")
+        requests = self._family(
+            "batch_requests", "Requests of batches that have not ended, by state.", "state"
+        )
         open_counts = [batch.counts for batch in found if not batch.ended]
         completed = sum(count.completed for count in open_counts)
         failed = sum(count.failed for count in open_counts)
