@@ -142,6 +142,17 @@ def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, rea
         assert again.value.reason == reason
 
 
+def test_a_crash_leaves_the_original_and_further_trials(tmp_path: Path):
+    """The server that forks them waited twice for the process that had crashed, and ended: with it all others."""
+    with context(Trap(lambda: os.kill(os.getpid(), signal.SIGFPE)), tmp_path, fork=True) as shared:
+        original = TrialProcess(shared)
+        for _ in range(2):
+            with TrialProcess(shared) as process, pytest.raises(TrialFailed, match=r"crashed \(SIGFPE\)"):
+                process.ask("prepare", steps=())
+        with pytest.raises(TrialFailed, match=r"crashed \(SIGFPE\)"):
+            original.ask("prepare", steps=())  # it has lived until it did the same
+
+
 @forked_or_not
 def test_a_hanging_process_is_ended_at_the_deadline_with_all_that_it_started(tmp_path: Path, fork: bool):
     pid_file = tmp_path / "pid"

@@ -122,14 +122,16 @@ class Forked:
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid
+        self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; raises `subprocess.TimeoutExpired`."""
+        """The exit code, also when asked again; raises `subprocess.TimeoutExpired`."""
         seconds = REAP_SECONDS if timeout is None else timeout
-        code = self._server.wait(self.pid, seconds)
-        if code is None:
+        if self._code is None:  # the server can wait for a process once
+            self._code = self._server.wait(self.pid, seconds)
+        if self._code is None:
             raise subprocess.TimeoutExpired("a trial", seconds)
-        return code
+        return self._code
 
 
 def serve(channel: socket.socket) -> None:
