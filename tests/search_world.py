@@ -30,12 +30,14 @@ from torchwright.core.records import (
     StepResult,
 )
 from torchwright.optimization.engines.describe import Description
+from torchwright.optimization.search import judging
 from torchwright.optimization.search.finish import ShippingAttempt, settle
 from torchwright.optimization.search.loop import run
 from torchwright.optimization.search.state import Outcome, Search
 from torchwright.optimization.techniques.base import conversion_of, from_step, techniques
 from torchwright.optimization.trial.client import Candidate, Context, TrialFailed
 from torchwright.optimization.trial.values import Memory, Prepared
+from torchwright.workloads.base import FURTHER
 
 UNSEEN_SECONDS = 0.01
 """What it takes to look at data that chooses nothing."""
@@ -54,6 +56,8 @@ class World:
     """Steps → drop, or (drop, its upper end)."""
     unseen_drop: Callable[[tuple[Step, ...]], float] | None = None
     """The same on data that chooses nothing, where there is some."""
+    further_drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] | None = None
+    """The same on more of the data, seen and held out, where there is more."""
     varied_drop: Callable[[tuple[Step, ...]], float] | None = None
     """The same on other values than those that calibrate, where they can be varied."""
     samples: int = 64
@@ -104,6 +108,10 @@ class World:
     """Recipes that were judged in eager code before they were compiled."""
     asked: list[tuple[str, ...] | None] = field(default_factory=list)
     """Techniques that the original was asked about."""
+    observing: float = 0.0
+    """Seconds that the original takes to be observed on the sample."""
+    observed_further: list[bool] = field(default_factory=list)
+    """For each time that the original was asked for more of the data, whether these are held out."""
     alive: list[tuple[Step, ...]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     budget: Budget = field(default_factory=lambda: Budget(max_drop=0.01, time_seconds=100.0))
@@ -133,7 +141,7 @@ class World:
         form = ShippingAttempt(
             name="itself",
             start=lambda: self.start(search.context, steps),
-            prove=lambda candidate: candidate.settle(search.reference),
+            prove=lambda candidate: judging.settle(search, candidate),
             itself=not steps,
         )
         outcome, _, shipped = settle(search, [form])
@@ -259,11 +267,19 @@ class Process:
         faulting = {name: self.world.faulting(self.names) for name in self.world.parts or ("forward",)}
         return Memory(peak=self.world.memory(self.names), recompiles=0, faulting=faulting)
 
-    def observe(self, *, unseen: bool = False, varied: bool = False) -> str | None:
+    def further_times(self, *, unseen: bool) -> float:
+        return FURTHER if self.world.further_drop else 0.0
+
+    def observe(self, *, unseen: bool = False, varied: bool = False, further: bool = False) -> str | None:
+        if further:
+            self.world.spend(self.context, FURTHER * UNSEEN_SECONDS, essential=self.essential)
+            self.world.observed_further.append(unseen)
+            return "further"
         if varied:
             return "varied" if self.world.varied_drop else None
-        if unseen:
-            self.world.spend(self.context, UNSEEN_SECONDS, essential=self.essential)
+        self.world.spend(
+            self.context, UNSEEN_SECONDS if unseen else self.world.observing, essential=self.essential
+        )
         return "observed" if not unseen else "unseen" if self.world.unseen_drop else None
 
     def pictures(self) -> list[Any]:
@@ -276,10 +292,21 @@ class Process:
         itself: bool = False,
         unseen: bool = False,
         varied: bool = False,
+        further: bool = False,
         show: bool = False,
     ) -> Any:
-        assert reference == ("unseen" if unseen else "varied" if varied else "observed")
-        other = self.world.unseen_drop if unseen else self.world.varied_drop if varied else None
+        assert reference == (
+            "further" if further else "unseen" if unseen else "varied" if varied else "observed"
+        )
+        other = (
+            self.world.further_drop
+            if further
+            else self.world.unseen_drop
+            if unseen
+            else self.world.varied_drop
+            if varied
+            else None
+        )
         drop = (other or self.world.drop)(self.steps)
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
         return make_quality(drop, high, metric=self.world.metric, samples=self.world.samples)

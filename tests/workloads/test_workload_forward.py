@@ -185,6 +185,32 @@ def test_what_was_chosen_is_judged_by_other_data(workload: ForwardWorkload) -> N
         assert not any(all(torch.equal(other[name], inputs[name]) for name in inputs) for inputs in sample)
 
 
+@pytest.mark.parametrize(
+    ("count", "there", "seen", "held_out"),
+    [
+        (4, None, [0, 1, 2, 3, *range(20, 32)], [*range(4, 8), *range(8, 20)]),
+        (4, 15, [0, 1, 2, 3, 11, 12, 13], [4, 5, 6, 7, 8, 9, 10]),
+        (4, 10, [0, 1, 2, 3, 9], [4, 5, 6, 7, 8]),
+        (8, 19, None, None),
+        (4, 9, None, None),
+    ],
+)
+def test_more_of_the_data_stay_apart_from_what_is_held_out(
+    count: int, there: int | None, seen: list[int] | None, held_out: list[int] | None
+) -> None:
+    class Counted(ForwardWorkload):
+        def __init__(self) -> None:
+            pass
+
+        def sampled(self) -> tuple[int, int | None]:
+            return count, there
+
+    workload = Counted()
+    last = workload.unseen()
+    further = [each and each.further() for each in (workload, last)]
+    assert [each and list(each.sample) for each in further] == [seen, held_out]
+
+
 def test_what_stands_for_padding_is_not_judged(tmp_path: Path, text: Path) -> None:
     workload = ForwardWorkload(made("BertForTokenClassification", tmp_path), batch=4, eval_text=text)
     model = workload.build()

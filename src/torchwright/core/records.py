@@ -114,6 +114,10 @@ class Quality:
     """True if the data are held out: the search has chosen nothing by them."""
     extras: dict[str, float] = field(default_factory=dict[str, float])
 
+    def is_open(self, max_drop: float) -> bool:
+        """Check whether the loss is within a budget that its interval exceeds, and half the interval would be, too."""
+        return self.drop_high > max_drop >= (self.drop + self.drop_high) / 2
+
     @property
     def worsens(self) -> str:
         """The verb of a loss: a metric of which more is better drops, any other rises."""

@@ -323,6 +323,10 @@ def verify(
         unseen = reference is not None
         reference = reference if unseen else original.ask("observe")
         quality = candidate.ask("compare", reference=reference, unseen=unseen)
+        if quality.is_open(recipe.budget.max_drop):
+            more = original.ask("observe", unseen=unseen, further=True)
+            if more is not None:
+                quality = candidate.ask("compare", reference=more, unseen=unseen, further=True)
     over = recipe.steps and quality.drop_high > recipe.budget.max_drop
     differs = _other_original(recipe, workload) if over else None
     found = {

@@ -148,8 +148,11 @@ class EncoderWorkload(RowsWorkload):
             ]
         )
 
+    def sampled(self) -> tuple[int, int | None]:
+        return self._rounds(), self.sentences.batches
+
     def unseen(self) -> Self | None:
-        return self.judged_after(self._rounds(), self.sentences.batches)
+        return self.judged_after(*self.sampled())
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return accuracy.cosine(reference, candidate)

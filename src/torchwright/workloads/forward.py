@@ -165,8 +165,11 @@ class ForwardWorkload(RowsWorkload):
             return [tensor for batch in seen for tensor in batch.values()]
         return {name: torch.cat([batch[name] for batch in seen]) for name in seen[0]}
 
+    def sampled(self) -> tuple[int, int | None]:
+        return self._rounds(), self.reader.batches
+
     def unseen(self) -> Self | None:
-        return self.judged_after(self._rounds(), self.reader.batches)
+        return self.judged_after(*self.sampled())
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         if isinstance(reference, list):

@@ -80,8 +80,11 @@ class ImageWorkload(Workload):
         ]
         return torch.cat(batches)
 
+    def sampled(self) -> tuple[int, int | None]:
+        return self._rounds(), None
+
     def unseen(self) -> Self | None:
-        return self.judged_after(self._rounds(), None)
+        return self.judged_after(*self.sampled())
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return accuracy.enough_answers(reference, candidate)

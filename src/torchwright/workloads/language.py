@@ -202,8 +202,11 @@ class LanguageWorkload(Workload):
             log_probabilities.append(logp.flatten(0, 1).half().cpu())
         return {"log_probabilities": torch.cat(log_probabilities), "nll": torch.cat(nll)}
 
+    def sampled(self) -> tuple[int, int | None]:
+        return self._rounds(), self._batches
+
     def unseen(self) -> Self | None:
-        return self.judged_after(self._rounds(), self._batches)
+        return self.judged_after(*self.sampled())
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         kl, same = [], []

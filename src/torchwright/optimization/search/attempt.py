@@ -10,6 +10,7 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import RELATIVE_ERROR, Interval, Quality, Ranked, Step, StepResult
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
+from torchwright.optimization.search.judging import settle
 from torchwright.optimization.search.state import Search, Spent, Uncompiled
 from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
 from torchwright.optimization.trial import client as trial
@@ -138,7 +139,7 @@ def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompil
 
 
 def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
-    candidate.settle(search.reference)
+    settle(search, candidate)
     assert candidate.quality is not None
     if search.over_budget(candidate):
         wrong = is_wrong(candidate.quality, candidate.steps, search.budget.max_drop)

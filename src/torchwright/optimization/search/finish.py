@@ -11,7 +11,7 @@ from typing import Literal
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval, Measurement, Quality, Step
 from torchwright.optimization.engines.base import ShippingForm
-from torchwright.optimization.search import estimate
+from torchwright.optimization.search import estimate, judging
 from torchwright.optimization.search.attempt import counts, ranked
 from torchwright.optimization.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth
 from torchwright.optimization.search.state import Comparison, Outcome, Search
@@ -104,7 +104,7 @@ def _measure_smaller(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate
     """Return a smaller recipe, judged and timed; raises as a trial does, and leaves nothing behind then."""
     candidate = trial.start_candidate(search.context, steps)
     try:
-        candidate.settle(search.reference)
+        judging.settle(search, candidate)
         return candidate, compare(search, candidate)
     except BaseException:
         candidate.close()
@@ -144,7 +144,7 @@ def validate_held_out(search: Search) -> None:
         few = 0 < seen.samples < FEW
         if seen.drop_high <= DOUBTFUL * search.budget.max_drop and not few:
             return
-        found = search.best.process.ask("compare", reference=search.last_reference, unseen=True)
+        found = judging.judge(search, search.best.process, unseen=True)
         if found.drop_high <= search.budget.max_drop:
             return
         reason = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%} on data by which nothing was chosen"

@@ -178,6 +178,8 @@ class Search:
     """The original's observations for the metric."""
     last_reference: Any = None
     """The same on held-out data; None without such data."""
+    further: dict[bool, Any] = field(default_factory=dict[bool, Any])
+    """The same on more of the data, where a verdict needed them; True for held-out data."""
     description: Description = field(init=False)
     prefetcher: CompilePrefetcher = field(init=False)
 

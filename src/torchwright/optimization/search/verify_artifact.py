@@ -21,7 +21,7 @@ from torchwright.core.records import Interval, ProcessGain, Recipe, RowsTime, St
 from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.base import ShippingForm
-from torchwright.optimization.search import estimate
+from torchwright.optimization.search import estimate, judging
 from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
 from torchwright.optimization.search.finish import ORIGINAL, ShippingAttempt, give_up, outcome_now, settle
 from torchwright.optimization.search.save import Contents, domain_notes, ways, write_contents
@@ -145,8 +145,7 @@ class _Shipping:
         """The speed-up at other numbers of rows, then the metric, whose own tensors would change the timing."""
         self.rows = _other_rows(self.search, candidate, self.made[name][1])
         unseen = self.search.last_reference is not None
-        reference = self.search.last_reference if unseen else self.search.reference
-        candidate.settle(reference, unseen=unseen, show=bool(self.search.best.steps))
+        judging.settle(self.search, candidate, unseen=unseen, show=bool(self.search.best.steps))
         self.pictures = tuple(candidate.process.ask("pictures"))
         if self.search.over_budget(candidate):
             assert candidate.quality is not None

@@ -300,14 +300,6 @@ class Candidate:
         self.turns.append(seconds)
         return seconds
 
-    def settle(self, reference: Any, *, unseen: bool = False, show: bool = False) -> None:
-        """Measure the metric and the memory; a storm of recompilations is refused here.
-
-        With `show` the process keeps what `pictures` then gives.
-        """
-        self.quality = self.process.ask("compare", reference=reference, unseen=unseen, show=show)
-        self.measure_memory()
-
     def measure_memory(self) -> None:
         """Measure peak memory and what fresh pages cost, and count recompilations so far."""
         memory = self.process.ask("memory")

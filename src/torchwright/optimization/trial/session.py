@@ -302,14 +302,14 @@ class TrialSession:
         cases = self._cases()
         self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])
 
-    def observe(self, *, unseen: bool = False, varied: bool = False) -> Any:
+    def observe(self, *, unseen: bool = False, varied: bool = False, further: bool = False) -> Any:
         """Return observations for the metric; with `unseen` on held-out data, with `varied` on other values than those
-        that calibrate, or None without such data."""
+        that calibrate, with `further` on more of the data, or None without such data."""
         import torch
 
         from torchwright.workloads.base import blaming
 
-        workload = self._judged_by(unseen=unseen, varied=varied)
+        workload = self._judged_by(unseen=unseen, varied=varied, further=further)
         if workload is None:
             return None
 
@@ -323,11 +323,18 @@ class TrialSession:
         with torch.inference_mode(), blamed:
             return workload.observe(run, self._dtype())
 
-    def _judged_by(self, *, unseen: bool, varied: bool) -> Any:
+    def further_times(self, *, unseen: bool) -> float:
+        """Return how many times the sample `further` is, 0 where there is no more of the data."""
+        sampled, workload = (
+            self.workload.sampled(),
+            self._judged_by(unseen=unseen, varied=False, further=True),
+        )
+        return len(workload.sample) / sampled[0] if sampled and workload is not None else 0.0
+
+    def _judged_by(self, *, unseen: bool, varied: bool, further: bool) -> Any:
         """Return the workload with the data that were asked for, None without such data."""
-        if unseen:
-            return self.workload.unseen()
-        return self.workload.varied() if varied else self.workload
+        workload = self.workload.unseen() if unseen else self.workload.varied() if varied else self.workload
+        return workload.further() if further and workload is not None else workload
 
     def compare(
         self,
@@ -336,6 +343,7 @@ class TrialSession:
         itself: bool = False,
         unseen: bool = False,
         varied: bool = False,
+        further: bool = False,
         show: bool = False,
     ) -> Any:
         """Return this model's metric against the original's; `itself` means that this is the original.
@@ -344,8 +352,8 @@ class TrialSession:
         """
         from torchwright.workloads.base import blaming
 
-        workload = self._judged_by(unseen=unseen, varied=varied) or self.workload
-        found = reference if itself else self.observe(unseen=unseen, varied=varied)
+        workload = self._judged_by(unseen=unseen, varied=varied, further=further) or self.workload
+        found = reference if itself else self.observe(unseen=unseen, varied=varied, further=further)
         # A candidate's outputs may be what it fails on; with the original's own the fault is the workload's.
         with blaming(type(workload), "compare") if itself else nullcontext():
             quality = workload.compare(reference, found)
