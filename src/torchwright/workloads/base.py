@@ -36,7 +36,7 @@ Served = Literal["", "writer", "reader", "recognizer", "painter", "translator"]
 recognizer writes down sound (`speech.base.Recognizer`); others are not served."""
 CALIBRATION_BATCHES = 4
 FURTHER = 4
-"""As many times the sample at most for a verdict that it left open: the interval is half as wide."""
+"""The largest sample for a verdict that the first left open, in its own size: the interval is half as wide."""
 """The number of calibration batches, if the workload has more data than it judges by."""
 LARGEST_SIZE = 2**24
 """Rows or tokens of a workload that a file describes."""

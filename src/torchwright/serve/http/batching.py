@@ -30,7 +30,7 @@ LONGEST = 64 * 1024
 CHUNK_BYTES = 256 * 1024
 """Read at once of a file on its way to a client."""
 KEY_CHARACTERS = 255
-"""Of an Idempotency-Key: those of services that take one."""
+"""The longest Idempotency-Key; other services take as many."""
 FILES, MOST_FILES = 10_000, 10_000
 BATCHES, MOST_BATCHES = 20, 100
 """Entries of a list where the client names no limit, and at most: OpenAI's own."""
