@@ -54,7 +54,7 @@ class World:
     """Names of the steps of a recipe, also with their options → how many times faster it is than the original."""
     drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] = lambda steps: 0.0
     """Steps → drop, or (drop, its upper end)."""
-    unseen_drop: Callable[[tuple[Step, ...]], float] | None = None
+    unseen_drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] | None = None
     """The same on data that chooses nothing, where there is some."""
     further_drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] | None = None
     """The same on more of the data, seen and held out, where there is more."""

@@ -411,7 +411,8 @@ def test_a_create_that_is_sent_again_makes_no_second_batch(client: openai.OpenAI
     file = client.files.create(file=("in.jsonl", text(SAYS)), purpose="batch")
 
     def create(key: str, **more: Any) -> Any:
-        wanted = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | more
+        wanted: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        wanted |= more
         return client.batches.create(**wanted, extra_headers={"Idempotency-Key": key})
 
     first = create("one")

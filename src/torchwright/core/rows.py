@@ -128,7 +128,7 @@ class _Utf16(io.RawIOBase):
         super().close()
 
 
-def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def opened(path: Path) -> gzip.GzipFile | io.BufferedReader[Any]:
     """Open a file of text as UTF-8; Excel and PowerShell write UTF-16, with a mark that nothing else begins with."""
     with contextlib.ExitStack() as held:
         compressed = path.name.lower().endswith(COMPRESSED)
@@ -155,7 +155,7 @@ def _read_lines(path: Path) -> Iterator[DataRow]:
                 yield parsed_line(number, line)
 
 
-def pass_over(file: gzip.GzipFile | io.BufferedReader) -> None:
+def pass_over(file: gzip.GzipFile | io.BufferedReader[Any]) -> None:
     """Read the rest of a line, of which little is in memory at a time."""
     while (piece := file.readline(1 << 20)) and not piece.endswith(b"\n"):
         pass

@@ -214,7 +214,7 @@ def _file_lines(path: Path, source: Source) -> Iterator[Record]:
             yield record
 
 
-def _lines(file: gzip.GzipFile | io.BufferedReader) -> Iterator[Record]:
+def _lines(file: gzip.GzipFile | io.BufferedReader[Any]) -> Iterator[Record]:
     """Yield the lines that are not blank, without the bytes that end them."""
     number = 0
     while line := file.readline(rows.LONGEST_LINE + 1):

@@ -59,7 +59,7 @@ def test_time_for_other_steps_is_not_spent_on_it(world: World) -> None:
 
 def test_held_out_data_decide_likewise(world: World) -> None:
     world.drop = lossy(half=0.006)
-    world.unseen_drop = lambda steps: OPEN if steps else 0.0
+    world.unseen_drop = lambda steps: OPEN if steps else (0.0, 0.0)
     world.further_drop = lambda steps: (0.003, 0.0072)
     outcome = world.search(step("half"))
     assert names(outcome) == ["half"]

@@ -1,7 +1,7 @@
 """Judge a candidate by the sample, and by more of the data where the sample leaves the budget open.
 
-Of 512 rows one that changed its class is a loss of 0.2% and of up to 1.08%: with a budget of 1% the sample decides
-nothing then, and a technique that loses a fifth of the budget would be dropped two times in three.
+One row of 512 that changed its class is a loss of 0.2%, and of up to 1.08%: a budget of 1% decides nothing then. A
+technique that loses a fifth of the budget would be dropped two times in three.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchwright.optimization.search.state import Search
 from torchwright.optimization.trial.client import Candidate, TrialProcess
 
 SHARE = 0.1
-"""Of the time that is left, for one such verdict: the steps that have not been tried need the rest."""
+"""The share of the time left that one such verdict may take: the steps that have not been tried need the rest."""
 
 
 def settle(search: Search, candidate: Candidate, *, unseen: bool = False, show: bool = False) -> None:

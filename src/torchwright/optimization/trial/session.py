@@ -303,8 +303,10 @@ class TrialSession:
         self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])
 
     def observe(self, *, unseen: bool = False, varied: bool = False, further: bool = False) -> Any:
-        """Return observations for the metric; with `unseen` on held-out data, with `varied` on other values than those
-        that calibrate, with `further` on more of the data, or None without such data."""
+        """Return observations for the metric, or None without the data that are asked for.
+
+        `unseen` asks for held-out data, `varied` for other values than those that calibrate, `further` for more data.
+        """
         import torch
 
         from torchwright.workloads.base import blaming
