@@ -31,7 +31,7 @@ COMPRESSED = ".gz"
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 """Separators of a table's fields; of several the first that stands in its first line: Excel writes `;` in Europe."""
 LEGACY = "; an older encoding? `iconv -f WINDOWS-1252 -t UTF-8`, or save it as CSV UTF-8"
-"""Of a byte that UTF-8 does not have. Which of the older encodings it is nobody can tell from the bytes."""
+"""The hint for a byte that UTF-8 does not have; the bytes do not tell which of the older encodings it is."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PIECE = 1 << 20
 """Characters of a JSON list that are read at a time."""
