@@ -91,6 +91,15 @@ def test_a_hub_id_is_fetched_with_its_chat_template_and_without_code(
     assert not {"*", "*.py", "*.bin", "*.pt"} & set(patterns)
 
 
+def test_the_bundled_model_has_a_name_unless_a_folder_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (resolve("bundled") / "config.json").is_file()
+    (tmp_path / "bundled").mkdir()
+    assert resolve("bundled") == Path("bundled")
+
+
 def test_a_hub_that_gives_nothing_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         raise OSError

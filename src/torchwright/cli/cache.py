@@ -102,7 +102,7 @@ def why(
     if model is None:
         print_result(f"cache why {directory}", facts, as_json)
         return
-    workload = from_target(None if model == "bundled" else model, **settings_of(settings))
+    workload = from_target(model, **settings_of(settings))
     missed = reasons.explain(directory, workload, _torch(dtype), trust=trust)
     facts["compiled anew"] = {one.call: list(one.reasons) for one in missed}
     if missed:

@@ -272,7 +272,7 @@ def _workload(
     if is_artifact(str(model)):
         recipe, _ = artifact.open_artifact(Path(model))
         return workload_of(Path(model), recipe, trust=trust), recipe.steps
-    return from_target(None if str(model) == "bundled" else str(model), **settings_of(settings)), ()
+    return from_target(str(model), **settings_of(settings)), ()
 
 
 def _loadable(model: nn.Module | str | Path, trust: bool) -> Path | None:

@@ -61,6 +61,8 @@ class Wanted:
     next: str | None = None
 
 
+BUNDLED = "bundled"
+"""The name of the language model that comes with the package, where no file or folder has it."""
 ANY_MODEL = Wanted(TARGETS, "leave the model out to take the bundled one")
 
 
@@ -128,7 +130,7 @@ def _depths(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def resolve(target: str, wanted: Wanted = ANY_MODEL) -> Path:
-    """Return the local folder of a path, a GGUF file, a training run's folder or a hub id.
+    """Return the local folder of a path, a GGUF file, a training run's folder, a hub id or the bundled model.
 
     A hub id is downloaded by huggingface_hub. Raises `ModelError` if `target` is neither; the error names what the
     caller takes.
@@ -136,6 +138,8 @@ def resolve(target: str, wanted: Wanted = ANY_MODEL) -> Path:
     path = Path(target)
     if path.exists():
         return local(path)
+    if target == BUNDLED:
+        return Path(__file__).parents[1] / "workloads" / "bundled"
     if is_hub_id(target):
         return download(target, allowed=wanted.allowed)
     raise _missing(path, wanted)

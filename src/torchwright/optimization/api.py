@@ -172,7 +172,7 @@ def _workload_of_target(target: str | None, options: dict[str, Any]) -> Workload
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
         return workload_of(Path(target), recipe, trust=False, **options)
-    return from_target(None if target == "bundled" else target, **options)
+    return from_target(target, **options)
 
 
 def _refuse_unknown(options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torchwright.hub.architectures import (
     recognize,
     runs_on_transformers,
 )
-from torchwright.hub.folder import HUGGING_FACE, download, is_hub_id, local, read_config
+from torchwright.hub.folder import BUNDLED, HUGGING_FACE, download, is_hub_id, local, read_config
 from torchwright.hub.language_part import language_part
 from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.models.speech.families import FAMILIES
@@ -58,7 +58,7 @@ def find(target: str | None) -> ServeTarget:
     native decoder nor transformers knows. Raises `ArtifactError` for an artifact that cannot be read, or of a device
     that is not served.
     """
-    if target is None:
+    if target is None or (target == BUNDLED and not Path(target).exists()):
         return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parents[1] / "workloads" / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.core.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.hub.folder import BUNDLED
 from torchwright.workloads.base import Workload, blaming, class_of, workloads
 from torchwright.workloads.factory import names_factory, refuse_python_file
 
@@ -16,15 +17,15 @@ from torchwright.workloads.factory import names_factory, refuse_python_file
 def from_target(target: str | None, **options: Any) -> Workload:
     """Return the workload of a model as named on the command line.
 
-    `target` may be None (the bundled language model), `package.module:factory`, `file.py:factory`, a Hugging Face
-    folder or a hub id. A workload with a model of its own is chosen by name. `options` are the workload's own, such as
-    batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an option at the workload's default.
+    `target` may be None or "bundled" (the bundled language model), `package.module:factory`, `file.py:factory`, a
+    Hugging Face folder or a hub id. A workload with a model of its own is chosen by name. `options` are the workload's
+    own, such as batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an option at the workload's default.
 
     Raises `ModelError` for a model that is missing or of no supported kind, `WorkloadError` for an option that its
     workload does not take.
     """
     given = {key: value for key, value in options.items() if value is not None}
-    if target is None:
+    if target is None or (target == BUNDLED and not Path(target).exists()):
         return _make(workloads.get("language"), "the bundled language model", None, given)
     if names_factory(target):
         from torchwright.workloads.module import from_factory
