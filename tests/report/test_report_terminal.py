@@ -256,6 +256,14 @@ def test_nothing_kept() -> None:
     assert "already the fastest" in shown(make_unchanged_recipe(rungs=()))
 
 
+def test_what_failed_was_not_slower() -> None:
+    failed, refused, dropped = make_rung("failed"), make_rung("refused"), make_rung("dropped")
+    text = shown(make_unchanged_recipe(rungs=(failed, refused)))
+    assert "Inconclusive: nothing was measured, for 1 of 2 steps failed." in text
+    text = shown(make_unchanged_recipe(rungs=(failed, failed, dropped)))
+    assert "Nothing faster was found within the budget, and 2 of 3 steps failed." in text
+
+
 def test_a_ratio_that_others_hid_is_no_headline() -> None:
     wild = Interval(value=41.85, low=41.85, high=402.98, busy=True)
     text = shown(make_recipe(speedup=wild), 120)

@@ -298,12 +298,22 @@ def machine(recipe: Recipe) -> str:
     return wording.clean(f"{at.device.name}, {threads}, torch {at.torch}")
 
 
+def _original_headline(recipe: Recipe) -> str:
+    """The sentence for a search that decided about every step and kept none; what failed was not slower."""
+    failed = sum(rung.status == "failed" for rung in recipe.rungs)
+    if not failed:
+        return "The original is already the fastest within the budget."
+    if not any(rung.status in ("dropped", "removed") for rung in recipe.rungs):
+        return f"Inconclusive: nothing was measured, for {failed} of {len(recipe.rungs)} steps failed."
+    return f"Nothing faster was found within the budget, and {failed} of {len(recipe.rungs)} steps failed."
+
+
 def headline(recipe: Recipe) -> str:
     """The result in one sentence."""
     name = model_name(recipe)
     # No name in these two: the sentence is about the machine and the budget as much as about the model.
     if verdict(recipe) == "original":
-        return "The original is already the fastest within the budget."
+        return _original_headline(recipe)
     if verdict(recipe) == "inconclusive":
         left = f"{len(undecided(recipe))} of {len(recipe.rungs)}"
         if all(rung.status == "untried" for rung in undecided(recipe)):
