@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchwright.core.errors import RefusedTechnique, WorkloadError
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.trial.session import TrialSession
+from torchwright.workloads import accuracy
 from torchwright.workloads.module import ModuleWorkload
 
 SEEN: list[tuple[float, int]] = []
@@ -90,3 +92,49 @@ def test_what_a_recipe_loses_is_seen_without_its_compiler() -> None:
     assert 0 < session.compare(reference=reference).drop < 0.1
     with pytest.raises(RefusedTechnique, match="lacks: compiled"):
         session_of(model, steps[0])
+
+
+class Numbered(ModuleWorkload):
+    """Batches of two rows each, of which any number is there; it notes which ran."""
+
+    ran: list[int]
+
+    def sampled(self) -> tuple[int, int | None]:
+        return 3, None
+
+    def unseen(self) -> Any:
+        return self.judged_after(*self.sampled())
+
+    def observe(self, run: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        batches = list(self.sample) or list(range(3))
+        self.ran.extend(batches)
+        case = self.cases(dtype)[0]
+        rows = [run(dataclasses.replace(case, args=(torch.full((2, 3), float(i)),))) for i in batches]
+        return {"rows": torch.cat([row.reshape(2, -1) for row in rows])}
+
+    def compare(self, reference: Any, candidate: Any) -> Any:
+        return accuracy.agreement(reference["rows"], candidate["rows"])
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+@pytest.mark.parametrize("kept", [True, False])
+def test_more_of_the_data_go_on_from_the_sample(
+    kept: bool, unseen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kept:
+        monkeypatch.setattr("torchwright.optimization.trial.session.KEPT_BYTES", 0)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    session = session_of(model)
+    session.workload = workload = Numbered(model, torch.arange(6.0).view(2, 3))
+    workload.ran = []
+    first = session.observe(unseen=unseen)
+    assert session.further_times(unseen=unseen) == (3.0 if kept else 4.0)
+    workload.ran.clear()
+    more = session.observe(unseen=unseen, further=True)
+    assert len(workload.ran) == (9 if kept else 12)
+    assert torch.equal(more["rows"][:6], first["rows"])
+    session.observe(unseen=unseen)
+    quality = session.compare(reference=more, unseen=unseen, further=True)
+    assert (quality.samples, quality.drop) == (24, 0.0)
+    assert torch.equal(more["rows"], session.observe(unseen=unseen, further=True)["rows"])

@@ -25,6 +25,27 @@ if TYPE_CHECKING:
     from torchwright.optimization.trial.timed import TimedCalls
 
 
+KEPT_BYTES = 64 * 2**20
+"""Observations that a process keeps, for more of the data to be added; it runs the sample again for larger ones."""
+
+
+def joined(first: Any, more: Any) -> Any:
+    """Return the observations on two samples as those on both: rows after rows, batches after batches."""
+    if isinstance(first, dict):
+        return {name: joined(value, more[name]) for name, value in first.items()}
+    if isinstance(first, list):
+        return [*first, *more]
+    import torch
+
+    return torch.cat([first, more])
+
+
+def _bytes(observed: Any) -> int:
+    from torchwright.core import nested
+
+    return sum(tensor.nbytes for tensor in nested.tensors(observed))
+
+
 class TrialSession:
     """One trial's state; every public method is a request."""
 
@@ -37,6 +58,8 @@ class TrialSession:
         """None where an artifact was loaded."""
         self._trouble: BaseException | None = None
         self._shown: list[Any] = []
+        self._observed: dict[bool, tuple[Any, Any]] = {}
+        """Held out or not → what ran, and its observations on the sample, which `further` goes on from."""
 
     def unpack(self, workload: str, path: list[str]) -> None:
         """Unpack the workload that our own parent process wrote; what goes wrong in it is said by `init`."""
@@ -315,6 +338,10 @@ class TrialSession:
         if workload is None:
             return None
 
+        ran, first = self._observed.pop(unseen, (None, None)) if further else (None, None)
+        first = first if ran is self.run else None
+        if first is not None:
+            workload = workload.judged_by(workload.sample[self.workload.sampled()[0] :])
         torch.manual_seed(self.seed)
         run, blamed = self.run, nullcontext()
         if self._is_original:
@@ -323,15 +350,20 @@ class TrialSession:
             self.workload.check_adapted(self.target.model, adapted)
             run = lambda case: adapted(*case.args, **case.kwargs)
         with torch.inference_mode(), blamed:
-            return workload.observe(run, self._dtype())
+            found = workload.observe(run, self._dtype())
+        if first is not None:
+            return joined(first, found)
+        if not (varied or further) and _bytes(found) <= KEPT_BYTES:
+            self._observed[unseen] = self.run, found
+        return found
 
     def further_times(self, *, unseen: bool) -> float:
-        """Return how many times the sample `further` is, 0 where there is no more of the data."""
-        sampled, workload = (
-            self.workload.sampled(),
-            self._judged_by(unseen=unseen, varied=False, further=True),
-        )
-        return len(workload.sample) / sampled[0] if sampled and workload is not None else 0.0
+        """Return how many times the sample `further` takes to be observed, 0 where there is no more of the data."""
+        sampled = self.workload.sampled()
+        workload = self._judged_by(unseen=unseen, varied=False, further=True)
+        if sampled is None or workload is None:
+            return 0.0
+        return len(workload.sample) / sampled[0] - (unseen in self._observed)
 
     def _judged_by(self, *, unseen: bool, varied: bool, further: bool) -> Any:
         """Return the workload with the data that were asked for, None without such data."""
