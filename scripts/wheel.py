@@ -5,7 +5,8 @@
 The wheel has the library for the torch of this environment, with the variants of all instruction sets that the compiler
 knows, and the sources: with another torch they are compiled on first use, as from a checkout. `--libraries` adds those
 that `torchwright doctor --build --into DIR` wrote in environments with other versions of torch. auditwheel names the
-oldest glibc that the wheel runs on; torch's own libraries are left out.
+oldest glibc that the wheel runs on; torch's own libraries are left out. The wheel is for the processor family that
+makes it: x86-64, or 64-bit Arm.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from torchwright.core import system
 from torchwright.hardware.kernels.cpu import build
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +58,8 @@ def main() -> int:
     parser.add_argument("--libraries", type=Path, help="libraries for other versions of torch")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     how = parser.parse_args()
+    if fault := system.only_linux("auditwheel"):
+        parser.error(fault)
     if not build.SOURCES.is_relative_to(ROOT):
         parser.error(
             f"torchwright is installed from {build.SOURCES}: run `pip install -e .` in this checkout first"

@@ -283,6 +283,19 @@ def test_instruction_sets_have_one_name_each(monkeypatch, key, flags, isa):
     assert cpu.instruction_sets() == tuple(isa.split())
 
 
+def test_emulated_arm_has_its_own_instruction_sets_not_the_hosts(monkeypatch):
+    """Under qemu-user /proc/cpuinfo may be the x86 host's."""
+    monkeypatch.setattr(cpu, "_cpuinfo", {"flags": "avx2 fma avx512f"}.get)
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
+    vector = {cpu.AT_HWCAP: 1 << 1 | 1 << 20, cpu.AT_HWCAP2: 1 << 13 | 1 << 14}
+    monkeypatch.setattr(cpu, "_auxiliary", vector.__getitem__)
+    assert cpu.instruction_sets() == ("neon", "dotprod", "i8mm", "bf16")
+
+
+def test_the_auxiliary_vector_is_read():
+    assert cpu._auxiliary(6) == os.sysconf("SC_PAGE_SIZE")  # AT_PAGESZ
+
+
 def test_without_proc_torch_tells_the_instruction_sets(monkeypatch):
     monkeypatch.setattr(cpu, "_cpuinfo", lambda key: None)
     capabilities = {"avx2": True, "avx512_f": True, "avx512_vnni": False, "num_sockets": 1}

@@ -46,7 +46,7 @@ def native() -> Any:
     return ops.native
 
 
-@pytest.fixture(params=[*build.X86, "portable"])
+@pytest.fixture(params=[*build.architecture(), "portable"])
 def isa(request: pytest.FixtureRequest, native: Any) -> Iterator[str]:
     """The operators run on this instruction set, and afterwards on the one from before."""
     if request.param not in native.isas():

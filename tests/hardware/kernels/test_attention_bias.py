@@ -21,7 +21,7 @@ HEADS, D, REACH = 4, 32, 320
 T5 = {"d_model": 64, "d_kv": D, "d_ff": 64, "num_heads": HEADS, "num_layers": 1, "vocab_size": 9}
 
 
-@pytest.fixture(params=[*build.X86, "portable"])
+@pytest.fixture(params=[*build.architecture(), "portable"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     if missing := build.load_fault():
         pytest.skip(f"no kernels: {missing}")

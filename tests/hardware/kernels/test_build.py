@@ -35,7 +35,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
             f"""#!/bin/sh
 case " $* " in
     *" --version "*) echo "{version}"; exit 0 ;;
-    *" -E "*) case " $* " in {known}) exit 0 ;; *) exit 1 ;; esac ;;
+    *" /dev/null "*) case " $* " in {known}) exit 0 ;; *) exit 1 ;; esac ;;
 esac
 echo "$*" >> "{log}"
 {work}
@@ -111,6 +111,41 @@ def test_only_instruction_sets_that_the_compiler_knows(compiler: Compiler) -> No
     (main,) = [command for command in commands(log) if "ops.cpp" in command]
     assert "-DTW_HAVE_PORTABLE" in main
     assert "-DTW_HAVE_AVX512" not in main
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "ARM64"])
+def test_arm_has_instruction_sets_of_its_own(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """Each with the flags of its own file: nothing is compiled for the machine that compiles."""
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    log = compiler()
+    build.library()
+    found = [command for command in commands(log) if "table.cpp" in command]
+    levels = [command.split("-DTW_ISA=")[1].split()[0] for command in found]
+    assert sorted(levels) == ["bf16", "dotprod", "i8mm", "neon", "portable"]
+    assert not any("native" in command for command in commands(log))
+    (main,) = [command for command in commands(log) if "ops.cpp" in command]
+    assert "-march" not in main
+    assert {f"-DTW_HAVE_{name.upper()}" for name in levels} <= set(main.split())
+
+
+def test_an_assembler_older_than_its_compiler_costs_only_what_it_lacks(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    compiler(known='*armv8-a*|*"+dotprod "*')
+    assert [*build.instruction_sets(os.environ["CXX"])] == ["dotprod", "neon", "portable"]
+
+
+def test_the_least_instruction_set_is_linked_first(compiler: Compiler) -> None:
+    """Of an inline function in several objects the linker keeps the first, which has to run everywhere."""
+    log = compiler()
+    build.library()
+    (linked,) = [command for command in commands(log) if "-shared" in command]
+    objects = [Path(word).stem for word in linked.split() if word.endswith(".o")]
+    assert objects[:2] == ["ops", "portable"]
+    assert objects[2:] == [*build.architecture()][::-1]
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -304,7 +339,7 @@ print(ops.native.isa())
 def test_a_real_build(native: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From an empty cache, portable only, and used in a process of its own."""
     monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "X86", {})
+    monkeypatch.setattr(build, "architecture", dict)
     path = build.library()
     script = f"""
 import torch

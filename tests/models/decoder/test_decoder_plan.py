@@ -181,7 +181,7 @@ def loaded_as(folder: Path, scheme: Scheme, dtype: torch.dtype, kv: str) -> Load
     return load_decoder(folder, dtype, kv=kv, make_linear=lambda weight, bias: make(weight, bias, scheme))
 
 
-@pytest.fixture(params=[*kernels.X86, "portable"])
+@pytest.fixture(params=[*kernels.architecture(), "portable"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native = ops.native
     if request.param not in native.isas():

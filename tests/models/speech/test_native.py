@@ -42,7 +42,7 @@ def compiled() -> None:
         pytest.skip(f"no kernels: {missing}")
 
 
-@pytest.fixture(params=[*build.X86, "portable"])
+@pytest.fixture(params=[*build.architecture(), "portable"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param not in ops.native.isas():
         pytest.skip(f"this machine has {', '.join(ops.native.isas())}")

@@ -121,6 +121,7 @@ def test_the_same_model_weighs_one_and_another_kind_or_machine_nothing():
 def test_a_machine_is_known_by_the_instructions_that_decide():
     assert instructions(make_device()) == "cpu amx_int8"
     assert instructions(make_device(isa=("avx2", "fma"))) == "cpu avx2"
+    assert instructions(make_device(isa=("neon", "fp16", "dotprod", "sve"))) == "cpu dotprod"
     assert instructions(make_device(isa=())) == "cpu"
     assert instructions(make_device(kind="cuda", isa=("sm_90",))) == "cuda sm_90"
 

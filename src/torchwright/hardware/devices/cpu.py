@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +45,19 @@ ISA = {
     "sve": "sve",
     "sve2": "sve2",
     "sme": "sme",
+}
+
+# Arm's names of the above → the entry of the auxiliary vector and the bit (Linux' uapi/asm/hwcap.h).
+AT_HWCAP, AT_HWCAP2 = 16, 26
+ARM_BITS = {
+    "asimd": (AT_HWCAP, 1),
+    "asimdhp": (AT_HWCAP, 10),
+    "asimddp": (AT_HWCAP, 20),
+    "sve": (AT_HWCAP, 22),
+    "sve2": (AT_HWCAP2, 1),
+    "i8mm": (AT_HWCAP2, 13),
+    "bf16": (AT_HWCAP2, 14),
+    "sme": (AT_HWCAP2, 23),
 }
 
 # The layer whose rate is measured: `rows` grow until one call is long enough to time.
@@ -118,7 +133,7 @@ class CPU(Device):
 
 def instruction_sets() -> tuple[str, ...]:
     """The vector and matrix instruction sets of this processor that kernels ask for."""
-    flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
+    flags = _arm_features() or set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
     if not flags:  # no /proc: torch's own detection spells avx512_f where the kernel writes avx512f
         flags = {
             key.replace("avx512_f", "avx512f")
@@ -127,6 +142,23 @@ def instruction_sets() -> tuple[str, ...]:
         }
         flags |= {"asimd"} if platform.machine() in ("arm64", "aarch64") else set()
     return tuple(dict.fromkeys(name for flag, name in ISA.items() if flag in flags))
+
+
+def _arm_features() -> set[str]:
+    """Return what Linux says that all cores of an Arm processor have; nothing on other machines.
+
+    Under emulation (qemu-user, containers of another architecture) /proc/cpuinfo may be the host's.
+    """
+    if platform.machine() != "aarch64" or not sys.platform.startswith("linux"):
+        return set()
+    return {name for name, (entry, bit) in ARM_BITS.items() if _auxiliary(entry) >> bit & 1}
+
+
+def _auxiliary(entry: int) -> int:
+    """Return an entry of the auxiliary vector, which the system hands to every program."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    return int(getauxval(entry))
 
 
 def available_memory_bytes() -> int:

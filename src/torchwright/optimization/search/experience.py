@@ -37,7 +37,7 @@ HOPELESS = 1.5
 """A loss of this many budgets is clearly too large."""
 CONFIRMED = 0.7
 """Share of the expected speed-up, as a logarithm, that must have been measured before anything is left out."""
-LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
+LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2", "bf16", "i8mm", "dotprod", "neon")
 """Instruction sets that decide which CPU kernels are fast, the best first."""
 
 

@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ X86 = {
     "avx2": ("-march=x86-64-v3",),
 }
 """Instruction set → compiler flags; `portable` has none."""
+ARM = {
+    "bf16": ("-march=armv8.2-a+dotprod+i8mm+bf16", "-DTW_NEON"),
+    "i8mm": ("-march=armv8.2-a+dotprod+i8mm", "-DTW_NEON"),
+    "dotprod": ("-march=armv8.2-a+dotprod", "-DTW_NEON"),
+    "neon": ("-march=armv8-a", "-DTW_NEON"),
+}
+"""The same of 64-bit Arm, where every processor has NEON. `csrc/levels.h` asks the system for what the flags allow."""
 
 
 AHEAD = "TORCHWRIGHT_KERNELS"
@@ -249,7 +257,13 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
 
 
 def link_command(compiler: str, objects: list[Path], path: Path) -> list[str]:
+    """Return the command that links the objects, those for the least processors first.
+
+    The linker keeps the first copy of an inline function that several objects hold. From a better instruction set's
+    object, that copy would be an illegal instruction for all others.
+    """
     libraries = Path(torch.__file__).parent / "lib"
+    objects = objects[::-1]
     return [
         *(compiler, "-shared", *system.openmp_library(), *map(str, objects), "-o", str(path)),
         *(f"-L{libraries}", "-ltorch_cpu", "-lc10", *system.found_beside(libraries)),
@@ -305,15 +319,25 @@ def _wait(process: subprocess.Popen[str]) -> None:
 
 
 def instruction_sets(compiler: str) -> dict[str, tuple[str, ...]]:
-    """The instruction sets of this architecture that the compiler knows."""
-    wanted = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
-    known = {name: flags for name, flags in wanted.items() if _accepts(compiler, flags)}
+    """The instruction sets of this architecture that the compiler and its assembler know."""
+    known = {name: flags for name, flags in architecture().items() if _accepts(compiler, flags)}
     return {**known, "portable": ()}
+
+
+def architecture() -> dict[str, tuple[str, ...]]:
+    """Return the instruction sets of this machine's architecture, the best first, with their flags."""
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return X86
+    return ARM if machine in ("aarch64", "arm64") else {}
 
 
 @functools.cache
 def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
-    return _run([compiler, *flags, "-E", "-x", "c++", os.devnull]).returncode == 0
+    """Compile an empty file: GCC for Arm names the extensions to the assembler, which may be older than GCC."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [compiler, *flags, "-x", "c++", "-c", os.devnull, "-o", str(Path(scratch) / "empty.o")]
+        return _run(command).returncode == 0
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:

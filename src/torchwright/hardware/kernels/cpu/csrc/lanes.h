@@ -7,6 +7,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(TW_NEON)
+#include "lanes_arm.h"
 #endif
 
 namespace TW_ISA {
@@ -96,7 +98,7 @@ inline Two<T> select(I mask, Two<T> yes, Two<T> no) {
   return {mask.low ? yes.low : no.low, mask.high ? yes.high : no.high};
 }
 
-#else
+#elif !defined(TW_FOUR)
 
 typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));

@@ -11,6 +11,7 @@
 
 #include "amx.h"
 #include "codes.h"
+#include "i8mm.h"
 #include "kernels.h"
 #include "vec.h"
 
@@ -26,6 +27,9 @@ using tw::Type;
 // 6 rows by a panel's 4 blocks leave room for the weights in 32 registers, and a panel that comes from memory is read in
 // one go. 4-bit sums take twice the registers.
 constexpr int TALL = 6, GROUPED = 4, TALL_BLOCKS = BLOCKS;
+#elif defined(TW_FOUR)
+// Four rows by one block take half of 32 registers; 4-bit sums, of which there are two a row, all of them.
+constexpr int TALL = 4, GROUPED = 2, TALL_BLOCKS = 1;
 #else
 constexpr int TALL = 4, GROUPED = 4, TALL_BLOCKS = 1;
 #endif
@@ -34,6 +38,8 @@ constexpr int TALL = 4, GROUPED = 4, TALL_BLOCKS = 1;
 constexpr int WIDENED = 6;
 #elif defined(__AVX512F__)
 constexpr int WIDENED = 24;
+#elif defined(TW_MATRICES)
+constexpr int WIDENED = 24;  // as with AVX-512: not measured on Arm
 #else
 constexpr int WIDENED = 1 << 30;  // without byte dot products of full range the widened panel is slower
 #endif
@@ -51,12 +57,19 @@ struct W8 {
   template <int MR, int NB>
   static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, I (&acc)[MR][NB]) {
     const int8_t* a = (const int8_t*)t.rows + row * t.row_stride;
+#if defined(TW_MATRICES)
+    if constexpr (MR % 2 == 0 && NB == 1) {
+      multiply_pairs(a, t.row_stride, panel + block * 64, t.depth, acc);
+      for (int r = 0; r < MR; r++) acc[r][0] = acc[r][0] - 128 * t.row_sums[(row + r + 1) * sums_of(t) - 1];
+      return;
+    }
+#endif
     for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) acc[r][b] = splat(-128 * t.row_sums[(row + r + 1) * sums_of(t) - 1]);
+      for (int b = 0; b < NB; b++) acc[r][b] = splat((TAKEN - 128) * t.row_sums[(row + r + 1) * sums_of(t) - 1]);
     const char* w = panel + block * 64;
     for (int64_t k = 0; k < t.depth; k += 4, w += PANEL * 4) {
       U weight[NB];
-      for (int b = 0; b < NB; b++) weight[b] = load<U>(w + b * 64);
+      for (int b = 0; b < NB; b++) weight[b] = taken(load<U>(w + b * 64));
       if constexpr (MR == 1)
         for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
       for (int r = 0; r < MR; r++) {

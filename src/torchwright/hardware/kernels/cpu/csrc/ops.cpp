@@ -5,12 +5,6 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,21 +14,8 @@
 #include <vector>
 
 #include "kernels.h"
+#include "levels.h"
 #include "pool.h"
-
-#if defined(TW_HAVE_AMX)
-namespace amx { const tw::Kernels& table(); }
-#endif
-#if defined(TW_HAVE_AVX512)
-namespace avx512 { const tw::Kernels& table(); }
-#endif
-#if defined(TW_HAVE_AVX2_VNNI)
-namespace avx2_vnni { const tw::Kernels& table(); }
-#endif
-#if defined(TW_HAVE_AVX2)
-namespace avx2 { const tw::Kernels& table(); }
-#endif
-namespace portable { const tw::Kernels& table(); }
 
 namespace {
 
@@ -45,59 +26,11 @@ using tw::PAGE;
 using tw::PANEL;
 using tw::Type;
 
-#if defined(TW_HAVE_AVX2_VNNI)
-bool has_avx_vnni() {
-  // Not every compiler's __builtin_cpu_supports knows it.
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-}
-#endif
-
-#if defined(TW_HAVE_AMX)
-// Tiles need the CPU's word and the operating system's permission, which it gives to the whole process.
-bool has_amx() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;
-  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-}
-#endif
-
-#if defined(TW_HAVE_AVX512)
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512bf16");
-}
-#endif
-
-// What this CPU can run, best first. The names are those of TORCHWRIGHT_ISA.
-std::vector<std::pair<std::string, const tw::Kernels* (*)()>> runnable() {
-  std::vector<std::pair<std::string, const tw::Kernels* (*)()>> all;
-#if defined(TW_HAVE_AMX)
-  if (has_avx512() && has_amx()) all.emplace_back("amx", [] { return &amx::table(); });
-#endif
-#if defined(TW_HAVE_AVX512)
-  if (has_avx512()) all.emplace_back("avx512", [] { return &avx512::table(); });
-#endif
-#if defined(TW_HAVE_AVX2_VNNI)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_avx_vnni())
-    all.emplace_back("avx2_vnni", [] { return &avx2_vnni::table(); });
-#endif
-#if defined(TW_HAVE_AVX2)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    all.emplace_back("avx2", [] { return &avx2::table(); });
-#endif
-  all.emplace_back("portable", [] { return &portable::table(); });
-  return all;
-}
-
 std::atomic<const tw::Kernels*> chosen{nullptr};
 
 void use_isa(c10::string_view wanted) {
   std::string names;
-  for (auto& [name, table] : runnable()) {
+  for (auto& [name, table] : tw::runnable()) {
     if (name == wanted) return chosen.store(table());
     names += (names.empty() ? "" : ", ") + name;
   }
@@ -107,7 +40,7 @@ void use_isa(c10::string_view wanted) {
 const tw::Kernels& kernels() {
   if (!chosen.load()) {
     const char* wanted = std::getenv("TORCHWRIGHT_ISA");
-    use_isa(wanted ? wanted : runnable().front().first.c_str());
+    use_isa(wanted ? wanted : tw::runnable().front().first.c_str());
   }
   return *chosen.load();
 }
@@ -116,7 +49,7 @@ std::string isa() { return kernels().name; }
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
-  for (auto& [name, table] : runnable()) names.push_back(name);
+  for (auto& [name, table] : tw::runnable()) names.push_back(name);
   return names;
 }
 
