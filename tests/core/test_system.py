@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,9 @@ from torchwright.hardware.measure import toolchain
 from torchwright.optimization.trial.fork_server import can_fork
 
 Become = Callable[[str], None]
+CLANG_CL = next(
+    filter(None, map(shutil.which, ("clang-cl", "clang-cl-19", "clang-cl-16", "clang-cl-14"))), None
+)
 
 
 @pytest.fixture
@@ -196,6 +200,25 @@ def test_microsofts_options(compiler: str, takes: bool) -> None:
     command = system.program_command(compiler, Path("a.cpp"), Path("a.exe"))
     assert ("/std:c++20" in command) is takes
     assert ("-std=c++20" in command) is not takes
+
+
+@pytest.mark.skipif(CLANG_CL is None, reason="no clang-cl")
+def test_clang_takes_microsofts_options(tmp_path: Path) -> None:
+    """Without Windows' headers a program can include none, and is not linked."""
+    compiler, source, made = tmp_path / "clang-cl", tmp_path / "a.cpp", tmp_path / "a.obj"
+    compiler.symlink_to(str(CLANG_CL))
+    source.write_text("int main() {\n#pragma omp parallel for\n  for (int i = 0; i < 3; i++) {}\n}\n")
+    command = system.program_command(str(compiler), source, tmp_path / "a.exe")
+    target = [
+        "--target=x86_64-pc-windows-msvc",
+        "/c",
+        f"/Fo{made}",
+        "-Werror",
+        "-Wno-unused-command-line-argument",
+    ]
+    done = subprocess.run([*command, *target], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert made.read_bytes()[:2] == b"\x64\x86"  # COFF for x86-64
 
 
 def test_the_kernels_commands_are_those_of_the_system(become: Become) -> None:
