@@ -14,7 +14,7 @@ from engine_support import Result, alone, answers, bundled, drain, engine, reque
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.models.decoder import PAGE, LoadedDecoder
-from torchwright.models.decoder.layers import RoutedExperts
+from torchwright.models.decoder.feed_forward import RoutedExperts
 from torchwright.models.decoder.scores import Logits
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize

@@ -68,6 +68,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "add_rms_norm": (x, x.clone(), weight, 1e-5),
         "gated": (x, "silu"),
         "activate": (x, "gelu"),
+        "route": (torch.randn(3, 12).to(kind), torch.randn(12), None, 3, True, 4, 2, 2, True, 1.5),
         "quantize_w4": (torch.randn(5, 64), torch.rand(64), 32),
         "rope_store": (torch.randn(3, 128).to(kind), *where, *pages, 4, 2, torch.ones(16), None, 1e-5),
         "paged_attention": (torch.randn(3, 4, 16).to(kind), k, v, None, None, *table, 0.25, 0, 0.0),

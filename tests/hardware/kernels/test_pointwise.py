@@ -60,7 +60,7 @@ def test_gated(isa: str, width: int, kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh", "silu", "sigmoid"])
 def test_activate(isa: str, kind: str, dtype: torch.dtype) -> None:
     for shape in [(0, 5), (1, 7), (2, 3, 16), (4, 33), (2, 576)]:
         x = (randn(*shape) * 3).to(dtype)

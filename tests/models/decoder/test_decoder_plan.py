@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import MODELS, RECURRENT, build, save, token_ids
+from tiny import MODELS, build, save, token_ids
 from torch import nn
 
 from torchwright.core.scheme import BF16, KEPT, MADE, W8A8, Scheme
@@ -21,33 +22,14 @@ from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.kernels.pack import PANEL
 from torchwright.hub.weight import E2M1, SmallFloats
 from torchwright.models.decoder import LoadedDecoder, load_decoder, model, plan
+from torchwright.models.decoder.batch import FeatureRows
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan
+from torchwright.models.decoder.program import Program
 from torchwright.models.decoder.scores import Logits
 
 LENGTHS = (3, 25, 17, 1, 16)
 STEPS = 4
-UNPLANNED = {
-    "olmo2": "without a norm before",
-    "olmo3": "without a norm before",
-    "exaone4": "without a norm before",
-    "exaone4-full": "without a norm before",
-    "granite": "scaled before they join",
-    "gpt-oss": "attention with sinks",
-    "gemma4": "inputs of single layers",
-    "gemma4-moe": "inputs of single layers",
-    "gemma4-one-size": "inputs of single layers",
-    "deepseek-v2": "latent attention",
-    "deepseek-v2-greedy": "latent attention",
-    "deepseek-v3": "latent attention",
-    "deepseek-v3-halves": "latent attention",
-    "glm4-moe": "mixture of experts",
-    "mixtral": "mixture of experts",
-    "qwen3-moe": "mixture of experts",
-    "qwen3-moe-dense-layer": "mixture of experts",
-    "olmoe": "all heads together",
-}
-"""Family → what the reason says."""
 POISON = 255
 """As every byte of a float: NaN."""
 
@@ -80,7 +62,7 @@ def layers_only(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def fresh_cache(loaded: LoadedDecoder) -> PagedCache:
     """Its pages come in an odd order."""
-    cache = loaded.new_cache([length + STEPS + 16 for length in LENGTHS])
+    cache = loaded.new_cache([length + STEPS + 16 for length in LENGTHS], copies=9)
     held = [cache.sequence(1) for _ in range(9)]
     for sequence in held:
         cache.append([(sequence, [1])])
@@ -122,7 +104,7 @@ def run(loaded: LoadedDecoder, rows: int = len(LENGTHS)) -> tuple[list[torch.Ten
 
 
 def same(got: tuple[list[torch.Tensor], PagedCache], wanted: tuple[list[torch.Tensor], PagedCache]) -> None:
-    """Hidden states and logits, and every page of both caches."""
+    """Hidden states and logits, and every page and state of both caches."""
     for mine, theirs in zip(got[0], wanted[0], strict=True):
         assert torch.isfinite(theirs).all()
         assert torch.equal(mine, theirs)
@@ -130,27 +112,122 @@ def same(got: tuple[list[torch.Tensor], PagedCache], wanted: tuple[list[torch.Te
         for name in ("k", "v", "k_scale", "v_scale"):
             if getattr(mine, name) is not None:
                 assert torch.equal(getattr(mine, name), getattr(theirs, name))
+    mine, theirs = (([] if made.states is None else made.states.layers) for made in (got[1], wanted[1]))
+    for ours, others in zip(mine, theirs, strict=True):
+        assert all(map(torch.equal, ours.parts, others.parts))
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_layers_with_states_have_no_plan(name: str, tmp_path: Path) -> None:
-    loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
-    cache = loaded.new_cache([4])
-    loaded.decoder(cache.append([(cache.sequence(2), [5, 6])]), cache)
-    reason = "scaled before they join" if name.startswith("granite") else "recurrent layers"
-    assert reason in (plan_over(cache).unplanned or "")
-
-
-@pytest.mark.plain("glm-no-bias", "llama-yarn-mscale", "llama-yarn-options", "smollm3-window")
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in RECURRENT])
+@pytest.mark.plain(
+    *(
+        "glm-no-bias",
+        "smollm3-window",
+        "olmo2",
+        "gpt-oss",
+        "gemma4-moe",
+        "deepseek-v3",
+        "falcon-h1",
+        "qwen3-next",
+    ),
+    *("gemma4", "granite-hybrid"),
+)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_family(name: str, tmp_path: Path, layers_only: Any) -> None:
     loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
     got = run(loaded)
-    reason = plan_over(got[1]).unplanned
-    assert (reason is not None) == (name in UNPLANNED)
-    assert UNPLANNED.get(name, "") in (reason or "")
+    assert plan_over(got[1]).unplanned is None
     with layers_only:
         same(got, run(loaded))
+
+
+SPECIAL = ("gpt-oss", "gemma4", "gemma4-moe", "deepseek-v3", "falcon-h1", "qwen3-next", "lfm2-moe")
+"""Experts, inputs of layers, latent attention and states."""
+
+
+@pytest.mark.plain("gemma4-moe", "deepseek-v3", "falcon-h1")
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_layers_in_any_company_and_threads(name: str, tmp_path: Path) -> None:
+    loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
+    everybody, _ = run(loaded)
+    for rows, threads in (
+        (1, own_threads(2)),
+        (2, torch_threads(2)),
+        (4, own_threads(1)),
+        (5, own_threads(3)),
+    ):
+        with threads:
+            found, _ = run(loaded, rows)
+        for mine, theirs in zip(found, everybody, strict=True):
+            assert torch.equal(mine, theirs[: len(mine)])
+
+
+@pytest.mark.plain("gpt-oss-mxfp4", "deepseek-v2-w4a8")
+@pytest.mark.parametrize("scheme", ["w4a8", "w4a16", "mxfp4"])
+@pytest.mark.parametrize("name", ["gpt-oss", "deepseek-v2"])
+def test_experts_of_every_kind_of_weight(name: str, scheme: str, tmp_path: Path, layers_only: Any) -> None:
+    loaded = loaded_as(save(build(name), tmp_path), (MADE | KEPT)[scheme], torch.bfloat16, "int8")
+    got = run(loaded)
+    assert plan_over(got[1]).unplanned is None
+    with layers_only:
+        same(got, run(loaded))
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "qwen3.5", "lfm2"])
+def test_copies_of_states_on_the_way(name: str, tmp_path: Path, layers_only: Any) -> None:
+    loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
+    found = []
+    for context in (nullcontext(), layers_only):
+        cache = loaded.new_cache([20, 9], copies=3)
+        one, other = cache.sequence(12), cache.sequence(5)
+        for length in (4, 12):
+            cache.mark(one, length)
+        cache.mark(other, 3)
+        batch = cache.append([(one, token_ids(12).tolist()), (other, [5, 6, 7, 8, 9])])
+        with context, torch.inference_mode():
+            hidden = loaded.decoder(batch, cache)
+        assert cache.states is not None
+        slots = [one.marks[4], one.marks[12], other.marks[3], one.state, other.state]
+        found.append([hidden, *(part[slots] for layer in cache.states.layers for part in layer.parts)])
+    assert all(map(torch.equal, *found))
+    assert not torch.equal(found[0][1][0], found[0][1][1])
+
+
+@pytest.mark.plain("olmo2", "gemma4")
+@pytest.mark.parametrize("name", ["olmo2", "gemma4", "falcon-h1", "deepseek-v3", "granite"])
+def test_the_inputs_of_layers_are_observed(name: str, tmp_path: Path, layers_only: Any) -> None:
+    loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
+    layers, found = (0, 2, loaded.config.layers), []
+    for context in (nullcontext(), layers_only):
+        cache = loaded.new_cache([8])
+        batch = cache.append([(cache.sequence(6), [5, 6, 7, 8, 9, 10])])
+        values_TF = torch.zeros(6, 3 * loaded.config.model, dtype=torch.bfloat16)
+        with context, torch.inference_mode():
+            loaded.decoder(replace(batch, features=FeatureRows(layers, values_TF)), cache)
+        found.append(values_TF)
+    assert torch.equal(*found)
+    assert found[0].any(dim=1).all()
+
+
+def test_a_router_of_pytorch_has_no_plan(tmp_path: Path) -> None:
+    """In float32 its product depends on the batch's size."""
+    loaded = load_decoder(save(build("mixtral"), tmp_path), torch.float32, "w8a8")
+    _, cache = run(loaded)
+    assert "router is an operator of PyTorch" in (plan_over(cache).unplanned or "")
+
+
+def test_another_expert_in_the_place_of_one(tmp_path: Path, layers_only: Any) -> None:
+    loaded = load_decoder(save(build("mixtral"), tmp_path), torch.bfloat16, "w8a8")
+    _, cache = run(loaded)
+    made = plan_over(cache)
+    sequence = cache.sequence(4)
+    mlp: Any = loaded.decoder.layers[1].get_submodule("mlp")
+    down = mlp.experts[2].down
+    mlp.experts[2].down = PackedLinear(down.wide_weight() * 2, None, W8A8)
+    batch = cache.append([(sequence, [4, 5, 6, 7])])
+    with torch.inference_mode():
+        after = loaded.decoder(batch, cache)
+        assert plan_over(cache) is not made
+        with layers_only:
+            assert torch.equal(after, loaded.decoder(batch, cache))
 
 
 def floats_near(weight_NK: torch.Tensor, scheme: Scheme) -> SmallFloats:
@@ -385,42 +462,33 @@ def test_a_step_is_one_operator_of_a_profile(llama: Path) -> None:
     assert "torchwright::linear_w8a8" not in names
 
 
-def told(loaded: LoadedDecoder, **changes: Any) -> Any:
-    config = loaded.config
-    values = {
-        "heads": config.heads,
-        "scale": 1.0,
-        "soft_cap": 0.0,
-        "activation": "silu",
-        "gated": True,
-        "eps": 1e-5,
-    }
-    native: Any = torch.classes.torchwright.DecodePlan
-    made = native(*(values | changes).values(), loaded.decoder.norm)
-    made.embed_by(loaded.decoder.embedding, 1.0, None)
-    return made
+def described(loaded: LoadedDecoder, cache: PagedCache, *, head: bool = True, turn: int = 0) -> Any:
+    """A program of the decoder's first layer, as the plan would write it."""
+    decoder: Any = loaded.decoder
+    program = Program(decoder.embedding, loaded.config.eps)
+    program.embed(decoder.embedding, 1.0, (), 0)
+    delta = decoder.layers[0].plan(program, None, turn, cache.layers[0])
+    program.note(1, x := program.join(delta, decoder.norm))
+    program.finish(x, decoder.head if head else nn.Identity())
+    return program
 
 
-def test_what_does_not_fit_is_refused(llama: Path) -> None:
+def test_a_batch_that_does_not_fit_is_refused(llama: Path) -> None:
     loaded = loaded_as(llama, W8A8, torch.bfloat16, "bf16")
     cache = fresh_cache(loaded)
     batch = cache.append([(cache.sequence(1), [3])])
-    layer: Any = loaded.decoder.layers[0]
-    x, turn = batch.ids_T, [torch.zeros(64, 16), torch.zeros(64, 16), batch.positions_T]
-    where = (batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B, [], None, None)
-    rows = torch.tensor([0])
-
-    with pytest.raises(ValueError, match="0 layers"):
-        told(loaded).hidden(x, turn, *where)
-    with pytest.raises(ValueError, match="does not fit"):
-        layer.plan(told(loaded, heads=3), 0, cache.layers[0], None)
-    with pytest.raises(ValueError, match="features is where one of"):
-        layer.plan(told(loaded, heads=6), 0, cache.layers[0], None)
-    good = told(loaded)
-    layer.plan(good, 1, cache.layers[0], None)
+    x, turns = batch.ids_T, [torch.zeros(64, 16), torch.zeros(64, 16), batch.positions_T]
+    where = (
+        *(batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B),
+        *([], [], None, None),
+    )
+    rows, E = torch.tensor([0]), loaded.config.model
     with pytest.raises(ValueError, match="no turn 1"):
-        good.hidden(x, turn, *where)
-    turns = [*turn, *turn]
+        described(loaded, cache, turn=1).native.hidden(x, turns, *where)
+    good = described(loaded, cache, head=False).native
+    assert good.hidden(x, turns, *where).shape == (1, E)
+    with pytest.raises(ValueError, match="turn 0 is of 64 numbers"):
+        good.hidden(x, [torch.zeros(64, 32), torch.zeros(64, 32), batch.positions_T], *where)
     with pytest.raises(ValueError, match="ids must be a contiguous"):
         good.hidden(x.int(), turns, *where)
     for token in (-1, loaded.config.vocabulary):
@@ -433,23 +501,10 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     adapted = torch.classes.torchwright.AdaptedRows([torch.classes.torchwright.Adapter()], [rows + 1])
     with pytest.raises(IndexError, match="row 1 is beyond the 1 of the batch"):
         good.hidden(x, turns, *where[:-2], adapted, None)
-    with pytest.raises(ValueError, match="no output layer"):
-        good.logits(x, turns, *where, rows)
-    head: Any = loaded.decoder.head
-    good.add_linear(*head.planned())
-    with pytest.raises(IndexError, match="row 1 is beyond"):
-        good.logits(x, turns, *where, rows + 1)
-    with pytest.raises(ValueError, match="2 rows of 1"):
-        good.logits(x, turns, *where, torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="rows must be"):
-        good.logits(x, turns, *where, rows.int())
-    with pytest.raises(ValueError, match="is not contiguous rows of"):
-        good.embed_by(loaded.decoder.embedding[:, :8], 1.0, None)
-    with pytest.raises(ValueError, match="of a gate silu or gelu_tanh"):
-        told(loaded, activation="gelu")
     with pytest.raises(ValueError, match="1 tensors of a memory"):
-        good.hidden(x, turns, *where[:-3], [batch.block_tables_BP], None, None)
-    E = loaded.config.model
+        good.hidden(x, turns, *where[:4], [batch.block_tables_BP], [], None, None)
+    with pytest.raises(ValueError, match="3 tensors of states"):
+        good.hidden(x, turns, *where[:4], [], [rows] * 3, None, None)
     with pytest.raises(ValueError, match="no layer 2 to observe"):
         good.observe([2])
     with pytest.raises(ValueError, match="rows of 0 observed"):
@@ -458,11 +513,56 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     for features in (torch.zeros(1, E, dtype=torch.bfloat16), torch.zeros(1, 2 * E)):
         with pytest.raises(ValueError, match="features"):
             good.hidden(x, turns, *where[:-1], features)
-    pages = cache.layers[0]
-    with pytest.raises(ValueError, match="memory does not fit"):
-        good.add_memory(layer.pre_mlp, pages.k, pages.v, None, None)
-    narrow = told(loaded)
-    layer.plan(narrow, 0, cache.layers[0], None)
-    narrow.add_linear(*layer.mlp.down.planned())
-    with pytest.raises(ValueError, match="features is where one of"):
-        narrow.logits(x, turns, *where, rows)
+    with pytest.raises(ValueError, match="no output layer"):
+        good.logits(x, turns, *where, rows)
+    good = described(loaded, cache).native
+    with pytest.raises(IndexError, match="row 1 is beyond"):
+        good.logits(x, turns, *where, rows + 1)
+    with pytest.raises(ValueError, match="2 rows of 1"):
+        good.logits(x, turns, *where, torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="rows must be"):
+        good.logits(x, turns, *where, rows.int())
+
+
+def test_an_operation_that_does_not_fit_is_refused(llama: Path) -> None:
+    loaded = loaded_as(llama, W8A8, torch.bfloat16, "bf16")
+    cache, decoder = fresh_cache(loaded), loaded.decoder
+    attention: Any = decoder.layers[0].get_submodule("attention")
+    E, pages = loaded.config.model, cache.layers[0]
+    program = Program(decoder.embedding, 1e-5)
+    with pytest.raises(ValueError, match="0 layers"):
+        program.native.hidden(torch.tensor([0]), [], *[torch.tensor([0])] * 4, [], [], None, None)
+    narrow, wide = program.rows(8), program.rows(4 * E)
+    table: torch.Tensor = decoder.get_buffer("embedding")
+    wrong = [
+        (lambda: program.lookup(table, 1.0, narrow), "is not contiguous rows of 8"),
+        (lambda: program.linear(attention.qkv, narrow), "features is where one of"),
+        (lambda: program.linear(attention.qkv, wide.part(1, E)), "whole rows are wanted"),
+        (lambda: program.add(narrow, wide, wide), "do not fit rows of"),
+        (lambda: program.norm(torch.ones(3), narrow, narrow), "a norm of 3 numbers"),
+        (lambda: program.copy(wide, narrow), "do not fit rows of"),
+        (lambda: program.gated("gelu", wide), "silu, gelu_tanh or clamped_swiglu"),
+        (lambda: program.store(wide, narrow, pages, 0), "do not fit pages"),
+        (lambda: program.attend(narrow, narrow, pages, 1.0), "do not fit pages"),
+        (lambda: program.native.scale(2.0, [9, 0, 1, 1], [0, 0, 1, 1]), "there is no room"),
+        (lambda: program.native.scale(2.0, [0, E, 1, E], [0, 0, 1, 1]), "there is no room"),
+        (lambda: program.native.linear(7, [*narrow], [*wide], -1), "no linear layer 7"),
+        (lambda: program.finish(wide, decoder.head), "are narrower than"),
+    ]
+    for call, message in wrong:
+        with pytest.raises((ValueError, IndexError), match=message):
+            call()
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "qwen3.5", "lfm2"])
+def test_a_used_slot_is_as_good_as_a_new_one(name: str, tmp_path: Path) -> None:
+    """No state of an earlier sequence is left in it (llama.cpp#29092)."""
+    loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
+    cache, found = loaded.new_cache([20]), []
+    with torch.inference_mode():
+        for ids in (token_ids(9, seed=2), token_ids(20, seed=3), token_ids(9, seed=2)):
+            sequence = cache.sequence(len(ids))
+            parts = [ids[:5].tolist(), *([id] for id in ids[5:].tolist())]
+            found += [loaded.decoder(cache.append([(sequence, part)]), cache) for part in parts]
+            cache.free(sequence)
+    assert all(map(torch.equal, found[:5], found[-5:]))

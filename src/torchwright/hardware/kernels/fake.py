@@ -80,6 +80,13 @@ def rope_store(qkv: torch.Tensor, *args: Any) -> torch.Tensor:
     return qkv.new_empty((qkv.shape[0], heads, qkv.shape[1] // (heads + 2 * kv_heads)))
 
 
+def route(
+    score: torch.Tensor, bias: torch.Tensor | None, weight: torch.Tensor | None, chosen: int, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = score.shape[0], chosen
+    return score.new_empty(shape, dtype=torch.int64), score.new_empty(shape, dtype=torch.float32)
+
+
 def like_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -> torch.Tensor:
     return v.new_empty(v.shape)
 
@@ -117,6 +124,7 @@ CPU_FAKES: dict[str, Fake] = {
     "linear_heads": _linear(2),
     "linear_w8a8_fused": _linear(5),
     "activate": _like,
+    "route": route,
     "attention": attention,
     "varlen_attention": varlen_attention,
     "conv_dense": conv_dense,

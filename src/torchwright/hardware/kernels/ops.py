@@ -73,6 +73,11 @@ def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
     return _of_cpus(on(x.device, x.dtype)).activate(x, kind)
 
 
+def route(score_TX: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference.route`."""
+    return _of_cpus(on(score_TX.device, score_TX.dtype)).route(score_TX, *args)
+
+
 def rope_store(
     qkv: torch.Tensor,
     cos: torch.Tensor,

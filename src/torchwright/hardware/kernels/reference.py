@@ -37,6 +37,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "sigmoid": torch.sigmoid,
 }
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """The constants of `clamped_swiglu`, which gpt-oss's configurations repeat."""
@@ -85,8 +86,61 @@ def gated(gate_up_TF: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """activation(x) in x's dtype; `kind` is relu, gelu, gelu_tanh or silu."""
+    """activation(x) in x's dtype; `kind` is relu, gelu, gelu_tanh, silu or sigmoid."""
     return ACTIVATIONS[kind](_wide(x)).to(x.dtype)
+
+
+def choose(
+    score_TX: torch.Tensor,
+    bias_X: torch.Tensor | None,
+    chosen: int,
+    sigmoid: bool,
+    groups: int,
+    chosen_groups: int,
+    ranked: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return all experts' shares (T, X), each token's chosen experts (T, C), the best first, and their shares (T, C).
+
+    Shares are the softmax or the sigmoid of a router's scores in float32 or better. A bias changes the ranks alone.
+    Experts lie in groups, of which a token goes to those with the largest sums of the `ranked` best ranks
+    (DeepSeek-AI, 2024).
+    """
+    wide = torch.promote_types(score_TX.dtype, torch.float32)
+    share_TX = score_TX.to(wide).sigmoid() if sigmoid else score_TX.softmax(-1, dtype=wide)
+    rank_TX = share_TX if bias_X is None else share_TX + bias_X
+    if chosen_groups < groups:
+        rank_TGM = rank_TX.unflatten(-1, (groups, -1))
+        group_TG = rank_TGM.topk(ranked, dim=-1).values.sum(-1)
+        kept_TG = group_TG.topk(chosen_groups, dim=-1).indices
+        hidden_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, kept_TG, False)
+        rank_TX = rank_TGM.masked_fill(hidden_TG[..., None], -torch.inf).flatten(-2)
+    expert_TC = rank_TX.topk(chosen, dim=-1).indices
+    return share_TX, expert_TC, share_TX.gather(-1, expert_TC)
+
+
+def route(
+    score_TX: torch.Tensor,
+    bias_X: torch.Tensor | None,
+    weight_X: torch.Tensor | None,
+    chosen: int,
+    sigmoid: bool,
+    groups: int,
+    chosen_groups: int,
+    ranked: int,
+    normalize: bool,
+    factor: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each token's experts (T, C) as `choose` does, and the factors (T, C) of their outputs.
+
+    A factor is the expert's share, of the chosen ones' sum where it is to `normalize`, times `factor` and the expert's
+    own weight. The kernels take the first of equal ranks.
+    """
+    _, expert_TC, share_TC = choose(score_TX, bias_X, chosen, sigmoid, groups, chosen_groups, ranked)
+    if normalize:
+        share_TC = share_TC / share_TC.sum(-1, keepdim=True)
+    if factor != 1:
+        share_TC = share_TC * factor
+    return expert_TC, share_TC if weight_X is None else share_TC * weight_X[expert_TC]
 
 
 def rope_store(

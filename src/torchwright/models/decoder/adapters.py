@@ -15,8 +15,10 @@ from torchwright.hardware.kernels.pack import BLOCK
 from torchwright.hardware.kernels.pack_low_rank import Segment, pack_low_rank
 from torchwright.hub.adapter import AdapterFile
 from torchwright.hub.folder import find_object
+from torchwright.models.decoder.attention import PagedAttention
 from torchwright.models.decoder.families import FAMILIES
-from torchwright.models.decoder.layers import GatedFeedForward, Layer, PagedAttention
+from torchwright.models.decoder.feed_forward import GatedFeedForward
+from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.low_rank import PARTS, Adapter, Pair, place_of
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from torchwright.hardware.kernels.head_linears import HeadLinears
+from torchwright.hardware.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.pages import LayerPages
+from torchwright.models.decoder.program import NOT_PACKED, Cells, Program, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.shared import halves
 
@@ -38,7 +40,6 @@ class LatentAttention(nn.Module):
 
     query_norm: torch.Tensor | None
     latent_norm: torch.Tensor
-    unplanned = "latent attention"
 
     def __init__(self, config: DecoderConfig, weights: LatentParts, layer: int) -> None:
         super().__init__()
@@ -86,6 +87,56 @@ class LatentAttention(nn.Module):
             config.attention_soft_cap,
         )
         return self.o(self.values(out_THD[..., sizes.turned :]).flatten(1))
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        if self.config.head_dim % LANES or self.config.head_dim > LARGEST_HEAD:
+            return f"latent vectors of {self.config.head_dim} numbers, which the compiled attention does not take"
+        if self.keys.packed is None or self.values.packed is None:
+            return NOT_PACKED
+        return not_packed(self.query_in, self.query, self.latent, self.o)
+
+    def plan(self, program: Program, x: Cells, to: Cells, rotary: int, pages: LayerPages) -> None:
+        """Add to a program what `forward` does; `rotary` is the index of the rotary embedding."""
+        config, sizes, heads = self.config, self.sizes, self.config.heads
+        turned, D, own = sizes.turned, self.config.head_dim, sizes.plain + sizes.turned
+        with program.scope():
+            q, latent = self._plan_queries(program, x), program.linear(self.latent, x)
+            qkv = program.rows((heads + 2) * D)
+            queries, kept, again = qkv.split(heads * D, D, D)
+            program.heads(
+                *(self.keys, q.part(0, (heads - 1) * own + sizes.plain), own),
+                *(queries.part(turned, (heads - 1) * D + sizes.rank), D),
+            )
+            program.copy(
+                q.part(sizes.plain, (heads - 1) * own + turned),
+                queries,
+                parts=heads,
+                steps=(own, D),
+                halves=sizes.interleaved,
+            )
+            vector, key = latent.split(sizes.rank, turned)
+            program.copy(key, kept.part(0, turned), halves=sizes.interleaved)
+            program.norm(self.latent_norm, vector, kept.part(turned, sizes.rank), EPS)
+            program.copy(kept, again)
+            stored, mixed = program.rows(heads * D), program.rows(heads * D)
+            program.store(qkv, stored, pages, rotary)
+            scale, soft_cap = config.scale, config.attention_soft_cap
+            program.attend(stored, mixed, pages, scale, window=self.window, soft_cap=soft_cap)
+            values = program.rows(heads * sizes.value)
+            program.heads(
+                self.values, mixed.part(turned, (heads - 1) * D + sizes.rank), D, values, sizes.value
+            )
+            program.linear(self.o, values, to)
+
+    def _plan_queries(self, program: Program, x: Cells) -> Cells:
+        """Add what `_queries` does."""
+        if self.query_in is None or self.query_norm is None:
+            return program.linear(self.query, x)
+        low = program.linear(self.query_in, x)
+        program.norm(self.query_norm, low, low, EPS)
+        return program.linear(self.query, low)
 
     def _queries(self, x_TE: torch.Tensor) -> torch.Tensor:
         if self.query_in is None or self.query_norm is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.models.decoder.attention import PagedAttention
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.feed_forward import GatedFeedForward, RoutedExperts
 from torchwright.models.decoder.functional import ops
-from torchwright.models.decoder.layers import GatedFeedForward, PagedAttention, RoutedExperts, join
+from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.low_rank import LayerAdapters
 from torchwright.models.decoder.pages import LayerPages
+from torchwright.models.decoder.program import Cells, Program, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.weights import DecoderParts, LayerParts
 
@@ -38,6 +39,18 @@ class TokenInputs(nn.Module):
         mixed_TLI = (self.project(embedded_TE) * self.shrink).unflatten(1, (self.layers, -1))
         return (ops.rms_norm(mixed_TLI, self.norm, self.eps) + own_TLI) * 2**-0.5
 
+    def plan(self, program: Program) -> Cells:
+        """Add to a program what `forward` does; the rows hold the layers' inputs one after another."""
+        inputs = program.linear(self.project, program.stream)
+        program.scale(self.shrink, inputs)
+        program.norm(self.norm, inputs, inputs)
+        with program.scope():
+            own = program.rows(inputs.width)
+            program.lookup(self.table, self.scale, own)
+            program.add(inputs, own, inputs)
+        program.scale(2**-0.5, inputs)
+        return inputs
+
 
 class InputLayer(nn.Module):
     """Attention, a feed-forward block, perhaps experts next to it, and the layer's own input; called like `Layer`.
@@ -55,7 +68,6 @@ class InputLayer(nn.Module):
     pre_experts: torch.Tensor | None
     post_experts: torch.Tensor | None
     layer_scale: torch.Tensor
-    unplanned = "inputs of single layers"
     memory = None
 
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
@@ -101,9 +113,50 @@ class InputLayer(nn.Module):
             stream_TE = stream_TE + self._norm(out_TE, self.post_input)
         return None, stream_TE * self.layer_scale.to(stream_TE.dtype)
 
-    def linears(self) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
-        """None that a plan would have to hold."""
-        return iter(())
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        experts = None if self.experts is None else self.experts.unplanned
+        inputs = not_packed(self.input_gate, self.input_out)
+        return self.attention.unplanned or self.mlp.unplanned or experts or inputs
+
+    def plan(self, program: Program, delta: None, rotary: int, kept: LayerPages) -> None:
+        """Add to a program what `forward` does; `rotary` is the index of its rotary embedding."""
+        x, out, stream = program.join(delta, self.pre_attention), program.delta, program.stream
+        program.note(self.layer, stream)
+        self.attention.plan(program, x, out, rotary, kept)
+        program.norm(self.post_attention, out, out)
+        self.mlp.plan(program, program.join(out, self.pre_mlp), out, self.layer)
+        if self.experts is not None:
+            self._plan_experts(program, self.experts)
+        program.norm(self.post_mlp, out, out)
+        program.add(stream, out, stream)
+        if self.input_gate is not None and self.input_out is not None and self.post_input is not None:
+            assert program.inputs is not None, "a program without the inputs of its layers"
+            with program.scope():
+                gate = program.linear(self.input_gate, stream)
+                program.activate(self.activation, gate)
+                program.multiply(gate, program.inputs.part(self.layer * gate.width, gate.width), gate)
+                program.linear(self.input_out, gate, out)
+            program.norm(self.post_input, out, out)
+            program.add(stream, out, stream)
+        program.scale(self.layer_scale.to(program.dtype).item(), stream)
+
+    def _plan_experts(self, program: Program, experts: RoutedExperts) -> None:
+        """Add the experts' output to that of the dense block."""
+        stream, out = program.stream, program.delta
+        assert self.post_dense is not None
+        assert self.post_experts is not None
+        assert self.pre_experts is not None
+        assert self.router_scale is not None
+        program.norm(self.post_dense, out, out)
+        with program.scope():
+            normed, routed, found = (program.rows(stream.width) for _ in range(3))
+            program.norm(self.pre_experts, stream, normed)
+            program.norm(self.router_scale, stream, routed)
+            experts.plan(program, normed, found, routed)
+            program.norm(self.post_experts, found, found)
+            program.add(out, found, out)
 
     def _routed(self, stream_TE: torch.Tensor) -> torch.Tensor:
         assert self.experts is not None

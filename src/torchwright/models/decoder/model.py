@@ -16,14 +16,12 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layer_inputs import TokenInputs
 from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.paged_model import PagedModel
-from torchwright.models.decoder.pages import LayerPages
-from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, StepModules, plans
+from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, Kept, StepModules, plans
 from torchwright.models.decoder.post_norm import embedding_norm, layer_of
 from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.scores import Logits
 from torchwright.models.decoder.shared import shape_logits
-from torchwright.models.decoder.states import LayerStates
 from torchwright.models.decoder.weights import DecoderParts
 
 
@@ -120,8 +118,8 @@ class Decoder(PagedModel):
         """Logits (N, V) in float32 of hidden states (N, E)."""
         return shape_logits(self.config, self.head(hidden_NE).float())
 
-    def _kept(self, cache: LayerCache) -> Sequence[LayerPages | LayerStates | tuple[LayerPages, LayerStates]]:
-        """Return each layer's part of the cache: keys and values, states, or both."""
+    def _kept(self, cache: LayerCache) -> Sequence[Kept]:
+        """Return each layer's part of the cache."""
         pages = iter(cache.layers)
         if reads := self.config.reads:
             own = {layer: next(pages) for layer in dict.fromkeys(reads)}
@@ -150,9 +148,10 @@ class Decoder(PagedModel):
                 self.norm,
                 self.head,
                 self.positions,
+                self.inputs,
                 memory,
             )
-            plans[cache] = plan = DecodePlan(parts, self.config, cache)
+            plans[cache] = plan = DecodePlan(parts, self.config, cache, self._kept(cache))
         return None if plan.unplanned or plan.watched else plan
 
     def _recorded(self, batch: Batch, cache: PagedCache) -> torch.Tensor | None:

@@ -9,23 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from operator import is_
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from torchwright.hardware.kernels import ops
-from torchwright.hardware.kernels.limits import LANES
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder.batch import Batch
-from torchwright.models.decoder.cache import LayerCache, LayerPages
+from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.layers import Layer
+from torchwright.models.decoder.layer_inputs import TokenInputs
+from torchwright.models.decoder.pages import LayerPages
+from torchwright.models.decoder.program import Program, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryAngles
+from torchwright.models.decoder.states import LayerStates
 
 MOST_ROWS = 64
 """Tokens of a step that takes the plan: more spend their time in products, and a plan keeps memory for its rows."""
+
+
+Kept = LayerPages | LayerStates | tuple[LayerPages, LayerStates]
+"""A layer's part of the cache: keys and values, states, or both."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class StepModules:
     head: nn.Module
     positions_PE: torch.Tensor | None = None
     """Added to the embedding at each position."""
+    inputs: TokenInputs | None = None
     memory: Sequence[LayerPages] | None = None
     """Pages that the layers attend to in addition to the cache."""
 
@@ -49,31 +57,25 @@ class StepModules:
 class DecodePlan:
     """The plan of a decoder over one cache, as described to the kernels."""
 
-    def __init__(self, parts: StepModules, config: DecoderConfig, cache: LayerCache) -> None:
+    def __init__(
+        self, parts: StepModules, config: DecoderConfig, cache: LayerCache, kept: Sequence[Kept]
+    ) -> None:
         self._parts = parts
-        layers = [cast(Layer, module) for module in parts.layers]
-        self._linears = [place for layer in layers for place in layer.linears()]
-        self._hooks = hooks(parts.layers)
+        places = [
+            (owner._modules, name, part)
+            for module in (parts.layers, *([parts.inputs] if parts.inputs else []))
+            for owner in module.modules()
+            for name, part in owner._modules.items()
+        ]
+        self._owners, self._names, self._modules = zip(*places, strict=True)
+        self._hooks = hooks(parts.layers) + ([] if parts.inputs is None else hooks(parts.inputs))
         self._head_hooks = hooks(parts.head)
-        self.unplanned = _unplanned(layers, config, parts.embedding_VE.dtype, cache.device)
-        """Why these layers cannot run as one operator, None where they can."""
         self._has_head = isinstance(parts.head, PackedLinear)
-        if self.unplanned is not None:
-            return
-        made: Any = torch.classes.torchwright.DecodePlan
-        cap, gated = config.attention_soft_cap, config.gated
-        self.native = made(
-            config.heads, config.scale, cap, config.activation, gated, config.eps, parts.norm_E
-        )
-        self.native.embed_by(parts.embedding_VE, parts.embedding_scale, parts.positions_PE)
-        memory = parts.memory or [None] * len(layers)
-        for layer, rotary, pages, remembered in zip(
-            layers, parts.rotary_of_layer, cache.layers, memory, strict=True
-        ):
-            layer.plan(self.native, rotary, pages, remembered)
-        if isinstance(parts.head, PackedLinear):
-            self.native.add_linear(*parts.head.planned())
         self._observed: tuple[int, ...] = ()
+        self.unplanned = _unplanned(parts, cache)
+        """Why these layers cannot run as one operator, None where they can."""
+        if self.unplanned is None:
+            self.native = _program(parts, config, kept).native
 
     def holds(
         self,
@@ -89,7 +91,7 @@ class DecodePlan:
             and layers is parts.layers
             and head is parts.head
             and memory is parts.memory
-            and all(owner.get(name) is linear for owner, name, linear in self._linears)
+            and all(map(is_, map(dict.get, self._owners, self._names), self._modules))
         )
 
     @property
@@ -127,17 +129,37 @@ plans: WeakKeyDictionary[LayerCache, DecodePlan] = WeakKeyDictionary()
 """The plan of every cache that a step ran over; outside the caches, so that a copy has a plan of its own."""
 
 
-def _unplanned(
-    layers: Sequence[Layer], config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> str | None:
+def _unplanned(parts: StepModules, cache: LayerCache) -> str | None:
+    dtype, device = parts.embedding_VE.dtype, cache.device
     if ops.on(device, dtype) is not ops.native:
         return f"there are no compiled kernels for {dtype} on {device.type}"
-    if config.head_dim % LANES:
-        return f"heads of {config.head_dim} dimensions, which the compiled attention does not take"
-    return next((layer.unplanned for layer in layers if layer.unplanned), None)
+    if not cache.layers:
+        return "no layer keeps keys and values"
+    layers: list[Any] = list(parts.layers)
+    inputs = None if parts.inputs is None else not_packed(parts.inputs.project)
+    return inputs or next((layer.unplanned for layer in layers if layer.unplanned), None)
+
+
+def _program(parts: StepModules, config: DecoderConfig, kept: Sequence[Kept]) -> Program:
+    """Describe a step, from token ids to the output layer."""
+    program, delta = Program(parts.embedding_VE, config.eps), None
+    program.embed(parts.embedding_VE, parts.embedding_scale, config.placeholders, config.padding)
+    if parts.positions_PE is not None:
+        program.places(parts.positions_PE)
+    if parts.inputs is not None:
+        program.inputs = parts.inputs.plan(program)
+    layers: list[Any] = list(parts.layers)
+    memory = parts.memory or [None] * len(layers)
+    for layer, rotary, own, remembered in zip(layers, parts.rotary_of_layer, kept, memory, strict=True):
+        delta = layer.plan(program, delta, rotary, own, *([] if remembered is None else [remembered]))
+    out = program.join(delta, parts.norm_E)
+    program.note(config.layers, out)
+    program.finish(out, parts.head)
+    return program
 
 
 def _step(angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> tuple[Any, ...]:
+    states = batch.states
     return (
         batch.ids_T,
         [*chain.from_iterable(angles_by_rotary)],
@@ -146,6 +168,7 @@ def _step(angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> tuple[Any, 
         batch.query_starts,
         batch.context_lens_B,
         [] if batch.memory is None else [batch.memory.block_tables_BP, batch.memory.lengths_B],
+        [] if states is None else [states.slots_B, states.mark_rows_N, states.mark_slots_N],
         None if batch.adapted is None else batch.adapted.native,
         None if batch.features is None else batch.features.values_TF,
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.models.decoder.attention import MemoryAttention, PagedAttention
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.feed_forward import feed_forward
 from torchwright.models.decoder.layer_inputs import InputLayer
-from torchwright.models.decoder.layers import Layer, MemoryAttention, PagedAttention, feed_forward
+from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.pages import LayerPages
 from torchwright.models.decoder.parallel_layer import ParallelLayer
 from torchwright.models.decoder.rotary_cache import RotaryAngles
@@ -80,10 +81,6 @@ class PostNormLayer(nn.Module):
         if self.memory is not None and self.post_memory is not None:
             stream_TE = self.post_memory(stream_TE + self.memory(stream_TE, batch))
         return None, self.post_mlp(stream_TE + self.mlp(stream_TE))
-
-    def linears(self) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
-        """None that a plan would have to hold."""
-        return iter(())
 
 
 def layer_of(

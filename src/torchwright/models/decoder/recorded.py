@@ -22,7 +22,7 @@ from torch import nn
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.layers import RoutedExperts
+from torchwright.models.decoder.feed_forward import RoutedExperts
 from torchwright.models.decoder.plan import MOST_ROWS, hooks
 from torchwright.models.decoder.rope import BY_LENGTH
 

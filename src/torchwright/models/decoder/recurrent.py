@@ -7,12 +7,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from torchwright.hardware.kernels.limits import LANES
 from torchwright.models.decoder.batch import Batch
-from torchwright.models.decoder.config import DecoderConfig, DeltaConfig, MambaConfig, ShortConvConfig
+from torchwright.models.decoder.config import (
+    DecoderConfig,
+    DeltaConfig,
+    MambaConfig,
+    RecurrenceConfig,
+    ShortConvConfig,
+)
 from torchwright.models.decoder.functional import ops
+from torchwright.models.decoder.program import Cells, Program, not_packed
 from torchwright.models.decoder.states import LayerStates
-
-UNPLANNED = "recurrent layers"
 
 
 class MixerParts(Protocol):
@@ -27,7 +33,6 @@ class ShortConvolution(nn.Module):
 
     conv: torch.Tensor
     conv_bias: torch.Tensor | None
-    unplanned = UNPLANNED
 
     def __init__(self, weights: MixerParts, layer: int) -> None:
         super().__init__()
@@ -39,6 +44,21 @@ class ShortConvolution(nn.Module):
         b, c, x = self.conv_in(x_TE).chunk(3, dim=-1)
         mixed_TE = ops.short_conv(b * x, self.conv, self.conv_bias, states.parts[0], *rows(batch), False)
         return self.conv_out(c * mixed_TE)
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        return not_packed(self.conv_in, self.conv_out)
+
+    def plan(self, program: Program, x: Cells, to: Cells, states: LayerStates) -> None:
+        """Add to a program what `forward` does."""
+        with program.scope():
+            whole, mixed = program.linear(self.conv_in, x), program.rows(x.width)
+            b, c, values = whole.split(*[x.width] * 3)
+            program.multiply(b, values, values)
+            _plan_conv(program, self.conv, self.conv_bias, values, mixed, states, silu=False)
+            program.multiply(c, mixed, mixed)
+            program.linear(self.conv_out, mixed, to)
 
 
 class GatedDeltaNet(nn.Module):
@@ -52,7 +72,6 @@ class GatedDeltaNet(nn.Module):
     rate: torch.Tensor
     shift: torch.Tensor
     out_norm: torch.Tensor
-    unplanned = UNPLANNED
 
     def __init__(self, config: DeltaConfig, eps: float, weights: MixerParts, layer: int) -> None:
         super().__init__()
@@ -71,6 +90,29 @@ class GatedDeltaNet(nn.Module):
         out = ops.gated_delta(q, k, v, a, b, self.rate, self.shift, states.parts[1], *at, config.key_heads)
         return self.delta_out(ops.gated_norm(out, gate, self.out_norm, self.eps))
 
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        return _uneven(self.config) or not_packed(self.delta_in, self.delta_out, self.decay)
+
+    def plan(self, program: Program, x: Cells, to: Cells, states: LayerStates) -> None:
+        """Add to a program what `forward` does."""
+        config = self.config
+        convolved = 2 * config.keys + config.values
+        with program.scope():
+            whole, mixed = program.linear(self.delta_in, x), program.rows(convolved)
+            qkv, gate = whole.split(convolved, config.values)
+            _plan_conv(program, self.conv, None, qkv, mixed, states, silu=True)
+            b, a = program.linear(self.decay, x).split(config.heads, config.heads)
+            q, k, v = mixed.split(config.keys, config.keys, config.values)
+            out = program.rows(config.values)
+            program.native.gated_delta(
+                *([*cells] for cells in (q, k, v, a, b, out)),
+                *(self.rate, self.shift, states.parts[1], config.key_heads),
+            )
+            _plan_norm(program, out, gate, self.out_norm, self.eps, gate_first=False)
+            program.linear(self.delta_out, out, to)
+
 
 class Mamba2(nn.Module):
     """A selective state space (Dao and Gu, 2024); how long a token's step is, is never quantized."""
@@ -82,7 +124,6 @@ class Mamba2(nn.Module):
     skip: torch.Tensor
     out_norm: torch.Tensor | None
     scales: torch.Tensor | None
-    unplanned = UNPLANNED
 
     def __init__(self, config: MambaConfig, eps: float, weights: MixerParts, layer: int) -> None:
         super().__init__()
@@ -112,6 +153,69 @@ class Mamba2(nn.Module):
             return self.mamba_out(out * ops.activate(gate.contiguous(), "silu"))
         gated = ops.gated_norm(out, gate, self.out_norm, self.eps, gate_first=config.gate_first)
         return self.mamba_out(gated)
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        uneven = self.out_norm is not None and self.out_norm.shape[-1] % LANES
+        if uneven:
+            return "norms of parts that the compiled kernels do not take"
+        return _uneven(self.config) or not_packed(self.mamba_in, self.mamba_out, self.decay)
+
+    def plan(self, program: Program, x: Cells, to: Cells, states: LayerStates) -> None:
+        """Add to a program what `forward` does."""
+        config = self.config
+        with program.scope():
+            if config.input_scale != 1:
+                x, whole = program.rows(x.width), x
+                program.scale(config.input_scale, whole, x)
+            wide, mixed = program.linear(self.mamba_in, x), program.rows(2 * config.keys + config.values)
+            if self.scales is not None:
+                program.scale_columns(self.scales, wide)
+            gate, vkq = wide.split(config.values, mixed.width)
+            _plan_conv(program, self.conv, self.conv_bias, vkq, mixed, states, silu=True)
+            steps, out = program.linear(self.decay, x), program.rows(config.values)
+            if config.scales:
+                program.scale(config.scales[4], steps)
+            v, k, q = mixed.split(config.values, config.keys, config.keys)
+            program.native.selective_scan(
+                *([*cells] for cells in (q, k, v, steps, out)),
+                *(self.rate, self.shift, self.skip, states.parts[1], config.key_heads),
+            )
+            if self.out_norm is None:
+                program.activate("silu", gate)
+                program.multiply(out, gate, out)
+            else:
+                _plan_norm(program, out, gate, self.out_norm, self.eps, gate_first=config.gate_first)
+            program.linear(self.mamba_out, out, to)
+
+
+def _plan_conv(
+    program: Program,
+    weight_WC: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    x: Cells,
+    to: Cells,
+    states: LayerStates,
+    *,
+    silu: bool,
+) -> None:
+    program.native.short_conv([*x], [*to], weight_WC, bias_C, states.parts[0], silu)
+
+
+def _plan_norm(
+    program: Program, x: Cells, gate: Cells, weight_HD: torch.Tensor, eps: float, *, gate_first: bool
+) -> None:
+    """A gated norm, in place."""
+    program.native.gated_norm([*x], [*gate], [*x], weight_HD, eps, gate_first)
+
+
+def _uneven(config: RecurrenceConfig) -> str | None:
+    return (
+        f"states of {config.head_dim} columns, which the compiled recurrence does not take"
+        if config.head_dim % LANES
+        else None
+    )
 
 
 def rows(batch: Batch) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torchwright.hardware.kernels import reference
 from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig
 
 
@@ -15,17 +16,12 @@ def route(
     Shares are the softmax or the sigmoid of the router's scores in float32 or better; a bias only chooses, and so do
     groups (DeepSeek-AI, 2024).
     """
-    wide, chosen = torch.promote_types(score_TX.dtype, torch.float32), experts.chosen
-    share_TX = score_TX.to(wide).sigmoid() if experts.sigmoid else score_TX.softmax(-1, dtype=wide)
-    rank_TX = share_TX if bias_X is None else share_TX + bias_X
-    if experts.chosen_groups < experts.groups:
-        rank_TGM = rank_TX.unflatten(-1, (experts.groups, -1))
-        group_TG = rank_TGM.topk(experts.ranked, dim=-1).values.sum(-1)
-        kept_TG = group_TG.topk(experts.chosen_groups, dim=-1).indices
-        hidden_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, kept_TG, False)
-        rank_TX = rank_TGM.masked_fill(hidden_TG[..., None], -torch.inf).flatten(-2)
-    expert_TC = rank_TX.topk(chosen, dim=-1).indices
-    return share_TX, expert_TC, share_TX.gather(-1, expert_TC)
+    return reference.choose(score_TX, bias_X, *choice(experts))
+
+
+def choice(experts: ExpertsConfig) -> tuple[int, bool, int, int, int]:
+    """Return how experts are chosen, as the kernels take it: chosen, sigmoid, groups, chosen_groups, ranked."""
+    return experts.chosen, experts.sigmoid, experts.groups, experts.chosen_groups, experts.ranked
 
 
 def halves(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torchwright.core.errors import WorkloadError
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.limits import LANES
-from torchwright.models.decoder.layers import RoutedExperts
+from torchwright.models.decoder.feed_forward import RoutedExperts
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
 

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import ModelError
 from torchwright.hub.files import TOGETHER, TensorFiles
+from torchwright.models.decoder.attention import PagedAttention
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.draft.draft import Draft
 from torchwright.models.decoder.draft.eagle_config import EagleConfig
+from torchwright.models.decoder.feed_forward import feed_forward
 from torchwright.models.decoder.functional import ops
-from torchwright.models.decoder.layers import PagedAttention, feed_forward
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.rotary_cache import RotaryCache

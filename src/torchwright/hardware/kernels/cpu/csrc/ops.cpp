@@ -235,25 +235,42 @@ struct Room {
   }
 };
 
-// What all pieces of a layer's product share, its rows made and kept in `memory`; `quantize` makes integers of one.
-template <class Quantize>
-tw::LinearTask with_rows(const Packed& layer, const void* x, Type type, int64_t rows, char* memory,
-                         const Quantize& quantize) {
-  const auto& k = kernels();
+// A layer's product without its output, whose rows lie in `memory` once they are made.
+tw::LinearTask over_memory(const Packed& layer, Type type, int64_t rows, char* memory) {
   const Room room(layer, rows);
   tw::LinearTask task = layer.task;
   task.out_type = type;
   task.rows = memory;
   task.row_stride = room.stride;
   if (layer.integers) {
-    const tw::QuantizedRows to{(int8_t*)memory,   (float*)(memory + room.scales), (int32_t*)(memory + room.sums),
-                               layer.task.depth, room.stride,                    layer.task.digits};
+    task.row_scale = (const float*)(memory + room.scales);
+    task.row_sums = (const int32_t*)(memory + room.sums);
+  }
+  return task;
+}
+
+// Where the rows from `first` on of such a task are made integers.
+tw::QuantizedRows quantized(const tw::LinearTask& task, int64_t first) {
+  return {(int8_t*)task.rows + first * task.digits * task.row_stride,
+          (float*)task.row_scale + first,
+          (int32_t*)task.row_sums + first * task.digits * (task.depth / tw::SUMMED + 1),
+          task.depth,
+          task.row_stride,
+          task.digits};
+}
+
+// What all pieces of a layer's product share, its rows made and kept in `memory`; `quantize` makes integers of one.
+template <class Quantize>
+tw::LinearTask with_rows(const Packed& layer, const void* x, Type type, int64_t rows, char* memory,
+                         const Quantize& quantize) {
+  const auto& k = kernels();
+  const tw::LinearTask task = over_memory(layer, type, rows, memory);
+  if (layer.integers) {
+    const tw::QuantizedRows to = quantized(task, 0);
     each_row(rows, layer.width, [&](int64_t row) { quantize(k, x, type, layer.width, row, to); });
-    task.row_scale = to.scale;
-    task.row_sums = to.sums;
   } else {
     each_row(rows, layer.width, [&](int64_t row) {
-      k.widen_row(x, type, layer.width, row, (uint16_t*)memory, layer.task.depth, room.stride / 2);
+      k.widen_row(x, type, layer.width, row, (uint16_t*)memory, task.depth, task.row_stride / 2);
     });
   }
   return task;
@@ -326,40 +343,56 @@ Tensor linear_grouped(const Tensor& x, const Tensor& weight, const optional<Tens
   return linear(x, packed_wide(weight, bias, width_of(x), features, group_size, bits, floats));
 }
 
-// out[t, h] = W[h] x[t, h]: each head of a token by a weight of its own, packed as one of `linear_bf16`.
-Tensor linear_heads(const Tensor& x_in, const Tensor& weight, int64_t features) {
-  const Tensor x = x_in.contiguous();
-  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(1) > 0 && weight.dim() == 2 && weight.size(0) == x.size(1),
-                    "x of shape ", x.sizes(), " and a packed weight of shape ", weight.sizes(),
-                    " are not (tokens, heads, features) and (heads, bytes)");
-  TORCH_CHECK_VALUE(weight.is_contiguous(), "the packed weight must be contiguous");
-  const int64_t tokens = x.size(0), heads = x.size(1), width = width_of(x), size = x.element_size();
-  const Type type = float_type(x, "x");
-  const Packed layer = packed_wide(weight.select(0, 0), std::nullopt, width, features, 0, 16, false);
-  Tensor out = at::empty({tokens, heads, features}, x.options());
-  if (!tokens) return out;
-  const Room room(layer, tokens);
-  const Tensor memory = at::empty({heads * room.bytes}, at::kByte);
+// Tokens of heads: of each token's head its numbers lie `head_step` bytes apart, tokens `token_step`.
+struct HeadRows {
+  char* data;
+  int64_t token_step, head_step;
+  char* at(int64_t token, int64_t head) const { return data + token * token_step + head * head_step; }
+};
+
+// out[t, h] = W[h] x[t, h]: each head of a token by a weight of its own, packed one after another as one of
+// `linear_bf16` is; `layer` is the first. `memory` has room for the rows of every head.
+void multiply_heads(const Packed& layer, int64_t heads, int64_t weight_bytes, Type type, int64_t tokens,
+                    const HeadRows& x, const HeadRows& out, char* memory) {
+  const int64_t room = Room(layer, tokens).bytes, size = type == Type::f32 ? 4 : 2;
   const auto& k = kernels();
   each(heads, [&](int64_t head) {
-    char* rows = (char*)memory.data_ptr() + head * room.bytes;
-    const char* from = (const char*)x.const_data_ptr() + head * width * size;
+    tw::LinearTask task = over_memory(layer, type, tokens, memory + head * room);
     for (int64_t t = 0; t < tokens; t++)
-      k.widen_row(from + t * heads * width * size, type, width, 0, (uint16_t*)(rows + t * room.stride),
-                  layer.task.depth, 0);
-    tw::LinearTask task = layer.task;
-    task.weight = (const char*)weight.const_data_ptr() + head * weight.size(1);
-    task.rows = rows;
-    task.row_stride = room.stride;
-    task.out = (char*)out.data_ptr() + head * features * size;
-    task.out_type = type;
-    task.out_stride = heads * features;
-    task.panel_begin = 0, task.panel_end = up(features, PANEL) / PANEL;
+      k.widen_row(x.at(t, head), type, layer.width, 0, (uint16_t*)((char*)task.rows + t * task.row_stride), task.depth,
+                  0);
+    task.weight = (const char*)task.weight + head * weight_bytes;
+    task.out = out.at(0, head);
+    task.out_stride = out.token_step / size;
+    task.panel_begin = 0, task.panel_end = up(task.features, PANEL) / PANEL;
     for (int64_t t = 0; t < tokens; t += tw::ROWS_AT_ONCE) {
       task.row_begin = t, task.row_end = std::min(t + tw::ROWS_AT_ONCE, tokens);
       k.linear_bf16(task);
     }
   });
+}
+
+// One head's packed weight, as the first of (heads, bytes).
+Packed packed_head(const Tensor& weight, int64_t width, int64_t features) {
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(0) > 0 && weight.is_contiguous(), "a packed weight of shape ",
+                    weight.sizes(), " is not contiguous (heads, bytes)");
+  return packed_wide(weight.select(0, 0), std::nullopt, width, features, 0, 16, false);
+}
+
+Tensor linear_heads(const Tensor& x_in, const Tensor& weight, int64_t features) {
+  const Tensor x = x_in.contiguous();
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(1) > 0 && weight.dim() == 2 && weight.size(0) == x.size(1),
+                    "x of shape ", x.sizes(), " and a packed weight of shape ", weight.sizes(),
+                    " are not (tokens, heads, features) and (heads, bytes)");
+  const int64_t tokens = x.size(0), heads = x.size(1), width = width_of(x), size = x.element_size();
+  const Type type = float_type(x, "x");
+  const Packed layer = packed_head(weight, width, features);
+  Tensor out = at::empty({tokens, heads, features}, x.options());
+  if (!tokens) return out;
+  const Tensor memory = at::empty({heads * Room(layer, tokens).bytes}, at::kByte);
+  multiply_heads(layer, heads, weight.size(1), type, tokens,
+                 {(char*)x.const_data_ptr(), heads * width * size, width * size},
+                 {(char*)out.mutable_data_ptr(), heads * features * size, features * size}, (char*)memory.data_ptr());
   return out;
 }
 
@@ -426,17 +459,20 @@ void gated_rows(const void* x, void* out, Type type, int64_t features, int64_t r
   each_row(rows, 4 * features, [&](int64_t row) { k.gated(x, out, type, features, row, activation); });
 }
 
+tw::Activation gate_of(c10::string_view kind) {
+  TORCH_CHECK_VALUE(kind == "silu" || kind == "gelu_tanh" || kind == "clamped_swiglu", "kind is ", kind,
+                    "; silu, gelu_tanh or clamped_swiglu is wanted");
+  return kind == "clamped_swiglu" ? tw::Activation::clamped_swiglu : activation_of(kind);
+}
+
 Tensor gated(const Tensor& x_in, c10::string_view kind) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x), features = x.size(-1) / 2;
   TORCH_CHECK_VALUE(x.size(-1) % 2 == 0, "x must hold gate and value side by side; its width is ", x.size(-1));
-  TORCH_CHECK_VALUE(kind == "silu" || kind == "gelu_tanh" || kind == "clamped_swiglu", "kind is ", kind,
-                    "; silu, gelu_tanh or clamped_swiglu is wanted");
   auto sizes = x.sizes().vec();
   sizes.back() = features;
   Tensor out = at::empty(sizes, x.options());
-  gated_rows(x.const_data_ptr(), out.mutable_data_ptr(), float_type(x, "x"), features, rows,
-             kind == "clamped_swiglu" ? tw::Activation::clamped_swiglu : activation_of(kind));
+  gated_rows(x.const_data_ptr(), out.mutable_data_ptr(), float_type(x, "x"), features, rows, gate_of(kind));
   return out;
 }
 
@@ -742,6 +778,11 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 #include "encoder_ops.cpp"
 #include "conv_ops.cpp"
 #include "low_rank_ops.cpp"
-#include "decode_ops.cpp"
 #include "recurrent_ops.cpp"
+#include "route_ops.cpp"
+#include "decode_plan.h"
+#include "decode_rows.cpp"
+#include "decode_blocks.cpp"
+#include "decode_experts.cpp"
+#include "decode_ops.cpp"
 #include "shared_ops.cpp"

@@ -42,6 +42,16 @@ int64_t stride_of(const Tensor& x, const char* what) {
   return x.stride(0);
 }
 
+void convolve_rows(const tw::ShortConvTask& task) {
+  constexpr int64_t BLOCK = 256;  // channels of a task: some lines of the cache from each token
+  const int64_t blocks = up(task.channels, BLOCK) / BLOCK;
+  const auto& k = kernels();
+  each(task.rows.count * blocks, [&](int64_t i) {
+    const int64_t begin = i % blocks * BLOCK;
+    k.short_conv(task, i / blocks, begin, std::min(begin + BLOCK, task.channels));
+  });
+}
+
 Tensor short_conv(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, const Tensor& state,
                   const Tensor& starts, const Tensor& slots, const Tensor& mark_rows, const Tensor& mark_slots,
                   bool silu) {
@@ -56,48 +66,63 @@ Tensor short_conv(const Tensor& x, const Tensor& weight, const optional<Tensor>&
   task.weight = floats(weight, weight.numel(), "weight"), task.bias = floats(bias, channels, "bias");
   const Tensor out = at::empty({tokens, channels}, x.options());
   task.out = out.mutable_data_ptr();
-  constexpr int64_t BLOCK = 256;  // channels of a task: some lines of the cache from each token
-  const int64_t blocks = up(channels, BLOCK) / BLOCK;
-  const auto& k = kernels();
-  each(task.rows.count * blocks, [&](int64_t i) {
-    const int64_t begin = i % blocks * BLOCK;
-    k.short_conv(task, i / blocks, begin, std::min(begin + BLOCK, channels));
-  });
+  convolve_rows(task);
   return out;
 }
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
-// Either recurrence, with each token's decay and gain from `gains(token, head)`.
+// A column of a projection: (tokens, heads) of float32 or bfloat16, perhaps a part of wider rows.
+struct Column {
+  const void* data;
+  Type type;
+  int64_t stride;
+
+  float operator()(int64_t token, int64_t head) const {
+    const int64_t at = token * stride + head;
+    return type == Type::f32 ? ((const float*)data)[at] : float(((const c10::BFloat16*)data)[at]);
+  }
+};
+
+Column column(const Tensor& x, int64_t tokens, int64_t heads, const char* what) {
+  TORCH_CHECK_VALUE(x.dim() == 2 && x.size(0) == tokens && x.size(1) == heads, what, " of shape ", x.sizes(),
+                    " is not (", tokens, ", ", heads, ")");
+  return {x.const_data_ptr(), float_type(x, what), stride_of(x, what)};
+}
+
+// Each token's decay and gain of the gated delta rule.
+struct DeltaGains {
+  Column a, b;
+  const float *rates, *shifts;
+  std::pair<float, float> operator()(int64_t token, int64_t head) const {
+    return {std::exp(-rates[head] * softplus(a(token, head) + shifts[head])), 1 / (1 + std::exp(-b(token, head)))};
+  }
+};
+
+// And of Mamba-2, whose gain is how long a token's step is.
+struct ScanGains {
+  Column a;
+  const float *rates, *shifts;
+  std::pair<float, float> operator()(int64_t token, int64_t head) const {
+    const float step = softplus(a(token, head) + shifts[head]);
+    return {std::exp(-rates[head] * step), step};
+  }
+};
+
+// Floats that a recurrence keeps of a token while it runs.
+int64_t recurrence_floats(int64_t key_heads, int64_t key_size, int64_t heads) {
+  return key_heads * (2 * key_size + 1) + 2 * heads;
+}
+
+// Either recurrence, with each token's decay and gain from `gains(token, head)`. `keys` and `task` lack what lies in
+// `memory`, which has room for `recurrence_floats` of each token.
 template <class Gains>
-Tensor recurrence(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& skip, const Tensor& state,
-                  const Tensor& starts, const Tensor& slots, const Tensor& mark_rows, const Tensor& mark_slots,
-                  int64_t key_heads, bool corrects, const Gains& gains) {
-  TORCH_CHECK_VALUE(state.dim() == 4 && state.size(3) % 16 == 0, "states of shape ", state.sizes(),
-                    " are not (slots, heads, key size, a multiple of 16)");
-  const int64_t heads = state.size(1), key_size = state.size(2), size = state.size(3), tokens = v.size(0);
-  TORCH_CHECK_VALUE(key_heads > 0 && heads % key_heads == 0, heads, " heads of values for ", key_heads, " of keys");
-  TORCH_CHECK_VALUE(q.dim() == 2 && q.sizes() == k.sizes() && q.size(0) == tokens && q.size(1) == key_heads * key_size &&
-                        v.dim() == 2 && v.size(1) == heads * size && q.scalar_type() == v.scalar_type() &&
-                        k.scalar_type() == v.scalar_type() && stride_of(q, "q") == stride_of(k, "k"),
-                    "q, k and v of shapes ", q.sizes(), k.sizes(), v.sizes(), " do not fit the states");
-  tw::RecurrenceTask task{};
-  task.states = states_of(state, {heads, key_size, size});
-  task.rows = state_rows(starts, slots, mark_rows, mark_slots, tokens, state.size(0));
-  const auto wide = v.options().dtype(at::kFloat);
-  const Tensor both = at::empty({tokens, key_heads, 2, key_size}, wide), products = at::empty({tokens, key_heads}, wide);
-  const Tensor decay = at::empty({tokens, heads}, wide), gain = at::empty({tokens, heads}, wide);
-  tw::RecurrenceKeys keys{};
-  keys.q = q.const_data_ptr(), keys.k = k.const_data_ptr(), keys.type = task.type = float_type(v, "v");
-  keys.stride = q.stride(0), keys.heads = task.key_heads = key_heads, keys.size = task.key_size = key_size;
-  keys.normalize = task.corrects = corrects;
-  task.both = keys.both = both.mutable_data_ptr<float>();
-  task.products = keys.products = products.mutable_data_ptr<float>();
-  float *const decays = decay.mutable_data_ptr<float>(), *const all_gains = gain.mutable_data_ptr<float>();
-  task.decay = decays, task.gain = all_gains, task.skip = floats(skip, heads, "skip");
-  task.v = v.const_data_ptr(), task.stride = stride_of(v, "v"), task.heads = heads, task.size = size;
-  const Tensor out = at::empty({tokens, heads * size}, v.options());
-  task.out = out.mutable_data_ptr();
+void recur_rows(tw::RecurrenceKeys keys, tw::RecurrenceTask task, int64_t tokens, float* memory, const Gains& gains) {
+  const int64_t heads = task.heads, key_heads = task.key_heads, key_size = task.key_size;
+  task.both = keys.both = memory;
+  task.products = keys.products = keys.both + tokens * key_heads * 2 * key_size;
+  float *const decays = keys.products + tokens * key_heads, *const all_gains = decays + tokens * heads;
+  task.decay = decays, task.gain = all_gains;
   const auto& table = kernels();
   each_row(tokens, 4 * key_heads * key_size + 64 * heads, [&](int64_t token) {
     table.recurrence_keys(keys, token);
@@ -107,58 +132,62 @@ Tensor recurrence(const Tensor& q, const Tensor& k, const Tensor& v, const optio
     }
   });
   constexpr int64_t COLUMNS = 32;
-  const int64_t blocks = up(size, COLUMNS) / COLUMNS;
+  const int64_t blocks = up(task.size, COLUMNS) / COLUMNS;
   each(task.rows.count * heads * blocks, [&](int64_t i) {
     table.recur(task, i / blocks / heads, i / blocks % heads, i % blocks * COLUMNS);
   });
-  return out;
 }
 
-// A column of a projection: (tokens, heads) of float32 or bfloat16, perhaps a part of wider rows.
-struct Column {
-  const void* data;
-  Type type;
-  int64_t stride;
+// The states of a recurrence, by whose shape all others are checked.
+void check_states(const Tensor& state, int64_t heads, int64_t key_heads) {
+  TORCH_CHECK_VALUE(state.dim() == 4 && state.size(3) % 16 == 0, "states of shape ", state.sizes(),
+                    " are not (slots, heads, key size, a multiple of 16)");
+  TORCH_CHECK_VALUE(state.size(1) == heads, "states of shape ", state.sizes(), " are not of ", heads, " heads");
+  TORCH_CHECK_VALUE(key_heads > 0 && heads % key_heads == 0, heads, " heads of values for ", key_heads, " of keys");
+}
 
-  Column(const Tensor& x, int64_t tokens, int64_t heads, const char* what)
-      : data(x.const_data_ptr()), type(float_type(x, what)), stride(stride_of(x, what)) {
-    TORCH_CHECK_VALUE(x.size(0) == tokens && x.size(1) == heads, what, " of shape ", x.sizes(), " is not (", tokens, ", ",
-                      heads, ")");
-  }
-  float operator()(int64_t token, int64_t head) const {
-    const int64_t at = token * stride + head;
-    return type == Type::f32 ? ((const float*)data)[at] : float(((const c10::BFloat16*)data)[at]);
-  }
-};
+template <class Gains>
+Tensor recurrence(const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& skip, const Tensor& state,
+                  const Tensor& starts, const Tensor& slots, const Tensor& mark_rows, const Tensor& mark_slots,
+                  int64_t heads, int64_t key_heads, bool corrects, const Gains& gains) {
+  check_states(state, heads, key_heads);
+  const int64_t key_size = state.size(2), size = state.size(3), tokens = v.size(0);
+  TORCH_CHECK_VALUE(q.dim() == 2 && q.sizes() == k.sizes() && q.size(0) == tokens && q.size(1) == key_heads * key_size &&
+                        v.dim() == 2 && v.size(1) == heads * size && q.scalar_type() == v.scalar_type() &&
+                        k.scalar_type() == v.scalar_type() && stride_of(q, "q") == stride_of(k, "k"),
+                    "q, k and v of shapes ", q.sizes(), k.sizes(), v.sizes(), " do not fit the states");
+  tw::RecurrenceTask task{};
+  task.states = states_of(state, {heads, key_size, size});
+  task.rows = state_rows(starts, slots, mark_rows, mark_slots, tokens, state.size(0));
+  task.key_heads = key_heads, task.key_size = key_size, task.heads = heads, task.size = size;
+  task.skip = floats(skip, heads, "skip");
+  task.v = v.const_data_ptr(), task.stride = stride_of(v, "v"), task.corrects = corrects;
+  tw::RecurrenceKeys keys{};
+  keys.q = q.const_data_ptr(), keys.k = k.const_data_ptr(), keys.type = task.type = float_type(v, "v");
+  keys.stride = q.stride(0), keys.heads = key_heads, keys.size = key_size, keys.normalize = corrects;
+  const Tensor memory =
+      at::empty({tokens * recurrence_floats(key_heads, key_size, heads)}, v.options().dtype(at::kFloat));
+  const Tensor out = at::empty({tokens, heads * size}, v.options());
+  task.out = out.mutable_data_ptr();
+  recur_rows(keys, task, tokens, memory.mutable_data_ptr<float>(), gains);
+  return out;
+}
 
 Tensor gated_delta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& a, const Tensor& b,
                    const Tensor& rate, const Tensor& shift, const Tensor& state, const Tensor& starts,
                    const Tensor& slots, const Tensor& mark_rows, const Tensor& mark_slots, int64_t key_heads) {
-  const int64_t heads = rate.numel();
-  const Column as(a, v.size(0), heads, "a"), bs(b, v.size(0), heads, "b");
-  const float *rates = floats(rate, heads, "rate"), *shifts = floats(shift, heads, "shift");
-  TORCH_CHECK_VALUE(state.dim() == 4 && state.size(1) == heads, "states of shape ", state.sizes(), " are not of ", heads,
-                    " heads");
-  return recurrence(q, k, v, std::nullopt, state, starts, slots, mark_rows, mark_slots, key_heads, true,
-                    [&](int64_t token, int64_t head) {
-                      return std::pair(std::exp(-rates[head] * softplus(as(token, head) + shifts[head])),
-                                       1 / (1 + std::exp(-bs(token, head))));
-                    });
+  const int64_t heads = rate.numel(), tokens = v.size(0);
+  const DeltaGains gains{column(a, tokens, heads, "a"), column(b, tokens, heads, "b"), floats(rate, heads, "rate"),
+                         floats(shift, heads, "shift")};
+  return recurrence(q, k, v, std::nullopt, state, starts, slots, mark_rows, mark_slots, heads, key_heads, true, gains);
 }
 
 Tensor selective_scan(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& a, const Tensor& rate,
                       const Tensor& shift, const Tensor& skip, const Tensor& state, const Tensor& starts,
                       const Tensor& slots, const Tensor& mark_rows, const Tensor& mark_slots, int64_t key_heads) {
-  const int64_t heads = rate.numel();
-  const Column as(a, v.size(0), heads, "a");
-  const float *rates = floats(rate, heads, "rate"), *shifts = floats(shift, heads, "shift");
-  TORCH_CHECK_VALUE(state.dim() == 4 && state.size(1) == heads, "states of shape ", state.sizes(), " are not of ", heads,
-                    " heads");
-  return recurrence(q, k, v, skip, state, starts, slots, mark_rows, mark_slots, key_heads, false,
-                    [&](int64_t token, int64_t head) {
-                      const float step = softplus(as(token, head) + shifts[head]);
-                      return std::pair(std::exp(-rates[head] * step), step);
-                    });
+  const int64_t heads = rate.numel(), tokens = v.size(0);
+  const ScanGains gains{column(a, tokens, heads, "a"), floats(rate, heads, "rate"), floats(shift, heads, "shift")};
+  return recurrence(q, k, v, skip, state, starts, slots, mark_rows, mark_slots, heads, key_heads, false, gains);
 }
 
 Tensor gated_norm(const Tensor& x_in, const Tensor& gate, const Tensor& weight, double eps, bool gate_first) {
