@@ -1,4 +1,11 @@
-"""Random-weight language models of real shapes, written once as Hugging Face folders."""
+"""Random-weight language models of real shapes, written once as Hugging Face folders.
+
+    python -m benchmarks.llm.shapes --into DIR [--shape NAME …]
+
+Called so, a folder has the bundled model's tokenizer as well, without which other tools do not convert it. For OpenVINO
+GenAI: `optimum-cli export openvino --model DIR/NAME --task text-generation-with-past --weight-format int4 --sym
+--group-size 64 --ratio 1.0 OUT`, in an environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.harness import run
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # fmt: off
 _TIED = {"tie_word_embeddings": True}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,6 +45,31 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-1.2b": ("Lfm2Config", _TIED | {
         "hidden_size": 2048, "intermediate_size": 12288, "num_hidden_layers": 16, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 65536, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    }),
+    # 4 of 24 layers, and a vocabulary cut so that the output layer keeps its share of a decode step's bytes.
+    "gpt-oss-20b-4-layers": ("GptOssConfig", {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 4, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4,
+        "sliding_window": 128, "vocab_size": 32768, "tie_word_embeddings": False,
+    }),
+    "gemma-4-e2b-8-layers": ("Gemma4TextConfig", _TIED | {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512,
+        "vocab_size": 32768, "vocab_size_per_layer_input": 32768, "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 4, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+    }),
+    "deepseek-v2-lite-3-layers": ("DeepseekV2Config", {
+        "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 3, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+        "vocab_size": 16384, "tie_word_embeddings": False,
+    }),
+    "falcon-h1-0.5b": ("FalconH1Config", {
+        "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 64, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64,
+        "mamba_d_state": 128, "vocab_size": 32784, "tie_word_embeddings": False,
     }),
     "qwen2.5-vl-3b": ("Qwen2_5_VLConfig", _TIED | {
         "image_token_id": 151655,
@@ -81,3 +116,16 @@ def make(name: str, folder: Path) -> Path:
     config.save_pretrained(new)
     new.rename(target)
     return target
+
+
+def main() -> None:
+    options = run.options(__doc__, json=False, into=".", shape=["gpt-oss-20b-4-layers", "lfm2-1.2b"])
+    for name in options.shape:
+        folder = make(name, Path(options.into))
+        for file in TOKENIZER:
+            shutil.copyfile(run.BUNDLED / file, folder / file)
+        run.say(str(folder))
+
+
+if __name__ == "__main__":
+    main()
