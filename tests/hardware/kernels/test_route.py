@@ -35,8 +35,8 @@ def test_near_the_reference(kind: str, dtype: torch.dtype) -> None:
         # Ranks below zero: experts of hidden groups must not come before them (vllm#13474).
         for bias_X, weight_X in ((None, None), (bias, weight), (bias - 5, None)):
             expert, share = ops.route(scores, bias_X, weight_X, *CHOICES[kind], *last)
-            wide = [None if x is None else x.double() for x in (bias_X, weight_X)]
-            wanted, factor = reference.route(scores.double(), *wide, *CHOICES[kind], *last)
+            exact, by = (None if x is None else x.double() for x in (bias_X, weight_X))
+            wanted, factor = reference.route(scores.double(), exact, by, *CHOICES[kind], *last)
             assert torch.equal(expert, wanted)
             torch.testing.assert_close(share.double(), factor, rtol=2e-6, atol=0)
 
