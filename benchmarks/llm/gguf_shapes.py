@@ -83,8 +83,8 @@ def _words(count: int) -> dict[str, Any]:
     """A vocabulary that llama.cpp reads, and nobody uses."""
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": [f"<{token}>" for token in range(count)],
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["<", "0", "<0", *(f"<{token}>" for token in range(count - 3))],
         "tokenizer.ggml.token_type": [files.U32(1)] * count,
         "tokenizer.ggml.merges": ["< 0"],
         "tokenizer.ggml.bos_token_id": files.U32(1),

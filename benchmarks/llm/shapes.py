@@ -59,13 +59,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_kv_shared_layers": 4, "use_double_wide_mlp": True,
         "layer_types": ["sliding_attention", "full_attention"] * 4,
     }),
-    "deepseek-v2-lite-3-layers": ("DeepseekV2Config", {
-        "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 3, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
-        "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
-        "vocab_size": 16384, "tie_word_embeddings": False,
-    }),
     "falcon-h1-0.5b": ("FalconH1Config", {
         "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 8,
         "num_key_value_heads": 2, "head_dim": 64, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64,
