@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from torchwright.core.errors import TorchwrightError
@@ -67,36 +68,30 @@ def attempt(
             StepResult(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost))
         )
         return retreats and _retreat(search, step, steps, lost.quality, swapped)
-    try:
-        with search.prefetcher.beside(steps):
-            candidate = trial.start_candidate(search.context, steps)
-        search.spend(candidate, search.context.clock() - started)
-    except TrialFailed as failure:
-        if failure.timed_out:
-            seconds = search.context.clock() - started
-            search.spent.append(Spent(steps=steps, seconds=seconds, stopped=True))
-        return _failed(search, step, failure, started)
-    except TorchwrightError as refusal:
-        if step in search.wanted:
-            raise
-        search.refuse(step, refusal.reason)
-        return False
-    try:
-        kept = _judge(search, step, candidate, swapped)
-        if search.over_budget(candidate) and retreats:
-            assert candidate.quality is not None
-            return _retreat(search, step, steps, candidate.quality, swapped)
-        return kept
-    except TrialFailed as failure:
-        candidate.close()
-        return _failed(search, step, failure, started)
-    except TorchwrightError as refusal:
-        candidate.close()
-        search.refuse(step, refusal.reason)
-        return False
-    except BaseException:
-        candidate.close()
-        raise
+    candidate: Candidate | None = None
+    with ExitStack() as stack:
+        try:
+            with search.prefetcher.beside(steps):
+                candidate = trial.start_candidate(search.context, steps)
+            stack.callback(candidate.close)
+            search.spend(candidate, search.context.clock() - started)
+            kept = _judge(search, step, candidate, swapped)
+        except TrialFailed as failure:
+            if failure.timed_out and candidate is None:
+                seconds = search.context.clock() - started
+                search.spent.append(Spent(steps=steps, seconds=seconds, stopped=True))
+            return _failed(search, step, failure, started)
+        except TorchwrightError as refusal:
+            if candidate is None and step in search.wanted:
+                raise
+            search.refuse(step, refusal.reason)
+            return False
+        if kept:
+            stack.pop_all()
+    if search.over_budget(candidate) and retreats:
+        assert candidate.quality is not None
+        return _retreat(search, step, steps, candidate.quality, swapped)
+    return kept
 
 
 def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
@@ -139,25 +134,11 @@ def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompil
 
 
 def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
+    """Judge and time a candidate, and record the verdict; the caller closes one that is not kept."""
     settle(search, candidate)
-    assert candidate.quality is not None
-    if search.over_budget(candidate):
-        wrong = is_wrong(candidate.quality, candidate.steps, search.budget.max_drop)
-        reason = _over_budget(candidate.quality, search.budget.max_drop) + _report_of(step, wrong)
+    if unfit := _unfit(search, step, candidate):
+        reason, wrong = unfit
         search.record(step, candidate, None, "dropped", reason, wrong=wrong)
-        candidate.close()
-        return False
-    if (lost := _lost_on_other_values(search, candidate)) is not None:
-        reason = f"{_over_budget(lost, search.budget.max_drop)}, on inputs of another size than calibrated it"
-        search.record(step, candidate, None, "dropped", reason)
-        candidate.close()
-        return False
-    if candidate.quality.drop < -max(IMPLAUSIBLE, 2 * search.budget.max_drop):
-        reason = (
-            f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"
-        )
-        search.record(step, candidate, None, "dropped", reason)
-        candidate.close()
         return False
     comparison = compare(search, candidate)
     if _is_undecided(comparison.marginal):
@@ -166,7 +147,6 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     gain, noise = comparison.marginal, is_noise(search, comparison)
     if verdict is not None and (noise or gain.high <= 1.0 or not _asked_for(search, step)):
         search.record(step, candidate, comparison, "inconclusive" if noise else "dropped", verdict)
-        candidate.close()
         return False
     reason = f"{gain.value:.2f}x faster" if verdict is None else f"asked for; {verdict}"
     if verdict is not None and gain.value < 1.0:
@@ -193,6 +173,20 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     return True
 
 
+def _unfit(search: Search, step: Step, candidate: Candidate) -> tuple[str, bool] | None:
+    """Why the metric alone drops a candidate, and whether no rounding explains that; or None."""
+    quality, budget = candidate.quality, search.budget.max_drop
+    assert quality is not None
+    if search.over_budget(candidate):
+        wrong = is_wrong(quality, candidate.steps, budget)
+        return _over_budget(quality, budget) + _report_of(step, wrong), wrong
+    if (lost := _lost_on_other_values(search, candidate)) is not None:
+        return f"{_over_budget(lost, budget)}, on inputs of another size than calibrated it", False
+    if quality.drop < -max(IMPLAUSIBLE, 2 * budget):
+        return f"{quality.metric} improves by {-quality.drop:.2%}: not the same function", False
+    return None
+
+
 def _lost_on_other_values(search: Search, candidate: Candidate) -> Quality | None:
     """The metric of a calibrated recipe on other values than calibrated it, where it is far over the budget."""
     if not any(from_step(step).calibrates for step in candidate.steps):
@@ -208,15 +202,10 @@ def _retreat(
 ) -> bool:
     """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
     technique = from_step(step)
-    # Where errors add, layers are ranked before anything is converted.
-    converts = choose.is_closed(technique) and not technique.errors_add
-    budgets = HOPELESS_CONVERTED if converts else HOPELESS
-    hopeless = lost.drop > budgets * max(search.budget.max_drop, 1e-9)
-    ranking_seconds = estimate.ranking_seconds(search, technique)
     if (
-        hopeless
+        lost.drop > _most_lost(technique) * search.budget.max_drop
         or technique.retreat(()) is None
-        or choose.no_time(search, step, steps, before=ranking_seconds)
+        or choose.no_time(search, step, steps, before=estimate.ranking_seconds(search, technique))
     ):
         return False
     ranking = ranked(search, step, steps)
@@ -248,6 +237,11 @@ def _retreat(
             return False
         drop = drop if last.quality is None else last.quality.drop
     return False
+
+
+def _most_lost(technique: Technique) -> float:
+    """Return the budgets that may be lost before a retreat: where errors add, layers are ranked before converting."""
+    return HOPELESS_CONVERTED if choose.is_closed(technique) and not technique.errors_add else HOPELESS
 
 
 def ranked(search: Search, step: Step, steps: Sequence[Step]) -> Sequence[Ranked]:
