@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from search_techniques import Library, Quantize
+from search_techniques import Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.records import RELATIVE_ERROR, Budget, Quality, Ranked, Step
 from torchwright.optimization.search import attempt
@@ -126,16 +126,6 @@ def test_a_hopeless_drop_is_not_retreated_from(world: World):
     assert list(rows(outcome)) == ["fuse", "quantize"]
 
 
-@pytest.mark.parametrize(("loss", "tries"), [(0.019, 2), (0.03, 1)])
-def test_a_library_that_converts_for_each_retreat_is_left_sooner(world: World, loss: float, tries: int):
-    world.gain = product(library=4.0)
-    world.ranking = LAYERS
-    world.drop = lambda steps: loss if steps and not steps[0].options.get("skip") else 0.0
-    outcome = world.search(step("library", kind="int8"))
-    assert [rung.step.name for rung in outcome.rungs] == ["library"] * tries
-    assert outcome.rungs[-1].kept == (tries == 2)
-
-
 @pytest.mark.parametrize(
     ("errors", "left_alone"),
     [
@@ -192,18 +182,6 @@ def test_errors_are_a_share_of_the_loss_where_the_metric_has_another_unit(errors
     ]
     assert attempt.counts(Quantize(), parts, lost, 0.01) == [1]
     assert attempt.counts(Quantize(), [replace(each, error=0.0) for each in parts], lost, 0.01) == [1]
-
-
-@pytest.mark.parametrize(("loss", "tries"), [(0.03, 2), (0.061, 1)])
-def test_a_library_whose_layers_are_measured_first_is_left_later(
-    world: World, monkeypatch: pytest.MonkeyPatch, loss: float, tries: int
-):
-    monkeypatch.setattr(Library, "errors_add", True)
-    world.metric, world.gain = RELATIVE_ERROR, product(library=4.0)
-    world.ranking = [("layer0", 0.028), *((f"layer{index}", 0.001) for index in range(1, 10))]
-    world.drop = lambda steps: loss if steps and not steps[0].options.get("skip") else 0.0
-    outcome = world.search(step("library", kind="int8"))
-    assert [rung.step.options.get("skip") for rung in outcome.rungs] == [None, ["layer0"]][:tries]
 
 
 @pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])

@@ -29,11 +29,6 @@ PROMISING = 1.05
 """A median gain that noise does not confirm is compared once more, and longer."""
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
-HOPELESS_CONVERTED = 2
-"""The same limit for a third-party engine, which converts the model once more for each retreat.
-
-SD3's step lost 6.1% before and after three of its 33 layers were skipped. The 100 s were then missing for our own 8
-bits, which lost 1.3%."""
 SURE = 0.9
 """Share of the budget that the rest may lose where layers' errors add up: what they are is measured by groups."""
 MOST_LEFT = 0.6
@@ -203,7 +198,7 @@ def _retreat(
     """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
     technique = from_step(step)
     if (
-        lost.drop > _most_lost(technique) * search.budget.max_drop
+        lost.drop > HOPELESS * search.budget.max_drop
         or technique.retreat(()) is None
         or choose.no_time(search, step, steps, before=estimate.ranking_seconds(search, technique))
     ):
@@ -237,11 +232,6 @@ def _retreat(
             return False
         drop = drop if last.quality is None else last.quality.drop
     return False
-
-
-def _most_lost(technique: Technique) -> float:
-    """Return the budgets that may be lost before a retreat: where errors add, layers are ranked before converting."""
-    return HOPELESS_CONVERTED if choose.is_closed(technique) and not technique.errors_add else HOPELESS
 
 
 def ranked(search: Search, step: Step, steps: Sequence[Step]) -> Sequence[Ranked]:
