@@ -72,7 +72,7 @@ def test_the_search_leaves_the_time_to_write_and_prove_what_it_found(world: Worl
     assert outcome.seconds <= budget - (again + processes + other_rows)
 
 
-@pytest.mark.parametrize(("gain", "expected"), [(3.0, choose.AGAIN_GAIN), (1.2, 1.5 / 1.2)])
+@pytest.mark.parametrize(("gain", "expected"), [(3.0, choose.SMALL_GAIN), (1.2, 1.5 / 1.2)])
 def test_little_is_expected_of_what_gives_up_more_than_it_brings(world: World, gain: float, expected: float):
     """`fast_math` in place of a bfloat16 that EfficientNet's search had compiled went before `channels_last`."""
     world.gain = product(half=gain)

@@ -17,6 +17,8 @@ from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, turn_
 from torchwright.optimization.search.finish import ShippingAttempt, finish, settle
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 
+WRITE_SECONDS = verify_artifact.PATIENCE * verify_artifact.LEAST_SECONDS
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
@@ -306,8 +308,8 @@ def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
     left: list[float] = []
 
     def write(shipping: Any, name: str) -> None:
-        search.context.deadline = world.now + verify_artifact.WRITE_SECONDS
-        world.now += verify_artifact.WRITE_SECONDS - 3.0
+        search.context.deadline = world.now + WRITE_SECONDS
+        world.now += WRITE_SECONDS - 3.0
         shipping.made[name] = tmp_path, SimpleNamespace(manifest={})
 
     def loaded(shipping: Any, folder: Path) -> Any:
@@ -320,7 +322,7 @@ def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
     arguments: dict[str, Any] = {"search": search, "workload": None, "scratch": tmp_path}
     arguments["provisional"] = lambda outcome: None
     verify_artifact._Shipping(**arguments).form("package").start()
-    assert left == [verify_artifact.WRITE_SECONDS, verify_artifact.WRITE_SECONDS]
+    assert left == [WRITE_SECONDS, WRITE_SECONDS]
 
 
 def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
@@ -330,7 +332,7 @@ def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
     search = world.searching
     verify_artifact._extend_deadline(search)
     rounds = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(search.best))
-    assert search.context.remaining() > max(verify_artifact.WRITE_SECONDS, rounds + search.settle_seconds)
+    assert search.context.remaining() > max(WRITE_SECONDS, rounds + search.settle_seconds)
     assert search.last_moment == search.context.deadline
 
 

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.records import RELATIVE_ERROR, Interval, Quality, Ranked, Step, StepResult
+from torchwright.core.records import CLEARLY, RELATIVE_ERROR, Interval, Quality, Ranked, Step, StepResult
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
+from torchwright.optimization.search.experience import FAR_OVER
 from torchwright.optimization.search.judging import settle
 from torchwright.optimization.search.state import Search, Spent, Uncompiled
 from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
@@ -19,25 +20,14 @@ from torchwright.optimization.trial.client import Candidate, TrialFailed
 
 IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
-OTHER_VALUES = 1.5
-"""A calibrated recipe may lose so many budgets on values that did not calibrate it: the budget is for the example."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
 SHOWN = 16
 """Layers of a ranking that a row keeps beyond those that were left alone."""
-PROMISING = 1.05
-"""A median gain that noise does not confirm is compared once more, and longer."""
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
-SURE = 0.9
-"""Share of the budget that the rest may lose where layers' errors add up: what they are is measured by groups."""
 MOST_LEFT = 0.6
 """Share of the modules beyond which leaving them alone leaves too little of the gain."""
-FAR_OVER = 1.25
-"""A loss of so many budgets in eager code is one of compiled code, too, which rounds a little less often.
-
-int8_static lost 12.4% of MobileNetV3-small before and 11.6% after it was compiled, int8_dynamic 3.54% and 3.51% of
-ViT-B (2026-11-27)."""
 WRONG = 10
 """A loss of so many budgets, and of so many times what the steps declare to lose, is a fault, not rounding.
 
@@ -189,7 +179,7 @@ def _lost_on_other_values(search: Search, candidate: Candidate) -> Quality | Non
     if search.varied_reference is None:
         return None
     found: Quality = candidate.process.ask("compare", reference=search.varied_reference, varied=True)
-    return found if found.drop > OTHER_VALUES * search.budget.max_drop else None
+    return found if found.drop > FAR_OVER * search.budget.max_drop else None
 
 
 def _retreat(
@@ -257,7 +247,7 @@ def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budge
     )
     left = [math.hypot(between, *errors[count:]) for count in range(len(errors))]
     budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
-    enough = max(1, next((count for count, rest in enumerate(left) if rest <= SURE * budget), len(errors)))
+    enough = max(1, next((count for count, rest in enumerate(left) if rest <= budget / CLEARLY), len(errors)))
     return [enough] if enough <= MOST_LEFT * len(errors) else []
 
 
@@ -290,7 +280,7 @@ def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def _is_undecided(gain: Interval) -> bool:
     """Check whether noise hides a possible gain: a longer comparison costs less than another trial."""
-    return gain.high > 1.0 and (gain.disturbed or (gain.low <= 1.0 and gain.value >= PROMISING))
+    return gain.high > 1.0 and (gain.disturbed or (gain.low <= 1.0 and gain.value >= choose.SMALL_GAIN))
 
 
 def _failed(search: Search, step: Step, failure: TrialFailed, started: float) -> bool:

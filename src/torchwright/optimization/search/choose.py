@@ -35,8 +35,8 @@ GAINS = {
 SETTINGS = (Phase.PROCESS, Phase.RUNTIME)
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
-AGAIN_GAIN = 1.05
-"""The same of what was measured before, of another variant of what was kept, and of what must round too much."""
+SMALL_GAIN = 1.05
+"""The same of a step that was measured before, is another variant of a kept one, or must round too much."""
 LARGE_GAIN = 1.2
 """A step with this expected gain is worth more than the ablation of a step without gain."""
 LIKE = 2.0
@@ -205,12 +205,12 @@ def expected_gain(search: Search, step: Step) -> float:
         return _without_faults(search)
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
     if measured or search.has_variant(step) or _too_coarse(search, technique):
-        return components.in_pass(search, technique, AGAIN_GAIN)
+        return components.in_pass(search, technique, SMALL_GAIN)
     gain = components.in_pass(search, technique, _guess(search, technique))
     if not is_closed(technique):
-        return max(search.informed().gain(step, gain) / _given_up(search, step), AGAIN_GAIN)
+        return max(search.informed().gain(step, gain) / _given_up(search, step), SMALL_GAIN)
     best = search.rival.candidate.steps[-1] if search.rival else None
-    return max(search.informed().beyond(step, gain, best, search.reached()), AGAIN_GAIN)
+    return max(search.informed().beyond(step, gain, best, search.reached()), SMALL_GAIN)
 
 
 def _guess(search: Search, technique: Technique) -> float:
@@ -220,7 +220,7 @@ def _guess(search: Search, technique: Technique) -> float:
     best = from_step(search.rival.candidate.steps[-1]) if search.rival else None
     if best and technique.replaces(best):
         narrower = 0 < LIKE * best.epsilon < technique.epsilon
-        return search.reached() * (GAINS[technique.phase] if narrower else AGAIN_GAIN)
+        return search.reached() * (GAINS[technique.phase] if narrower else SMALL_GAIN)
     if _is_engine(technique) and not _was_tried(search, technique.name):
         return ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
     # What lets others do something is worth what waits for it, a compiler at least.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from torchwright.core.records import Interval, Step
+from torchwright.core.records import CLEARLY, Interval, Step
 from torchwright.hardware.measure.clock import Rounds, paired_speedup
-from torchwright.optimization.search.state import FINISH_SHARE, Comparison, Search
+from torchwright.optimization.search.state import LATE_SHARE, PATIENCE, Comparison, Search
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 from torchwright.optimization.trial.timed import LONG_SECONDS, TURN_SECONDS
@@ -18,10 +18,7 @@ of the interval beyond the others."""
 FEWEST_ROUNDS = 3
 """The fewest rounds, used when turns are very long."""
 COMPARE_SECONDS = 5.0
-SPARED_SECONDS = 3.0
-"""The original leaves a trial's turns if its turn takes longer: at 36 s a pass it took a third of every trial."""
-FINAL_PATIENCE = 3
-"""Limit of a last comparison on a busy machine, as a multiple of its time on a quiet one."""
+"""Seconds of a comparison. An original of longer turns leaves those of trials: at 36 s it took a third of each."""
 
 
 Turn = dict[str, float]
@@ -89,7 +86,7 @@ def is_noise(search: Search, comparison: Comparison) -> bool:
 
 def spares_original(search: Search) -> bool:
     """Check whether the original's turns are so long that trials skip them once a step is kept."""
-    return search.best is not search.baseline and turn_seconds(search.baseline) > SPARED_SECONDS
+    return search.best is not search.baseline and turn_seconds(search.baseline) > COMPARE_SECONDS
 
 
 def _take_rounds(
@@ -99,7 +96,7 @@ def _take_rounds(
     rounds = Rounds[list[Turn]](enough=ROUNDS[0])
     faster = search.budget.objective != "memory"
     begun = search.context.clock()
-    seconds = min(COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2) * (1.6 if final else 1)
+    seconds = limit_seconds(search) * (2 if final else 1)
     expected = sum(turn_seconds(contestant) for contestant in contestants)
     while len(rounds.quiet) < ROUNDS[1] and len(rounds.all) < 2 * ROUNDS[1]:
         if search.context.clock() + expected > deadline:
@@ -118,10 +115,15 @@ def _take_rounds(
         decided = not final and (clear or (faster and statistics.median(ratios or [1.0]) < 1.0))
         if len(ratios) >= ROUNDS[0] and (spent > seconds or decided):
             break
-        patience = 1 if clear and not rounds.busy else FINAL_PATIENCE if final else 2
+        patience = 1 if clear and not rounds.busy else PATIENCE if final else 2
         if len(rounds.all) >= FEWEST_ROUNDS and spent > patience * seconds:
             break
     return rounds
+
+
+def limit_seconds(search: Search) -> float:
+    """Return the seconds after which a comparison begins no more rounds: few of a small budget."""
+    return min(COMPARE_SECONDS, LATE_SHARE * search.budget.time_seconds / 4)
 
 
 def one_round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], float]:
@@ -152,5 +154,5 @@ def _hides_gain(gain: Interval) -> bool:
 
 
 def _is_clear(ratios: Sequence[float]) -> bool:
-    """Check whether a few rounds already show which of the last two contestants is faster, by more than 10%."""
-    return bool(ratios) and (min(ratios) > 1.1 or max(ratios) < 0.9)
+    """Check whether a few rounds already show which of the last two contestants is faster, whatever noise adds."""
+    return bool(ratios) and (min(ratios) > CLEARLY or max(ratios) < 1 / CLEARLY)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from torchwright.core.records import Step
+from torchwright.core.records import CLEARLY, Step
 from torchwright.optimization.search.state import Search
 from torchwright.optimization.techniques.base import Technique, from_step
 
 HIDDEN = 0.02
 """A saving of at most this share of a pass cannot be distinguished from noise."""
-SLOWER = 1.1
-"""A component that takes this many times what it took before has lost by a step for the whole model."""
 COMPANY = 0.7
 """A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
 
@@ -41,7 +39,7 @@ def cannot_pay(search: Search, technique: Technique, step: Step, most: float) ->
             "lost in the noise"
         )
     kept = next((k for k in search.best.steps if k.name == step.name and not from_step(k).components), None)
-    if kept is None or any(gain < 1 / SLOWER for name, gain in seen.items() if name not in named):
+    if kept is None or any(gain < 1 / CLEARLY for name, gain in seen.items() if name not in named):
         return None
     return f"the whole model has it ({kept}), and no other component is slower for that"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchwright.core.records import Step
 from torchwright.optimization.engines.sensitivity import parts_seconds
 from torchwright.optimization.search import compare
-from torchwright.optimization.search.state import FINISH_SHARE, Search, Spent
+from torchwright.optimization.search.state import LATE_SHARE, PATIENCE, Search, Spent
 from torchwright.optimization.techniques.base import Technique, compiles, conversion_of, from_step
 
 CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 12.0
@@ -26,17 +26,12 @@ ABLATION_SHARE = 0.15
 """The largest share of the time budget that is reserved for the ablation pass while techniques are tried."""
 PROOF_SHARE = 0.4
 """The largest share of the time budget that is reserved for writing the artifact and proving it."""
-FIRST_SHARE = 0.05
-"""The same share until a step is kept: then verification may overrun the budget."""
-OTHER_ROWS_SECONDS = 6.0
-"""Seconds that the proof takes to time other batch sizes."""
-CHOICE = (5.0, 10.0, 20.0)
-"""Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
-STRETCH = 2.0
-"""Safety factor on the estimate of a trial for which the budget is stretched: most estimates are low, and a stopped
-trial yields nothing."""
-LOADING_SECONDS = 60.0
-"""A process that loads what was compiled."""
+ROWS_SECONDS = 2.0
+"""Turns with one of three other batch sizes take about this long: a figure that is only reported."""
+GRAPHS_SECONDS = 20.0
+"""Limit for what serves other sizes alone: most models take a second for it, and a few take minutes."""
+LEAST_SECONDS = 60.0
+"""Whatever loads or writes a model has a minute, however short its estimate: disks and compilers are slow at times."""
 
 
 def trial_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -73,8 +68,8 @@ def comparison_seconds(search: Search) -> float:
     original, best = compare.turn_seconds(search.baseline), compare.turn_seconds(search.best)
     one_round = best / 2 + (0.0 if compare.spares_original(search) else original)
     one_round += 0.0 if search.best is search.baseline else best
-    limit = min(compare.COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2)
-    return max(compare.FEWEST_ROUNDS * one_round, min(compare.ROUNDS[1] * one_round, limit))
+    most = min(compare.ROUNDS[1] * one_round, compare.limit_seconds(search))
+    return max(compare.FEWEST_ROUNDS * one_round, most)
 
 
 def ablation_seconds(search: Search) -> float:
@@ -90,9 +85,9 @@ def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2, 
     Until something is kept, or supposed to be `kept`, it is the least that proves anything: a find is worth more than
     time for its proof.
     """
-    least, share = _written_seconds(search, steps), FIRST_SHARE
+    least, share = _written_seconds(search, steps), LATE_SHARE / 2
     if kept or search.found_any():
-        least, share = least + OTHER_ROWS_SECONDS, PROOF_SHARE
+        least, share = least + 3 * ROWS_SECONDS, PROOF_SHARE
         if search.description.called_as_is:
             least += (processes - 1) * another_process_seconds(search)
     return min(least, share * search.budget.time_seconds)
@@ -122,15 +117,14 @@ def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
 
 
 def choice_seconds(search: Search) -> float:
-    """Return the seconds of choosing the form for each batch size."""
-    least, calls, most = CHOICE
-    return min(least + calls * search.objective_median(search.baseline), most)
+    """Return the seconds of choosing the form for each batch size, by turns of the original with each."""
+    return min(comparison_seconds(search), GRAPHS_SECONDS)
 
 
 def another_process_seconds(search: Search) -> float:
     """Return the seconds of timing the artifact in one more fresh process, with the original there or in its own."""
     processes = 1 if search.description.called_as_is else 2
-    return processes * search.import_seconds + 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
+    return processes * search.import_seconds + 2 * (search.spent[0].seconds + comparison_seconds(search))
 
 
 def latest(search: Search, steps: Sequence[Step], *, kept: bool = False) -> float:
@@ -157,12 +151,12 @@ def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True, k
 
 def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Return by how much the time budget is too short for a trial of `steps`."""
-    return max(0.0, STRETCH * trial_seconds(search, steps) - time_left(search, steps, ablation=False))
+    return max(0.0, PATIENCE * trial_seconds(search, steps) - time_left(search, steps, ablation=False))
 
 
 def patience(search: Search) -> float:
-    """Seconds for loading what was compiled and for its first calls, three at most: twice as long as the original's."""
-    return LOADING_SECONDS + 2 * (search.spent[0].seconds + 3 * compare.turn_seconds(search.baseline))
+    """Seconds for loading what was compiled and for its first calls, three at most."""
+    return LEAST_SECONDS + PATIENCE * (search.spent[0].seconds + 3 * compare.turn_seconds(search.baseline))
 
 
 def ranking_seconds(search: Search, technique: Technique) -> float:

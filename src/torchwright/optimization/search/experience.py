@@ -16,10 +16,9 @@ from torchwright.core.json_file import read_json, typed
 from torchwright.core.records import DeviceFacts, Features, Step
 
 TABLE = Path(__file__).with_name("experience.json")
-FAR = 1.0
-"""From this distance on a model says nothing of another; one of linear layers alone is 1.4 from one of convolutions."""
 DECADES = 3.0
-"""So many powers of ten, in operations or in operations a byte of weights, count as a distance of 1."""
+"""So many powers of ten, in operations or in operations a byte of weights, count as a distance of 1, from which on a
+model says nothing of another; one of linear layers alone is 1.4 from one of convolutions."""
 DOUBLINGS = 4.0
 """The same in processor cores."""
 PRIOR = 0.5
@@ -28,13 +27,10 @@ FEWEST = 3
 """Searches that must have measured a step before it may be left out."""
 CLEARLY_LESS = 0.95
 """A step may be left out that never brought a recipe to this share of the best one without it."""
-TENFOLD = 1.0
-"""Powers of ten between the losses of two models from which on the one says nothing of the other: MobileNetV2 and
-MnasNet lose 11% in OpenVINO's bfloat16 and 22% in its 8 bits, SqueezeNet 0.4% and 1.2%."""
 SMALL_LOSS = 1e-3
 """Losses below are alike."""
-HOPELESS = 1.5
-"""A loss of this many budgets is clearly too large."""
+FAR_OVER = 1.5
+"""A loss of so many budgets is too much, whatever is rounded once less, calibrated on other values or another model."""
 CONFIRMED = 0.7
 """Share of the expected speed-up, as a logarithm, that must have been measured before anything is left out."""
 LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2", "bf16", "i8mm", "dotprod", "neon")
@@ -186,7 +182,7 @@ class Experience:
         `reached` without it is given."""
         if trial.gain is not None and trial.share is None:
             return 1.0
-        if trial.drop is not None and trial.drop > HOPELESS * self.max_drop:
+        if trial.drop is not None and trial.drop > FAR_OVER * self.max_drop:
             return 0.0
         if reached is not None and trial.gain is not None:
             return trial.gain / reached
@@ -200,7 +196,7 @@ def near(
     weighted: list[tuple[float, SearchRecord]] = []
     for record in records:
         cores = abs(math.log2(record.cores / device.cores)) / DOUBLINGS
-        weight = 1.0 - (distance(record.features, features) + cores) / FAR
+        weight = 1.0 - distance(record.features, features) - cores
         if record.instructions == instructions(device) and weight > 0:
             weighted.append((weight, record))
     return Experience(max_drop=max_drop, near=tuple(sorted(weighted, key=lambda each: -each[0])))
@@ -218,15 +214,13 @@ def distance(one: Features, other: Features) -> float:
 
 
 def _agreement(record: SearchRecord, losses: Mapping[str, float]) -> float:
-    """1 where the steps that both have tried lost as much in a search as in this one, 0 from TENFOLD on."""
+    """1 where the steps that both have tried lost as much in a search as in this one, 0 from ten times as much on."""
     both = [
         (losses[name], trial.drop)
         for name, trial in record.trials.items()
         if trial.drop is not None and name in losses
     ]
-    apart = [
-        abs(math.log10(max(ours, SMALL_LOSS) / max(theirs, SMALL_LOSS))) / TENFOLD for ours, theirs in both
-    ]
+    apart = [abs(math.log10(max(ours, SMALL_LOSS) / max(theirs, SMALL_LOSS))) for ours, theirs in both]
     return max(0.0, 1.0 - sum(apart) / len(apart)) if apart else 1.0
 
 

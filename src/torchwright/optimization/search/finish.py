@@ -9,24 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.records import Interval, Measurement, Quality, Step
+from torchwright.core.records import CLEARLY, Interval, Measurement, Quality, Step
 from torchwright.optimization.engines.base import ShippingForm
 from torchwright.optimization.search import estimate, judging
 from torchwright.optimization.search.attempt import counts, ranked
 from torchwright.optimization.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth
-from torchwright.optimization.search.state import Comparison, Outcome, Search
+from torchwright.optimization.search.components import HIDDEN
+from torchwright.optimization.search.state import DOUBTFUL, Comparison, Outcome, Search
 from torchwright.optimization.techniques.base import from_step, in_order
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 
-NEARLY = 0.9
-"""A form that needs less of the caller may be so much slower than the recipe was in the search."""
-LEAST = 0.98
-"""The low end of what another form of the original itself may be found at."""
 PROCESSES = 3
 """So many fresh processes are asked for the speed-up, where there is time."""
-DOUBTFUL = 0.5
-"""Share of the budget from which on a recipe is judged once more by data that chose nothing."""
 FEW = 30
 """With fewer samples no loss counts as far below the budget: four pictures lost 0.6%, four others 2.6%."""
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
@@ -303,7 +298,7 @@ def settle(
         try:
             candidate = form.start()
             total = _compared(search, candidate).total
-            enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
+            enough = 1.0 if form is last or search.best is search.baseline else promised / CLEARLY
             if noise := search.budget.objective != "memory" and total.disturbed and total.high > 1.0:
                 _not_held(search, form, candidate, f"was {total} in the last comparison: inconclusive")
                 continue
@@ -391,7 +386,7 @@ def _holds(search: Search, total: Interval, enough: float) -> bool:
     if search.budget.objective == "memory":
         return total.high >= 1.0
     if search.best is search.baseline:  # the original in another form
-        return total.value >= 1.0 and total.low >= LEAST
+        return total.value >= 1.0 and total.low >= 1 - HIDDEN
     return total.value > 1.0 and total.value >= enough
 
 

@@ -21,7 +21,7 @@ from torchwright.optimization.engines.apply import reshaped
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, worth
 from torchwright.optimization.search.judging import settle
-from torchwright.optimization.search.state import Request, Rival, Search
+from torchwright.optimization.search.state import PATIENCE, Request, Rival, Search
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import TrialFailed
@@ -155,9 +155,7 @@ def _give_time(search: Search, steps: tuple[Step, ...], begun: float) -> None:
     """Let the time budget start now that the earlier recipe is prepared, and compare it with the original."""
     search.stretch(search.context.clock() - begun)
     search.context.deadline = estimate.latest(search, steps)
-    search.stretch(
-        max(0.0, estimate.STRETCH * estimate.comparison_seconds(search) - search.context.remaining())
-    )
+    search.stretch(max(0.0, PATIENCE * estimate.comparison_seconds(search) - search.context.remaining()))
     search.context.deadline = estimate.latest(search, steps)
 
 

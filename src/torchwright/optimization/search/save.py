@@ -29,25 +29,17 @@ from torchwright.optimization.engines.compiled.program import GRAPHS, TENSORS
 from torchwright.optimization.engines.dispatch.guards import check_seconds, in_words
 from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabilities
 from torchwright.optimization.search import estimate
-from torchwright.optimization.search.state import Outcome, Search
+from torchwright.optimization.search.state import DOUBTFUL, LATE_SHARE, PATIENCE, Outcome, Search
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial.batch_variants import BatchVariants, ChosenVariants
 from torchwright.optimization.trial.client import Candidate, TrialFailed, TrialProcess
 from torchwright.workloads.base import Workload
 
-GENERAL_SECONDS = 20.0
-"""torch.export with every size free takes a second for most models, and minutes for a few."""
-GENERAL_EXPORTS = 5.0
-"""The same in exports of the example alone, where those took long: on a slow or busy machine."""
 OTHER_SIZES = "other sizes"
-DOUBTFUL = 0.25
-"""Share of the budget from which on what answers other sizes is judged, too: MPT lost 2.2 times as much there."""
 OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "one_graph", "takes", "layouts")
 """Fields of the manifest that say how graphs are called."""
 NOTICED = 0.01
 """Share of a call from which on the report says what the check of its inputs takes."""
-LATE_SHARE = 0.1
-"""The share of the time budget by which compiling for other batch sizes may overrun it."""
 
 
 def ways(best: Candidate, workload: Workload) -> dict[ShippingForm, str]:
@@ -278,7 +270,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
             folder=str(scratch),
             packages=compiled and best.folder is None,
             rows_seconds=rows_seconds if worth else None,
-            general_seconds=max(GENERAL_SECONDS, GENERAL_EXPORTS * search.description.export_seconds),
+            general_seconds=estimate.GRAPHS_SECONDS + PATIENCE * search.description.export_seconds,
         )
     contents.notes += forms.notes
     if compiled and not worth and takes.batched:

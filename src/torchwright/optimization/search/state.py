@@ -30,12 +30,14 @@ from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial.client import Candidate, Context
 from torchwright.workloads.base import Workload
 
-FINISH_SHARE = 0.06
-"""Share of the time budget at whose end nothing new is begun."""
+LATE_SHARE = 0.1
+"""Share of the time budget by which what has begun may overrun it: a late result is worth more than none."""
+DOUBTFUL = 0.4
+"""Share of the budget from which on a loss is judged again, by other data or sizes: MPT lost 2.2 times as much."""
+PATIENCE = 3.0
+"""What takes this many times its estimate is given up: most estimates are low, and what is stopped yields nothing."""
 CONTRIBUTES = 1.3
 """A step with at least this marginal speed-up is left out of the ablation pass."""
-OVERRUN_SHARE = 0.09
-"""Limit by which a comparison that has begun may overrun the time budget, as a share."""
 
 Watch = Callable[[Event], None]
 
@@ -262,8 +264,8 @@ class Search:
         """Start the time budget: the original is measured, and so is the recipe that is continued."""
         self.start = self.context.clock()
         self.end = self.start + self.budget.time_seconds
-        self.context.deadline = self.end - self.budget.time_seconds * FINISH_SHARE
-        self.last_moment = self.end + self.budget.time_seconds * OVERRUN_SHARE
+        self.context.deadline = self.end
+        self.last_moment = self.end + self.budget.time_seconds * LATE_SHARE
 
     def stretch(self, seconds: float) -> None:
         """Let the time budget end so much later."""

@@ -23,26 +23,15 @@ from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.base import ShippingForm
 from torchwright.optimization.search import estimate, judging
 from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
+from torchwright.optimization.search.estimate import GRAPHS_SECONDS, LEAST_SECONDS, ROWS_SECONDS
 from torchwright.optimization.search.finish import ORIGINAL, ShippingAttempt, give_up, outcome_now, settle
 from torchwright.optimization.search.save import Contents, domain_notes, ways, write_contents
-from torchwright.optimization.search.state import OVERRUN_SHARE, Outcome, Search
+from torchwright.optimization.search.state import LATE_SHARE, PATIENCE, Outcome, Search
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 from torchwright.report import view
 from torchwright.report.pictures import PictureRow
 from torchwright.workloads.base import Workload
-
-WRITE_SECONDS = 180.0
-"""The search keeps time for writing the artifact and proving it; where that was too little, each may take this long."""
-PATIENCE = 3.0
-"""Limit for a slow model, as a multiple of the expected time of both: a late recipe is worth more than none.
-
-An 8-bit step of Stable Diffusion 3 compiled for more than 180 s, and again for a dynamic batch size. A pass of SAM's
-ViT-B takes 32 s on one core, and its proof many passes."""
-GRAPHS_SECONDS = 30.0
-"""Seconds by which the proof of the original as graphs may overrun the budget: it ships nothing new."""
-ROWS_SECONDS = 2.0
-"""Turns with one other batch size take about this long, those of slow calls twice that."""
 
 NO_GRAPHS = "the original is kept as the caller makes it: the time budget left none to prove it as graphs"
 
@@ -128,9 +117,7 @@ class _Shipping:
     def _load_again(self, name: ShippingForm) -> Candidate | None:
         search = self.search
         shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
-        needed = (
-            estimate.another_process_seconds(search) + estimate.OTHER_ROWS_SECONDS + search.settle_seconds
-        )
+        needed = estimate.another_process_seconds(search) + 3 * ROWS_SECONDS + search.settle_seconds
         if not shares or needed > _time_left(search):
             return None
         return self._with_the_original(self.made[name][0])
@@ -215,7 +202,7 @@ def verify_artifact(
 def _note_overrun(search: Search) -> None:
     """Say by how much the artifact is later than the time budget, and than what it was stretched by, and why."""
     late = search.context.clock() - search.end
-    if late > OVERRUN_SHARE * search.budget.time_seconds:
+    if late > LATE_SHARE * search.budget.time_seconds:
         load = search.context.load()
         why = f"machine busy: {load}" if load.slowdown > 1.0 else "it is written and proved all the same"
         search.notes.append(f"the artifact took {late:.0f} s longer than the time budget: {why}")
@@ -231,7 +218,7 @@ def _extend_deadline(search: Search) -> None:
     """Give what comes next its time; on a busy machine it takes longer."""
     ready = estimate.afresh_seconds(search, search.best.steps)
     expected = 2 * ready + estimate.another_process_seconds(search) + search.settle_seconds
-    seconds = max(WRITE_SECONDS, PATIENCE * expected) * search.context.load().slowdown
+    seconds = PATIENCE * max(LEAST_SECONDS, expected) * search.context.load().slowdown
     search.context.deadline = search.last_moment = search.context.clock() + seconds
 
 
