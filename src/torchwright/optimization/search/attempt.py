@@ -140,19 +140,10 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
         reason = f"{mebibytes(search.best.memory - candidate.memory)} less memory"
     if swapped:
         reason += f", in place of {', '.join(map(str, swapped))}"
-        search.rungs = [
-            replace(rung, kept=False, status="removed", reason=f"{rung.reason}; then replaced by {step}")
-            if rung.kept and rung.step in swapped
-            else rung
-            for rung in search.rungs
-        ]
+        why = f"then replaced by {step}"
+        search.revise(lambda rung: rung.kept and rung.step in swapped, "removed", why, adds=True)
     company = [other for other in candidate.steps if other != step and other not in search.best.steps]
-    search.rungs = [
-        replace(rung, kept=True, status="kept", reason=f"{rung.reason}; kept for {step}")
-        if rung.step in company and rung.was_slow
-        else rung
-        for rung in search.rungs
-    ]
+    search.revise(lambda rung: rung.was_slow and rung.step in company, "kept", f"kept for {step}", adds=True)
     search.record(step, candidate, comparison, "kept", reason)
     search.promote(candidate, comparison)
     return True
@@ -286,9 +277,9 @@ def _is_undecided(gain: Interval) -> bool:
 def _failed(search: Search, step: Step, failure: TrialFailed, started: float) -> bool:
     if failure.timed_out:
         seconds = search.context.clock() - started
-        search.leave(step, f"stopped after {seconds:.0f} s, when the time for trials ended")
+        search.refuse(step, f"stopped after {seconds:.0f} s, when the time for trials ended", "untried")
     else:
-        search.add(StepResult(step=step, kept=False, status="failed", reason=failure.reason))
+        search.refuse(step, failure.reason, "failed")
     return False
 
 

@@ -107,12 +107,7 @@ def _measure_smaller(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate
 
 
 def _remove(search: Search, step: Step, reason: str) -> None:
-    search.rungs = [
-        replace(rung, kept=False, status="removed", reason=reason)
-        if rung.kept and rung.step == step
-        else rung
-        for rung in search.rungs
-    ]
+    search.revise(lambda rung: rung.kept and rung.step == step, "removed", reason)
 
 
 def _still_contributes(search: Search, candidate: Candidate, comparison: Comparison) -> bool:
@@ -167,8 +162,7 @@ def _remove_costliest(search: Search, reason: str, lost: Quality) -> None:
             before = rung.quality.drop
     search.context.deadline = search.end
     rest = search.without_step(costliest)
-    milder = _milder(search, costliest)
-    for instead in _in_place_of(search, costliest, milder, lost):
+    for instead in (*_milder(search, costliest, lost), None):
         steps = in_order([*rest, instead]) if instead else rest
         if not steps:
             continue
@@ -177,8 +171,7 @@ def _remove_costliest(search: Search, reason: str, lost: Quality) -> None:
             candidate, comparison = _measure_smaller(search, steps)
         except (TrialFailed, TorchwrightError):
             continue
-        untried = instead is not None and instead != milder
-        if untried and (search.over_budget(candidate) or comparison.total.low <= 1.0):
+        if instead and (search.over_budget(candidate) or comparison.total.low <= 1.0):
             candidate.close()
             continue
         if instead:
@@ -192,14 +185,12 @@ def _remove_costliest(search: Search, reason: str, lost: Quality) -> None:
     return_to_original(search, reason)
 
 
-def _in_place_of(search: Search, step: Step, milder: Step | None, lost: Quality) -> Iterator[Step | None]:
-    """A kept step with layers left alone; a milder variant that paid, or one that was not tried and converts the model
-    as it did; at last nothing."""
+def _milder(search: Search, step: Step, lost: Quality) -> Iterator[Step]:
+    """A kept step with layers left alone; then a milder variant that paid, or one that was not tried."""
     if alone := _with_layers_left_alone(search, step, lost):
         yield alone
-    if other := milder or _untried_finest(search, step):
+    if other := _fastest_milder(search, step) or _untried_finest(search, step):
         yield other
-    yield None
 
 
 def _with_layers_left_alone(search: Search, step: Step, lost: Quality) -> Step | None:
@@ -218,7 +209,7 @@ def _with_layers_left_alone(search: Search, step: Step, lost: Quality) -> Step |
     return None
 
 
-def _milder(search: Search, step: Step) -> Step | None:
+def _fastest_milder(search: Search, step: Step) -> Step | None:
     """Return the fastest variant of a kept step that lost less and still adds to the other steps' gains."""
     kept = [rung for rung in search.rungs if rung.kept and rung.step in search.best.steps]
     bold = next(rung for rung in kept if rung.step == step)
@@ -336,10 +327,7 @@ def return_to_original(
     search: Search, reason: str, status: Literal["removed", "inconclusive"] = "removed"
 ) -> None:
     """Remove every kept step for that reason, and let go of all candidates but the original."""
-    search.rungs = [
-        replace(rung, kept=False, status=status, reason=reason) if rung.kept else rung
-        for rung in search.rungs
-    ]
+    search.revise(lambda rung: rung.kept, status, reason)
     if search.rival is not None:
         search.rival.candidate.close()
         search.rival = None

@@ -81,7 +81,7 @@ def _measure_baseline(search: Search) -> None:
         begun = clock()
         search.baseline = search.best = trial.start_candidate(search.context, (), essential=True)
     except TrialFailed as failure:
-        raise _baseline_error(search, failure) from failure
+        raise _baseline_error(failure) from failure
     try:
         process = search.baseline.process
         search.spent.append(Spent(steps=(), seconds=clock() - begun))
@@ -99,7 +99,7 @@ def _measure_baseline(search: Search) -> None:
         search.description = process.ask("describe", names=_asked(search))
     except TrialFailed as failure:
         search.baseline.close()
-        raise _baseline_error(search, failure) from failure
+        raise _baseline_error(failure) from failure
     except BaseException:
         search.baseline.close()
         raise
@@ -123,17 +123,14 @@ def _recall(search: Search) -> None:
         search.tell("notice", f"ordered by experience with {len(models)} models, {models[0]} the nearest")
 
 
-def _baseline_error(search: Search, failure: TrialFailed) -> TorchwrightError:
+def _baseline_error(failure: TrialFailed) -> TorchwrightError:
+    what, wait = "cannot be run", ""
     if failure.timed_out:
-        return TorchwrightError(
-            "the original model does not answer",
-            found=failure.reason,
-            next="run it on its inputs in plain PyTorch first; a larger --time-budget waits longer",
-        )
+        what, wait = "does not answer", "; a larger --time-budget waits longer"
     return TorchwrightError(
-        "the original model cannot be run",
+        f"the original model {what}",
         found=failure.reason,
-        next="run it on its inputs in plain PyTorch first",
+        next=f"run it on its inputs in plain PyTorch first{wait}",
     )
 
 
@@ -180,8 +177,7 @@ def _try(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
 
 def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
     technique, asked = from_step(step), step in search.wanted and not search.has_variant(step)
-    reason = None if asked else _refusal(search, technique, step)
-    if reason:
+    if not asked and (reason := _refusal(search, technique, step)):
         search.refuse(step, reason)
         return []
     steps, swapped = choose.with_step(search, technique, step)
@@ -189,25 +185,30 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
     if steps is None:
         _refuse_lacking(search, technique, step)
         return []
-    reason = choose.cannot_pass(search, technique)
-    if reason and not asked:
-        search.refuse(step, reason)
+    obstacle = _obstacle(search, step, steps)
+    if obstacle and not asked:
+        search.refuse(step, *obstacle)
         return []
-    reason = choose.left_out(search, step)
-    if reason and not asked:
-        search.skip(step, reason)
-        return []
-    reason = choose.no_time(search, step, steps)
-    if reason and not asked:
-        search.leave(step, reason)
-        return []
-    if reason and not search.measured_any():
+    if obstacle and not search.measured_any():
         _stretch(search, step, steps)
     expected = _expected_next(search, step, steps, queue) if search.prefetcher.able else ()
     search.prefetcher.begin(expected, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []
+
+
+def _obstacle(
+    search: Search, step: Step, steps: tuple[Step, ...], *, before: float = 0.0
+) -> tuple[str, str] | None:
+    """Return why a recipe that can run is not worth its trial, and the status that says so; or None."""
+    if reason := choose.cannot_pass(search, from_step(step)):
+        return reason, "refused"
+    if reason := choose.left_out(search, step):
+        return reason, "skipped"
+    if reason := choose.no_time(search, step, steps, before=before):
+        return reason, "untried"
+    return None
 
 
 def _expected_next(
@@ -221,12 +222,8 @@ def _expected_next(
         technique = from_step(other)
         if choose.is_closed(technique):
             return ()
-        if _refusal(supposed, technique, other) or choose.left_out(supposed, other):
-            continue
-        planned = choose.possible(supposed, other)
-        if planned is None or choose.cannot_pass(supposed, technique):
-            continue
-        if choose.no_time(supposed, other, planned, before=-beside):
+        planned = None if _refusal(supposed, technique, other) else choose.possible(supposed, other)
+        if planned is None or _obstacle(supposed, other, planned, before=-beside):
             continue
         if not lost_uncompiled(search, other, planned):
             return planned

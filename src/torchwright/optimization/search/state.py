@@ -293,17 +293,25 @@ class Search:
         self.rungs.append(rung)
         self.tell("rung", f"{rung.step}: {rung.status}, {rung.reason}", rung)
 
-    def refuse(self, step: Step, reason: str) -> None:
-        """A row for a step that cannot run here, or need not."""
-        self.add(StepResult(step=step, kept=False, status="refused", reason=reason))
+    def refuse(self, step: Step, reason: str, status: Any = "refused") -> None:
+        """Add a row for a step of which nothing is measured."""
+        self.add(StepResult(step=step, kept=False, status=status, reason=reason))
 
-    def leave(self, step: Step, reason: str) -> None:
-        """A row for a step of which the time budget left nothing measured."""
-        self.add(StepResult(step=step, kept=False, status="untried", reason=reason))
-
-    def skip(self, step: Step, reason: str) -> None:
-        """A row for a step that experience has left out."""
-        self.add(StepResult(step=step, kept=False, status="skipped", reason=reason))
+    def revise(
+        self, where: Callable[[StepResult], bool], status: Any, reason: str, *, adds: bool = False
+    ) -> None:
+        """Change the verdict of rows; the reason takes the place of theirs, or `adds` to it."""
+        self.rungs = [
+            replace(
+                rung,
+                kept=status == "kept",
+                status=status,
+                reason=f"{rung.reason}; {reason}" if adds else reason,
+            )
+            if where(rung)
+            else rung
+            for rung in self.rungs
+        ]
 
     def informed(self) -> Experience:
         """Experience with other models, in the light of what steps have lost here."""
