@@ -202,17 +202,6 @@ def test_where_one_variant_was_over_the_budget_the_others_leave_time_for_our_own
     assert names(outcome) == ["half"]
 
 
-def test_its_variants_go_before_what_will_not_pass_it_in_time(world: World):
-    """Swin-S's search timed two of our own steps where the compiler that both need to pay had no time any more."""
-    kinds = [step("library", kind=kind) for kind in ("narrow", "wide")]
-    world.gain = lambda names: 6.0 if "library" in names else product(half=1.5, fuse=2.0)(names)
-    world.export_seconds, world.converting, world.budget = 0.42, 3.0, Budget(time_seconds=14.0)
-    world.search(*kinds, step("half"), step("fold"), step("fuse"))
-    tried = [steps[-1].name for steps in world.started[1:]]
-    assert tried[:3] == ["half", "library", "library"]
-    assert world.started[-1] == (kinds[1],)
-
-
 def test_a_variant_that_takes_over_its_conversion_has_the_time_of_the_second_process(world: World):
     """Swin-S's search had 6 s for OpenVINO in bfloat16, which needs 9 once another precision has converted it."""
     kinds = [step("library", kind=kind) for kind in ("shared-bf16", "shared-f32")]

@@ -120,27 +120,15 @@ def _is_settled(rung: StepResult) -> bool:
 
 
 def take(search: Search, queue: list[Step]) -> Step:
-    """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time.
-
-    A step that would leave no time for the largest expected gain comes after it. Steps that will not bring our own
-    recipe past a rival come after the rival's variants.
-    """
+    """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time."""
     ready = [step for step in queue if not waits(search, step, queue)] or queue
-    fitting = [step for step in ready if no_time(search, step, plan(search, step)) is None]
-    behind = not _may_pass(search, [step for step in fitting if not is_closed(from_step(step))])
 
     def place(step: Step) -> tuple[bool, bool, bool, float]:
         steps = plan(search, step)
         wanted = step in search.wanted and not search.has_variant(step)
-        fits = step in fitting and (is_closed(from_step(step)) or not behind)
-        return wanted, fits, *_rank(search, step, steps, ready)
+        return wanted, no_time(search, step, steps) is None, *_rank(search, step, steps)
 
-    places = [place(step) for step in ready]
-    chosen = ready[places.index(max(places))]
-    gains = [(*where[:3], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
-    largest = ready[gains.index(max(gains))]
-    if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
-        chosen = largest
+    chosen = max(ready, key=place)
     queue.remove(chosen)
     return chosen
 
@@ -149,36 +137,20 @@ def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
     """Return the untried step that is expected to gain most per second, or None."""
 
     def place(step: Step) -> tuple[bool, bool, float]:
-        return step in search.wanted, *_rank(search, step, plan(search, step), ())
+        return step in search.wanted, *_rank(search, step, plan(search, step))
 
     untried = [rung.step for rung in search.rungs if rung.status == "untried" and rung.step not in without]
     return max((step for step in untried if possible(search, step)), key=place, default=None)
 
 
-def _rank(search: Search, step: Step, steps: Sequence[Step], ready: Sequence[Step]) -> tuple[bool, float]:
+def _rank(search: Search, step: Step, steps: Sequence[Step]) -> tuple[bool, float]:
     """Return the sort key of a step: its expected gain per second; settings of the process, which change no code, last.
 
-    A setting of which more than the guess is expected does not wait where it leaves the largest gain its time.
+    A setting of which more than the guess is expected does not wait.
     """
     gain, phase = expected_gain(search, step), from_step(step).phase
-    late = phase in SETTINGS
-    if late and gain > GAINS[phase]:
-        others = [other for other in ready if from_step(other).phase not in SETTINGS]
-        largest = max(others, key=lambda other: expected_gain(search, other), default=step)
-        late = not _room_for_both(search, step, largest, kept=True)
+    late = phase in SETTINGS and gain <= GAINS[phase]
     return not late, math.log(gain) / expected_seconds(search, step, steps)
-
-
-def _may_pass(search: Search, own: Sequence[Step]) -> bool:
-    """Check whether our own recipe may overtake the third-party engine in the time left, by one step of each phase."""
-    changes = [from_step(step) for step in own]
-    if search.rival is None or any(each.enables or "compiled" in each.gives for each in changes):
-        return True  # what others do once there is compiled code is not known before
-    gains = dict.fromkeys((each.phase for each in changes), 1.0)
-    for step, technique in zip(own, changes, strict=True):
-        gains[technique.phase] = max(gains[technique.phase], expected_gain(search, step))
-    rival = search.objective_median(search.rival.candidate)
-    return search.best_seconds() / math.prod(gains.values()) < rival
 
 
 def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float = 0.0) -> str | None:
@@ -189,13 +161,6 @@ def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float 
     """
     ablation = expected_gain(search, step) < LARGE_GAIN
     return estimate.no_time(search, steps, ablation=ablation, before=before)
-
-
-def _room_for_both(search: Search, step: Step, largest: Step, *, kept: bool = False) -> bool:
-    """Check whether a trial of `step`, supposed to be `kept`, leaves the largest gain its time."""
-    steps = plan(search, largest)
-    both = estimate.trial_seconds(search, plan(search, step)) + estimate.trial_seconds(search, steps)
-    return both <= estimate.time_left(search, steps, kept=kept)
 
 
 def expected_gain(search: Search, step: Step) -> float:

@@ -79,14 +79,13 @@ def ablation_seconds(search: Search) -> float:
     return min(whole, ABLATION_SHARE * search.budget.time_seconds)
 
 
-def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2, kept: bool = False) -> float:
+def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
     """Writing an artifact of these steps and proving it, in that many new processes, as far as there is time for that.
 
-    Until something is kept, or supposed to be `kept`, it is the least that proves anything: a find is worth more than
-    time for its proof.
+    Until something is kept, it is the least that proves anything: a find is worth more than time for its proof.
     """
     least, share = _written_seconds(search, steps), LATE_SHARE / 2
-    if kept or search.found_any():
+    if search.found_any():
         least, share = least + 3 * ROWS_SECONDS, PROOF_SHARE
         if search.description.called_as_is:
             least += (processes - 1) * another_process_seconds(search)
@@ -127,7 +126,7 @@ def another_process_seconds(search: Search) -> float:
     return processes * search.import_seconds + 2 * (search.spent[0].seconds + comparison_seconds(search))
 
 
-def latest(search: Search, steps: Sequence[Step], *, kept: bool = False) -> float:
+def latest(search: Search, steps: Sequence[Step]) -> float:
     """Return the deadline of a trial of these steps.
 
     After it, its artifact could not be proved within the time budget, nor that of the kept recipe if the trial fails.
@@ -138,15 +137,13 @@ def latest(search: Search, steps: Sequence[Step], *, kept: bool = False) -> floa
     processes = 1 if _conversions(search, steps) else 2
     alive = [search.best, search.aside, search.rival and search.rival.candidate]
     recipes = [steps, *(candidate.steps for candidate in alive if candidate and candidate.steps)]
-    return search.end - max(
-        proof_seconds(search, recipe, processes=processes, kept=kept) for recipe in recipes
-    )
+    return search.end - max(proof_seconds(search, recipe, processes=processes) for recipe in recipes)
 
 
-def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True, kept: bool = False) -> float:
+def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True) -> float:
     """Return the seconds for a trial that leave time for the proof, and with `ablation` for the ablation pass."""
     kept_back = ablation_seconds(search) if ablation else 0.0
-    return latest(search, steps, kept=kept) - search.context.clock() - kept_back
+    return latest(search, steps) - search.context.clock() - kept_back
 
 
 def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
