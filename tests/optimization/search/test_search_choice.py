@@ -52,16 +52,6 @@ def test_an_interval_that_says_nothing_is_measured_again(world: World):
     assert names(world.search(step("half"))) == ["half"]
 
 
-@pytest.mark.slow
-def test_the_ablation_has_time_of_its_own(world: World):
-    """`half` is worth nothing once `fuse` is there, and variants without end would have taken the time to see it."""
-    world.gain = lambda names: 2.0 if "fuse" in names else 1.2 if "half" in names else 1.0
-    world.cost = {"fuse": 5.0}
-    outcome = world.search(step("half"), step("fuse"), *(step("pool", size=size) for size in range(2, 30)))
-    assert "untried" in rows(outcome).values()
-    assert names(outcome) == ["fuse"]
-
-
 @pytest.mark.parametrize("budget", [60.0, 100.0])
 def test_the_search_leaves_the_time_to_write_and_prove_what_it_found(world: World, budget: float):
     world.gain, world.cost = product(fuse=2.0), {"fuse": 8.0}

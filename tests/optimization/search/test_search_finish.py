@@ -240,8 +240,8 @@ def test_a_library_that_is_over_the_budget_on_other_data_gives_way_to_its_finest
     world.gain = lambda names: {str(bold): 2.0, str(fine): gain}.get(next(iter(names - {"library"}), ""), 1.0)
     world.drop = lambda steps: 0.009 if bold in steps else 0.0
     world.unseen_drop = lambda steps: 2 * world.drop(steps)
-    no_time = lambda search, each, steps: "no time" if each == fine else None
-    monkeypatch.setattr("torchwright.optimization.search.choose.no_time", no_time)
+    no_time = lambda search, steps, **before: "no time" if fine in steps else None
+    monkeypatch.setattr("torchwright.optimization.search.estimate.no_time", no_time)
     outcome = world.search(bold, fine)
     assert names(outcome) == kept
     assert row(outcome, str(bold)).status == "removed"

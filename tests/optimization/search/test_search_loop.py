@@ -241,15 +241,6 @@ def test_what_fresh_pages_take_is_a_larger_share_of_what_became_faster(world: Wo
     assert row(outcome, "stay").status == "kept"
 
 
-def test_what_may_gain_much_has_the_time_of_the_ablation(world: World):
-    """ResNet-50's 8 bits, on one core: the search looked at what folded batch norms bring instead."""
-    world.gain, world.cost = product(fuse=2.0, fold=1.03, quantize=1.5), {"fuse": 12.0}
-    world.budget, world.export_seconds = Budget(time_seconds=58.0), 0.75
-    outcome = world.search(step("fold"), step("fuse"), step("quantize"))
-    assert rows(outcome) == {"fold": "kept", "fuse": "kept", "quantize": "kept"}
-    assert outcome.notes == ("at the end, no time was left to try the recipe without fold",)
-
-
 def test_what_rounds_as_much_as_what_lost_too_much_comes_later(world: World):
     world.gain = product(half=2.0, fuse=1.5)
     coarse, other, fine = (Step(name="half", options={"kind": kind}) for kind in ("b", "c", "short"))

@@ -181,7 +181,7 @@ def _retreat(
     if (
         lost.drop > HOPELESS * search.budget.max_drop
         or technique.retreat(()) is None
-        or choose.no_time(search, step, steps, before=estimate.ranking_seconds(search, technique))
+        or estimate.no_time(search, steps, before=estimate.ranking_seconds(search, technique))
     ):
         return False
     ranking = ranked(search, step, steps)
@@ -190,7 +190,7 @@ def _retreat(
         names = tuple(each.name for each in ranking[:count])
         milder = technique.retreat(names)
         assert milder is not None
-        if len(names) >= len(ranking) or choose.no_time(search, step, steps):
+        if len(names) >= len(ranking) or estimate.no_time(search, steps):
             return False
         smaller = milder.step()
         rest = [kept for kept in steps if kept != step]

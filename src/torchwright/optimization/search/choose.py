@@ -37,8 +37,6 @@ ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
 SMALL_GAIN = 1.05
 """The same of a step that was measured before, is another variant of a kept one, or must round too much."""
-LARGE_GAIN = 1.2
-"""A step with this expected gain is worth more than the ablation of a step without gain."""
 LIKE = 2.0
 """Steps that round alike lose within this factor of each other: a form that rounds more than that is faster, too."""
 MOST = {
@@ -126,7 +124,7 @@ def take(search: Search, queue: list[Step]) -> Step:
     def place(step: Step) -> tuple[bool, bool, bool, float]:
         steps = plan(search, step)
         wanted = step in search.wanted and not search.has_variant(step)
-        return wanted, no_time(search, step, steps) is None, *_rank(search, step, steps)
+        return wanted, estimate.no_time(search, steps) is None, *_rank(search, step, steps)
 
     chosen = max(ready, key=place)
     queue.remove(chosen)
@@ -151,16 +149,6 @@ def _rank(search: Search, step: Step, steps: Sequence[Step]) -> tuple[bool, floa
     gain, phase = expected_gain(search, step), from_step(step).phase
     late = phase in SETTINGS and gain <= GAINS[phase]
     return not late, math.log(gain) / expected_seconds(search, step, steps)
-
-
-def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float = 0.0) -> str | None:
-    """Return why time is too short to try `steps` for one of them after so many seconds of other work, or None.
-
-    A large gain may use the time of the ablation pass, too: ResNet-50 spent 22 of 150 s to see whether folded batch
-    norms bring 2%, and its 8 bits were not tried.
-    """
-    ablation = expected_gain(search, step) < LARGE_GAIN
-    return estimate.no_time(search, steps, ablation=ablation, before=before)
 
 
 def expected_gain(search: Search, step: Step) -> float:

@@ -1,4 +1,4 @@
-"""Estimates of time for a trial, the ablation pass and the artifact's proof, from earlier ones on this model."""
+"""Estimates of time for a trial and the artifact's proof, from earlier ones on this model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ CALIBRATION = 0.5
 """Expected time of finding 8-bit ranges, as a share of the conversion's time.
 
 It was 0.2 to 0.9 on four models of the table of experience."""
-ABLATION_SHARE = 0.15
-"""The largest share of the time budget that is reserved for the ablation pass while techniques are tried."""
 PROOF_SHARE = 0.4
 """The largest share of the time budget that is reserved for writing the artifact and proving it."""
 ROWS_SECONDS = 2.0
@@ -70,13 +68,6 @@ def comparison_seconds(search: Search) -> float:
     one_round += 0.0 if search.best is search.baseline else best
     most = min(compare.ROUNDS[1] * one_round, compare.limit_seconds(search))
     return max(compare.FEWEST_ROUNDS * one_round, most)
-
-
-def ablation_seconds(search: Search) -> float:
-    """Return the seconds of the ablation pass over the present best recipe."""
-    rests = [search.without_step(rung.step) for rung in search.questioned()]
-    whole = sum(trial_seconds(search, rest) for rest in rests)
-    return min(whole, ABLATION_SHARE * search.budget.time_seconds)
 
 
 def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
@@ -140,15 +131,14 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
     return search.end - max(proof_seconds(search, recipe, processes=processes) for recipe in recipes)
 
 
-def time_left(search: Search, steps: Sequence[Step], *, ablation: bool = True) -> float:
-    """Return the seconds for a trial that leave time for the proof, and with `ablation` for the ablation pass."""
-    kept_back = ablation_seconds(search) if ablation else 0.0
-    return latest(search, steps) - search.context.clock() - kept_back
+def time_left(search: Search, steps: Sequence[Step]) -> float:
+    """Return the seconds for a trial that leave time for the proof."""
+    return latest(search, steps) - search.context.clock()
 
 
 def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Return by how much the time budget is too short for a trial of `steps`."""
-    return max(0.0, PATIENCE * trial_seconds(search, steps) - time_left(search, steps, ablation=False))
+    return max(0.0, PATIENCE * trial_seconds(search, steps) - time_left(search, steps))
 
 
 def patience(search: Search) -> float:
@@ -163,11 +153,9 @@ def ranking_seconds(search: Search, technique: Technique) -> float:
     return search.spent[0].seconds + parts_seconds(compare.turn_seconds(search.baseline))
 
 
-def no_time(
-    search: Search, steps: Sequence[Step], *, ablation: bool = True, before: float = 0.0
-) -> str | None:
+def no_time(search: Search, steps: Sequence[Step], *, before: float = 0.0) -> str | None:
     """Why the time that is left, less what is done `before`, is not enough for a trial of these steps, or None."""
-    expected, left = trial_seconds(search, steps), time_left(search, steps, ablation=ablation) - before
+    expected, left = trial_seconds(search, steps), time_left(search, steps) - before
     if expected <= left:
         return None
     return f"it would need about {expected:.0f} s, and {max(left, 0):.0f} s were left for trials"

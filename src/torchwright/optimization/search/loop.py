@@ -206,7 +206,7 @@ def _obstacle(
         return reason, "refused"
     if reason := choose.left_out(search, step):
         return reason, "skipped"
-    if reason := choose.no_time(search, step, steps, before=before):
+    if reason := estimate.no_time(search, steps, before=before):
         return reason, "untried"
     return None
 
