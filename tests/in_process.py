@@ -132,7 +132,6 @@ def trials_in_process(
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
     monkeypatch.setattr("torchwright.optimization.search.compare.COMPARE_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.optimization.trial.timed.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.optimization.search.verify_artifact.ROWS_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.optimization.search.finish.PROCESSES", 1)
     monkeypatch.setattr(
         "torchwright.optimization.trial.batch_variants.ROWS_COST", float("inf")

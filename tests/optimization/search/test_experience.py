@@ -137,7 +137,7 @@ def test_the_nearer_model_comes_first_and_weighs_more():
 
 def test_more_cores_are_farther():
     weights = [of_models_like(make_record(cores=cores)).near[0][0] for cores in (8, 4, 2)]
-    assert weights == pytest.approx([1.0, 0.75, 0.5])
+    assert weights == pytest.approx([1.0, 1.0 - math.log10(2), 1.0 - math.log10(4)])
 
 
 # ------------------------------------------------------------------------------------------------------- estimates

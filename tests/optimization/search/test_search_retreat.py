@@ -267,16 +267,3 @@ def test_what_would_not_pay_is_not_looked_at(compiling: World, monkeypatch: pyte
     outcome = compiling.search(step("fuse"), step("quantize"))
     assert len(compiling.looked) == (why == "a look is slow")
     assert "not compiled" not in row(outcome, "quantize").reason
-
-
-def test_a_look_that_was_too_slow_is_not_made_again_with_no_more_time(compiling: World):
-    compiling.cost["quantize"] = 40.0
-    compiling.budget = Budget(max_drop=0.01, time_seconds=600.0)
-    compiling.ranking = LAYERS
-    compiling.drop = lossy(quantize=0.05)
-    outcome = compiling.search(step("fuse"), step("quantize"))
-    assert [skipped(steps) for steps in with_quantize(compiling)] == [0, 1, 3]
-    first = compiling.searching.look_seconds
-    assert len(compiling.looked) < 3
-    assert first > 0
-    assert rows(outcome)["quantize"] == "dropped"

@@ -13,7 +13,7 @@ from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
 from torchwright.optimization.search.experience import FAR_OVER
 from torchwright.optimization.search.judging import settle
-from torchwright.optimization.search.state import Search, Spent, Uncompiled
+from torchwright.optimization.search.state import PATIENCE, Search, Spent, Uncompiled
 from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
@@ -34,8 +34,6 @@ WRONG = 10
 Lossy steps declare their loss on small models (`Technique.expected_loss`: 10% for 8 bits, 25% for 4), so that 4 bits
 on a tiny model raise no false alarm. A batch norm folded without the activation of its subclass lost 89% of ghostnetv2.
 """
-WORTH_A_LOOK = 0.5
-"""Share of a compilation's time that it may take to see what is lost in eager code."""
 
 
 def attempt(
@@ -92,27 +90,22 @@ def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Unco
 
 
 def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
-    seconds = WORTH_A_LOOK * estimate.afresh_seconds(search, steps)
+    look = PATIENCE * (search.spent[0].seconds + search.settle_seconds)
     if (
         not compiles(steps)
         or from_step(step).tolerance <= search.budget.max_drop
         or search.prefetcher.is_done(steps)
-        or search.spent[0].seconds + search.settle_seconds > seconds
-        or search.look_seconds >= seconds
+        or look > estimate.afresh_seconds(search, steps)
     ):
         return None
-    deadline, now = search.context.deadline, search.context.clock()
-    search.context.deadline = min(deadline, now + seconds)
+    deadline = search.context.deadline
+    search.context.deadline = min(deadline, search.context.clock() + look)
     try:
         with trial.TrialProcess(search.context, trial.environment_of(steps)) as process:
             prepared = process.ask("prepare", steps=steps, compiled=False)
             quality: Quality = process.ask("compare", reference=search.reference)
-    except TrialFailed as failure:
-        if failure.timed_out:
-            search.look_seconds = search.context.clock() - now
+    except (TrialFailed, TorchwrightError):
         return None  # compiling it will say why
-    except TorchwrightError:
-        return None
     finally:
         search.context.deadline = deadline
     return Uncompiled(quality=quality, coverage=prepared.coverage)

@@ -24,8 +24,6 @@ CALIBRATION = 0.5
 It was 0.2 to 0.9 on four models of the table of experience."""
 PROOF_SHARE = 0.4
 """The largest share of the time budget that is reserved for writing the artifact and proving it."""
-ROWS_SECONDS = 2.0
-"""Turns with one of three other batch sizes take about this long: a figure that is only reported."""
 GRAPHS_SECONDS = 20.0
 """Limit for what serves other sizes alone: most models take a second for it, and a few take minutes."""
 LEAST_SECONDS = 60.0
@@ -77,7 +75,7 @@ def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) 
     """
     least, share = _written_seconds(search, steps), LATE_SHARE / 2
     if search.found_any():
-        least, share = least + 3 * ROWS_SECONDS, PROOF_SHARE
+        least, share = least + other_rows_seconds(search), PROOF_SHARE
         if search.description.called_as_is:
             least += (processes - 1) * another_process_seconds(search)
     return min(least, share * search.budget.time_seconds)
@@ -109,6 +107,11 @@ def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
 def choice_seconds(search: Search) -> float:
     """Return the seconds of choosing the form for each batch size, by turns of the original with each."""
     return min(comparison_seconds(search), GRAPHS_SECONDS)
+
+
+def other_rows_seconds(search: Search) -> float:
+    """Return the seconds of timing three other batch sizes, each for half of a comparison: they are only reported."""
+    return 3 * compare.limit_seconds(search) / 2
 
 
 def another_process_seconds(search: Search) -> float:

@@ -19,8 +19,6 @@ TABLE = Path(__file__).with_name("experience.json")
 DECADES = 3.0
 """So many powers of ten, in operations or in operations a byte of weights, count as a distance of 1, from which on a
 model says nothing of another; one of linear layers alone is 1.4 from one of convolutions."""
-DOUBLINGS = 4.0
-"""The same in processor cores."""
 PRIOR = 0.5
 """Weight of the guess without experience, in searches of the very same model."""
 FEWEST = 3
@@ -195,7 +193,7 @@ def near(
     """Return the experience with similar models on this kind of machine."""
     weighted: list[tuple[float, SearchRecord]] = []
     for record in records:
-        cores = abs(math.log2(record.cores / device.cores)) / DOUBLINGS
+        cores = abs(math.log10(record.cores / device.cores))  # ten times as many are too far
         weight = 1.0 - distance(record.features, features) - cores
         if record.instructions == instructions(device) and weight > 0:
             weighted.append((weight, record))

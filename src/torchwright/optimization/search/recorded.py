@@ -12,8 +12,6 @@ from torchwright.optimization.techniques.base import from_step
 
 TRIED = ("kept", "removed", "dropped")
 """Statuses of rows of which something was measured."""
-SHORTEST = 0.01
-"""Cost of a trial that took no time to speak of."""
 
 
 def record(recipe: Recipe, model: str, commit: str) -> SearchRecord:
@@ -63,7 +61,7 @@ def _trials(recipe: Recipe) -> dict[str, Trial]:
     """
     rows = _in_time(recipe)
     told = TRIED if recipe.steps else ("dropped",)
-    begun = original = rows[0].ended_seconds or SHORTEST
+    begun = original = rows[0].ended_seconds or 0.01
     found: dict[str, Trial] = {}
     for rung in rows:
         ended = rung.ended_seconds or begun
@@ -74,7 +72,7 @@ def _trials(recipe: Recipe) -> dict[str, Trial]:
                 gain=_gain(rung, recipe),
                 share=None if rung.kept else _share(rung, recipe),
                 drop=round(rung.quality.drop_high, 5) if rung.quality else None,
-                cost=max(round((ended - begun) / original, 2), SHORTEST),
+                cost=round(max((ended - begun) / original, 0.01), 2),
             )
             found[name] = _together(found[name], trial) if name in found else trial
         begun = ended

@@ -29,6 +29,7 @@ from torchwright.optimization.engines.compiled.program import GRAPHS, TENSORS
 from torchwright.optimization.engines.dispatch.guards import check_seconds, in_words
 from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabilities
 from torchwright.optimization.search import estimate
+from torchwright.optimization.search.components import HIDDEN
 from torchwright.optimization.search.state import DOUBTFUL, LATE_SHARE, PATIENCE, Outcome, Search
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial.batch_variants import BatchVariants, ChosenVariants
@@ -38,8 +39,6 @@ from torchwright.workloads.base import Workload
 OTHER_SIZES = "other sizes"
 OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "one_graph", "takes", "layouts")
 """Fields of the manifest that say how graphs are called."""
-NOTICED = 0.01
-"""Share of a call from which on the report says what the check of its inputs takes."""
 
 
 def ways(best: Candidate, workload: Workload) -> dict[ShippingForm, str]:
@@ -121,7 +120,7 @@ def domain_notes(contents: Contents, measured: Sequence[CaseTime]) -> list[str]:
         ),
         default=0.0,
     )
-    cost = f"; checking for them takes {share:.1%} of a call" if share > NOTICED else ""
+    cost = f"; checking for them takes {share:.1%} of a call" if share > HIDDEN else ""
     return [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there{cost}"]
 
 

@@ -168,8 +168,6 @@ class Search:
     """The time of every trial so far, the original's first."""
     uncompiled: dict[str, Uncompiled] = field(default_factory=dict[str, Uncompiled])
     """By recipes, those that were looked at before they were compiled."""
-    look_seconds: float = 0.0
-    """Seconds of the last measurement in eager code that did not end in its time."""
     import_seconds: float = 0.0
     """Seconds that a process without fork needs before its trial begins."""
     original_seconds: float = 0.0

@@ -22,8 +22,14 @@ from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.base import ShippingForm
 from torchwright.optimization.search import estimate, judging
-from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
-from torchwright.optimization.search.estimate import GRAPHS_SECONDS, LEAST_SECONDS, ROWS_SECONDS
+from torchwright.optimization.search.compare import (
+    FEWEST_ROUNDS,
+    ROUNDS,
+    limit_seconds,
+    one_round,
+    turn_seconds,
+)
+from torchwright.optimization.search.estimate import GRAPHS_SECONDS, LEAST_SECONDS
 from torchwright.optimization.search.finish import ORIGINAL, ShippingAttempt, give_up, outcome_now, settle
 from torchwright.optimization.search.save import Contents, domain_notes, ways, write_contents
 from torchwright.optimization.search.state import LATE_SHARE, PATIENCE, Outcome, Search
@@ -117,7 +123,8 @@ class _Shipping:
     def _load_again(self, name: ShippingForm) -> Candidate | None:
         search = self.search
         shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
-        needed = estimate.another_process_seconds(search) + 3 * ROWS_SECONDS + search.settle_seconds
+        proof = estimate.another_process_seconds(search) + estimate.other_rows_seconds(search)
+        needed = proof + search.settle_seconds
         if not shares or needed > _time_left(search):
             return None
         return self._with_the_original(self.made[name][0])
@@ -284,7 +291,7 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
             original = candidate.original or search.baseline
             for contender in (original, candidate):
                 contender.process.ask("resize", batched=takes.batched, rows=rows)
-            before, after = _turns(search, original, candidate, ROWS_SECONDS)
+            before, after = _turns(search, original, candidate, limit_seconds(search) / 2)
         except (TrialFailed, TorchwrightError) as failure:
             search.notes.append(f"{rows} rows were not timed ({failure})")
             break
@@ -332,7 +339,7 @@ def _is_late(search: Search, what: str, needed: float = 0.0) -> bool:
 
 
 def _pair(search: Search, one: Candidate, other: Candidate) -> Interval:
-    return paired_speedup(*_turns(search, one, other, 2 * ROWS_SECONDS))
+    return paired_speedup(*_turns(search, one, other, limit_seconds(search)))
 
 
 def _turns(
