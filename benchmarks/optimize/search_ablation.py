@@ -478,7 +478,7 @@ def scaled(name: str, value: Any, factor: float) -> Any:
         return {key: scaled(name, each, factor) for key, each in value.items()}
     if isinstance(value, tuple):
         return tuple(scaled(name, each, factor) for each in value)
-    if "GAIN" in name or name == "MOST":
+    if "GAIN" in name:
         return value**factor
     return max(round(value * factor), 1) if isinstance(value, int) else value * factor
 
@@ -534,7 +534,6 @@ MECHANISMS: dict[str, Change] = {
     "choose.GAINS, one for all": same_gains,
     "choose.expected_seconds": other_order,
     "choose._too_coarse": replaced("choose._too_coarse", False),
-    "choose.cannot_pass": replaced("choose.cannot_pass", None),
     "choose.second_chances": replaced("choose.second_chances", []),
     "choose.in_company": replaced("choose.in_company", None),
     "attempt.lost_uncompiled": replaced("attempt.lost_uncompiled", None),

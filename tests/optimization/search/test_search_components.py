@@ -79,7 +79,7 @@ def test_what_takes_no_time_is_not_tried_alone(world: World):
     assert names(outcome) == ["round:parts=denoiser"]
     found = row(outcome, "round:parts=reader")
     assert found.status == "refused"
-    assert "reader takes 2.0% of a pass, of which it may save 1.8%" in found.reason
+    assert "reader takes 2.0% of a pass, of which it may save 2.0%" in found.reason
 
 
 def test_another_technique_of_the_same_component_takes_its_place(monkeypatch: pytest.MonkeyPatch):

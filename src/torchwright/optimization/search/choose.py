@@ -39,17 +39,6 @@ SMALL_GAIN = 1.05
 """The same of a step that was measured before, is another variant of a kept one, or must round too much."""
 LIKE = 2.0
 """Steps that round alike lose within this factor of each other: a form that rounds more than that is faster, too."""
-MOST = {
-    Phase.PROCESS: 2.5,
-    Phase.GRAPH: 1.5,
-    Phase.DTYPE: 12.0,
-    Phase.WEIGHTS: 4.0,
-    Phase.ATTENTION: 2.0,
-    Phase.CACHE: 1.5,
-    Phase.COMPILE: 8.0,
-    Phase.RUNTIME: 1.3,
-}
-"""Upper bound on the joint gain of a phase's steps: above every observed gain, since one trial too many costs less."""
 
 
 def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
@@ -182,8 +171,7 @@ def _guess(search: Search, technique: Technique) -> float:
 
 def _without_faults(search: Search) -> float:
     """Return a lower bound on the gain of the best recipe if its pages stayed mapped, from counted page faults."""
-    seconds = search.best_seconds()
-    return seconds / max(seconds - search.best.faulting, seconds / MOST[Phase.PROCESS])
+    return 1 / max(1 - search.best.faulting / search.best_seconds(), HIDDEN)
 
 
 def _given_up(search: Search, step: Step) -> float:
@@ -293,23 +281,6 @@ def _is_engine(technique: Technique) -> bool:
 def is_closed(technique: Technique) -> bool:
     """Check whether the technique hands the whole model to a third-party engine, so that no later step applies."""
     return _is_engine(technique) and not technique.gives
-
-
-def cannot_pass(search: Search, technique: Technique) -> str | None:
-    """Why our own recipe will not pass the rival, whatever the untried steps may gain together; None where it may."""
-    if search.rival is None or is_closed(technique) or search.budget.objective == "memory":
-        return None
-    rows = [rung.step for rung in search.rungs]
-    untried = [from_step(s) for s, reason in search.description.variants if reason is None and s not in rows]
-    phases = {each.phase for each in (*untried, technique) if not is_closed(each)}
-    most = math.prod(MOST[phase] for phase in phases)
-    own, other = search.best_seconds(), search.objective_median(search.rival.candidate)
-    if own / most <= other:
-        return None
-    return (
-        f"{search.rival.candidate.steps[-1]} takes {_ms(other)} where the recipe so far takes {_ms(own)}: all that is "
-        f"untried would have to bring more than {most:.1f}x"
-    )
 
 
 def _blanket_refusal(search: Search, step: Step) -> str | None:

@@ -18,8 +18,8 @@ def in_pass(search: Search, technique: Technique, gain: float) -> float:
     return 1 / (1 - share + share / gain)
 
 
-def cannot_pay(search: Search, technique: Technique, step: Step, most: float) -> str | None:
-    """Why a step for some components is not worth a trial, where its kind of step gains `most` at best; or None.
+def cannot_pay(search: Search, technique: Technique, step: Step) -> str | None:
+    """Why a step for some components is not worth a trial, or None.
 
     The whole model is tried first, which shows what each component gains. Where the whole was kept, and no other
     component lost by it, a part loses less.
@@ -30,8 +30,7 @@ def cannot_pay(search: Search, technique: Technique, step: Step, most: float) ->
     names, share, whole = ", ".join(named), _share(search, named), _for_all(step)
     seen = search.component_gains.get(str(whole), {})
     found = [seen[name] for name in named if name in seen]
-    most = min(most, max(found, default=most) / COMPANY)
-    saved = max(share * (1 - 1 / most), 0.0)
+    saved = max(share * (1 - COMPANY / max(found)), 0.0) if found else share
     if saved <= HIDDEN:
         gained = f"gained {max(found):.2f}x by {whole} and " if found else ""
         return (

@@ -202,8 +202,6 @@ def _obstacle(
     search: Search, step: Step, steps: tuple[Step, ...], *, before: float = 0.0
 ) -> tuple[str, str] | None:
     """Return why a recipe that can run is not worth its trial, and the status that says so; or None."""
-    if reason := choose.cannot_pass(search, from_step(step)):
-        return reason, "refused"
     if reason := choose.left_out(search, step):
         return reason, "skipped"
     if reason := estimate.no_time(search, steps, before=before):
@@ -239,8 +237,7 @@ def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
     if engine is not None:
         needs = ", ".join(sorted(technique.required - have)).replace("_", " ")
         return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
-    most = choose.MOST[technique.phase]
-    return components.cannot_pay(search, technique, step, most) or choose.cannot_pay(search, technique)
+    return components.cannot_pay(search, technique, step) or choose.cannot_pay(search, technique)
 
 
 def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:
