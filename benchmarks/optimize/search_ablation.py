@@ -257,7 +257,7 @@ def made(record: SearchRecord, row: dict[str, Any] | None) -> Model:
     unit = 1.5 * model.start
     for name, trial in record.trials.items():
         truth = model.steps.setdefault(name, Truth())
-        truth.gain = truth.gain or trial.gain or trial.share
+        truth.gain = truth.gain or trial.gain
         truth.drop = trial.drop if trial.drop is not None else truth.drop
         own = max(trial.cost * unit - model.start - OTHERS, 0.3)
         truth.seconds = truth.seconds or (None if from_step(parse_step(name)).conversion else own)
@@ -527,7 +527,6 @@ def own_gain(patch: pytest.MonkeyPatch) -> None:
 MECHANISMS: dict[str, Change] = {
     "prefetched compilations": lambda patch: patch.setattr(Prefetcher, "able", False),
     "experience": replaced("experience.near", Experience()),
-    "experience.leaves_out": lambda patch: patch.setattr(Experience, "leaves_out", nothing(None)),
     "experience.given": lambda patch: patch.setattr(Experience, "given", lambda self, losses: self),
     "experience.cost": lambda patch: patch.setattr(Experience, "cost", lambda self, step, unit, guess: guess),
     "experience.beyond": own_gain,

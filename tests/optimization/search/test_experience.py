@@ -1,4 +1,4 @@
-"""What other searches found: read with care, an order and no more, and what is left out says so."""
+"""What other searches found: read with care, an order and no more."""
 
 # pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from factories import make_device, make_features
-from search_world import World, fake_world, names, product, row, rows, step, tried
+from search_world import World, fake_world, names, product, step, tried
 from torchwright.core.errors import ArtifactError
-from torchwright.core.records import Budget
 from torchwright.optimization.search.experience import (
     Experience,
     SearchRecord,
@@ -32,11 +31,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def make_trial(**overrides: Any) -> Trial:
-    fields: dict[str, Any] = {"gain": None, "share": None, "drop": 0.0, "cost": 1.0}
+    fields: dict[str, Any] = {"gain": None, "drop": 0.0, "cost": 1.0}
     return Trial(**(fields | overrides))
 
 
-def make_record(*, speedup: float = 2.0, model: str = "other", **overrides: Any) -> SearchRecord:
+def make_record(*, model: str = "other", **overrides: Any) -> SearchRecord:
     fields: dict[str, Any] = {
         "model": model,
         "machine": "Intel Xeon",
@@ -46,7 +45,6 @@ def make_record(*, speedup: float = 2.0, model: str = "other", **overrides: Any)
         "commit": "abc",
         "max_drop": 0.01,
         "features": make_features(),
-        "speedup": speedup,
         "trials": {},
     }
     return SearchRecord(**(fields | overrides))
@@ -72,7 +70,7 @@ def one_search(**overrides: Any) -> str:
     return json.dumps({"searches": [dataclasses.asdict(make_record()) | overrides]})
 
 
-NEGATIVE, SHORT = {"gain": -1, "share": 1, "drop": 0, "cost": 1}, {"gain": 1, "share": 1, "cost": 1}
+NEGATIVE, SHORT = {"gain": -1, "drop": 0, "cost": 1}, {"gain": 1, "cost": 1}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,6 @@ NEGATIVE, SHORT = {"gain": -1, "share": 1, "drop": 0, "cost": 1}, {"gain": 1, "s
         ("[]", "should be an object"),
         ('{"searches": [{}]}', "required"),
         (one_search(colour="red"), "colour"),
-        (one_search(speedup=0.0), "never ends with less"),
         (one_search(cores=0), "a core at least"),
         (one_search(trials={"half": SHORT}), "drop"),
         (one_search(trials={"half": NEGATIVE}), "above 0"),
@@ -150,7 +147,7 @@ def test_the_expected_gain_lies_between_what_was_found_and_the_guess():
 
 
 def test_what_was_no_part_of_the_recipe_is_expected_to_bring_nothing():
-    slow = make_record(trials={"half": make_trial(share=0.8)})
+    slow = make_record(trials={"half": make_trial(gain=0.8)})
     lossy = make_record(trials={"half": make_trial(gain=3.0, drop=0.05)})
     for record in (slow, lossy):
         assert of_models_like(record).gain(step("half"), 2.0) == pytest.approx(2.0 ** (0.5 / 1.5))
@@ -163,7 +160,7 @@ def test_what_a_smaller_budget_kept_from_being_timed_says_nothing():
 
 def test_what_runs_the_whole_model_is_held_against_the_best_of_its_kind_there():
     wide, narrow = step("library"), step("library", kind="narrow")
-    trials = {str(wide): make_trial(gain=2.0, share=0.4), str(narrow): make_trial(gain=5.0)}
+    trials = {str(wide): make_trial(gain=2.0), str(narrow): make_trial(gain=5.0)}
     known = of_models_like(make_record(trials=trials))
     found = known.beyond(narrow, 4.0, wide, 4.0)
     assert found == pytest.approx(
@@ -176,7 +173,7 @@ def test_what_runs_the_whole_model_is_held_against_the_best_of_its_kind_there():
 def test_what_lost_otherwise_by_the_same_steps_says_less():
     """Eight bits are expected to hold where the half precision of a model held, as it did here."""
     robust = {"half": make_trial(drop=0.004), "fuse": make_trial(gain=4.0)}
-    fragile = {"half": make_trial(drop=0.11), "fuse": make_trial(share=0.5)}
+    fragile = {"half": make_trial(drop=0.11), "fuse": make_trial(gain=0.5)}
     known = of_models_like(make_record(trials=robust), make_record(trials=fragile))
     assert known.given({}).gain(step("fuse"), 1.0) == pytest.approx(4.0 ** (1 / 2.5))
     assert known.given({"half": 0.004}).gain(step("fuse"), 1.0) == pytest.approx(4.0 ** (1 / 1.5))
@@ -202,7 +199,7 @@ def test_experience_decides_what_is_tried_first(world: World):
     world.search(*tries)
     assert tried(world)[0] == "half"
     world.started.clear()
-    records = (make_record(trials={"fuse": make_trial(gain=4.0), "half": make_trial(share=0.9)}),)
+    records = (make_record(trials={"fuse": make_trial(gain=4.0), "half": make_trial(gain=0.9)}),)
     world.search(*tries, records=records)
     assert tried(world)[0] == "fuse"
 
@@ -213,7 +210,7 @@ def test_a_library_counts_for_what_is_beyond_what_was_reached(world: World, gain
     near, far = step("library"), step("library", kind="wide")
     world.gain = lambda names: {"library": 4.0, "library:kind=wide": gain}.get(next(iter(names), ""), 1.0)
     found = {str(far): make_trial(gain=gain, cost=6.5)}
-    records = [make_record(model=model, speedup=gain, trials=found) for model in ("one", "two")]
+    records = [make_record(model=model, trials=found) for model in ("one", "two")]
     world.search(near, far, step("fuse"), records=records)
     assert tried(world)[:2] == ["library", second]
 
@@ -247,88 +244,6 @@ def test_the_order_is_the_same_each_time(world: World):
     assert orders[0] == orders[1]
 
 
-# -------------------------------------------------------------------------------------------------------- left out
-
-
-def test_what_never_came_near_the_best_is_left_out_once_that_is_measured(world: World):
-    world.gain = product(half=2.0, fuse=3.0)
-    records = three(half=make_trial(gain=2.0), fuse=make_trial(share=0.6))
-    outcome = world.search(step("fuse"), step("half"), records=records)
-    assert rows(outcome) == {"half": "kept", "fuse": "skipped"}
-    assert row(outcome, "fuse").reason == (
-        "not tried: by experience at most 0.60x of what is best without it (3 searches: one, two, three), and "
-        "the 2.00x so far bear it out; --exhaustive tries it"
-    )
-    assert names(world.search(step("fuse"), step("half"))) == ["half", "fuse"]
-
-
-def test_nothing_is_left_out_where_experience_does_not_hold(world: World):
-    """`half` brings 1.2x where the others had 2x: then what they say of `fuse` is not worth much either."""
-    world.gain = product(half=1.2, fuse=3.0)
-    records = three(half=make_trial(gain=2.0), fuse=make_trial(share=0.6))
-    assert names(world.search(step("fuse"), step("half"), records=records)) == ["half", "fuse"]
-
-
-def test_nothing_is_left_out_by_two_searches_or_where_one_says_otherwise(world: World):
-    world.gain = product(half=2.0, fuse=3.0)
-    good, bad = make_trial(gain=2.0), make_trial(share=0.6)
-    for records in (
-        three(half=good, fuse=bad)[:2],
-        (*three(half=good, fuse=bad), make_record(trials={"fuse": make_trial(share=0.99)})),
-        (*three(half=good, fuse=bad), make_record(trials={"fuse": make_trial(gain=1.1)})),
-    ):
-        assert "fuse" in names(world.search(step("fuse"), step("half"), records=records))
-
-
-@pytest.mark.parametrize(("gain", "status"), [(2.4, "kept"), (1.5, "skipped")])
-def test_a_library_is_left_out_by_its_gains_not_by_what_was_faster_elsewhere(
-    world: World, gain: float, status: str
-):
-    """Swin-S had no 8 bits within the budget: that bfloat16 was slower than those elsewhere said nothing of it."""
-    found = step("library", kind="found")
-    world.gain = lambda names: {"library:kind=plain": 2.9, "library:kind=found": 2.3}.get(
-        next(iter(names - {"library"}), ""), 1.0
-    )
-    trials = {"library:kind=plain": make_trial(gain=gain, share=0.6), str(found): make_trial(gain=2.3)}
-    records = [make_record(model=model, speedup=2.3, trials=trials) for model in ("one", "two", "three")]
-    outcome = world.search(found, step("library", kind="plain"), records=records)
-    assert row(outcome, "library:kind=plain").status == status
-
-
-def test_a_loss_under_a_smaller_budget_leaves_nothing_out_under_a_larger(world: World):
-    world.gain = product(half=2.0, fuse=3.0)
-    records = three(half=make_trial(gain=2.0), fuse=make_trial(drop=0.05))
-    tries = (step("fuse"), step("half"))
-    outcome = world.search(*tries, records=records)
-    assert "it lost more than the budget" in row(outcome, "fuse").reason
-    world.budget = Budget(max_drop=0.04, time_seconds=100.0)
-    assert "fuse" in names(world.search(*tries, records=records))
-
-
-def test_what_is_asked_for_is_tried_whatever_experience_says(world: World):
-    world.gain = product(half=2.0, fuse=3.0)
-    records = three(half=make_trial(gain=2.0), fuse=make_trial(share=0.6))
-    outcome = world.search(step("half"), step("fuse"), wanted=(step("fuse"),), records=records)
-    assert row(outcome, "fuse").status == "kept"
-
-
-def test_what_needs_a_step_that_was_left_out_is_left_out_with_it(world: World):
-    world.gain = product(half=2.0)
-    records = three(half=make_trial(gain=2.0), fuse=make_trial(share=0.6))
-    outcome = world.search(step("half"), step("fuse"), step("quantize"), records=records)
-    assert rows(outcome) == {"half": "kept", "fuse": "skipped", "quantize": "skipped"}
-    assert row(outcome, "quantize").reason == "the model has no: compiled, which fuse would give"
-
-
-def test_a_search_that_goes_on_exhaustively_tries_what_was_left_out(world: World):
-    world.gain = product(half=2.0, fuse=3.0)
-    records = three(half=make_trial(gain=2.0), fuse=make_trial(share=0.6))
-    tries = (step("fuse"), step("half"))
-    first = world.search(*tries, records=records)
-    again = world.resume(first, *tries)
-    assert rows(again) == {"half": "kept", "fuse": "kept"}
-
-
 @pytest.mark.parametrize("gains", [(2.0, 1.5, 1.2), (1.3, 3.0, 0.9), (0.8, 1.0, 1.0), (1.1, 1.05, 2.0)])
 def test_true_experience_changes_no_recipe_only_the_time_until_it_is_found(
     world: World, gains: tuple[float, float, float]
@@ -337,12 +252,8 @@ def test_true_experience_changes_no_recipe_only_the_time_until_it_is_found(
     world.gain, world.cost = product(**factors), {"fuse": 6.0}
     tries = [step(name) for name in ("fold", "fuse", "half")]
     plain = world.search(*tries)
-    trials = {
-        name: make_trial(gain=factor) if factor > 1 else make_trial(share=factor)
-        for name, factor in factors.items()
-    }
-    final = max(1.0, math.prod(factor for factor in gains if factor > 1))
-    records = tuple(make_record(model=str(n), speedup=final, trials=trials) for n in range(3))
+    trials = {name: make_trial(gain=factor) for name, factor in factors.items()}
+    records = tuple(make_record(model=str(n), trials=trials) for n in range(3))
     known = world.search(*tries, records=records)
     assert sorted(names(known)) == sorted(names(plain))
     assert known.speedup.value == pytest.approx(plain.speedup.value)

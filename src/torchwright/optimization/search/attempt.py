@@ -11,7 +11,6 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import CLEARLY, RELATIVE_ERROR, Interval, Quality, Ranked, Step, StepResult
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
-from torchwright.optimization.search.experience import FAR_OVER
 from torchwright.optimization.search.judging import settle
 from torchwright.optimization.search.state import PATIENCE, Search, Spent, Uncompiled
 from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
@@ -28,6 +27,8 @@ HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
 MOST_LEFT = 0.6
 """Share of the modules beyond which leaving them alone leaves too little of the gain."""
+FAR_OVER = 1.5
+"""A loss of so many budgets is too much, whatever is rounded once less or calibrated on other values."""
 WRONG = 10
 """A loss of so many budgets, and of so many times what the steps declare to lose, is a fault, not rounding.
 

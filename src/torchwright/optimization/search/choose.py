@@ -210,13 +210,6 @@ def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float
     return max(seconds, estimate.ready_seconds(search, steps)) if compiles(steps) else seconds
 
 
-def left_out(search: Search, step: Step) -> str | None:
-    """Why a step of which nothing was measured is not worth a trial by experience, or None."""
-    if any(rung.step == step for rung in search.rungs):
-        return None
-    return search.informed().leaves_out(step, search.reached(), closed=is_closed(from_step(step)))
-
-
 def plan(search: Search, step: Step) -> tuple[Step, ...]:
     """The recipe in which a step would be tried now, as far as that can be said."""
     return possible(search, step) or in_order([*search.best.steps, step])
@@ -365,9 +358,9 @@ def lacks(search: Search, technique: Technique) -> str:
 
 
 def untried_giver(search: Search, technique: Technique) -> StepResult | None:
-    """The row of a step that was not tried, for lack of time or by experience, and would give what this one needs."""
+    """The row of a step that was not tried for lack of time and would give what this one needs."""
     missing = technique.required - search.have()
-    untried = [rung for rung in search.rungs if rung.status in ("untried", "skipped")]
+    untried = [rung for rung in search.rungs if rung.status == "untried"]
     return next((rung for rung in untried if missing and missing <= from_step(rung.step).gives), None)
 
 

@@ -1,4 +1,4 @@
-"""Priors from recorded searches of similar models: the order of trials, and steps that are not worth one.
+"""Priors from recorded searches of similar models: the order of trials.
 
 `experience.json` has an entry for each recorded search; `benchmarks/optimize/experience.py table` makes it from their
 recipes. Those on the same kind of machine are weighted by how near their model is: a nearest-neighbour estimate
@@ -21,16 +21,8 @@ DECADES = 3.0
 model says nothing of another; one of linear layers alone is 1.4 from one of convolutions."""
 PRIOR = 0.5
 """Weight of the guess without experience, in searches of the very same model."""
-FEWEST = 3
-"""Searches that must have measured a step before it may be left out."""
-CLEARLY_LESS = 0.95
-"""A step may be left out that never brought a recipe to this share of the best one without it."""
 SMALL_LOSS = 1e-3
 """Losses below are alike."""
-FAR_OVER = 1.5
-"""A loss of so many budgets is too much, whatever is rounded once less, calibrated on other values or another model."""
-CONFIRMED = 0.7
-"""Share of the expected speed-up, as a logarithm, that must have been measured before anything is left out."""
 LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2", "bf16", "i8mm", "dotprod", "neon")
 """Instruction sets that decide which CPU kernels are fast, the best first."""
 
@@ -40,11 +32,8 @@ class Trial:
     """The result of one step in one recorded search."""
 
     gain: float | None
-    """Its own speed-up in the recipe that the search ended with; None for a step outside the recipe. Of a step that
-    runs the whole model it is that over the original, whatever the search ended with; None where it was not timed."""
-    share: float | None
-    """Speed of the best recipe with it over that of the best without; None for a step that the search ended with, and
-    for one that was not timed."""
+    """Its speed-up: of a step that runs the whole model over the original; of any other in the recipe that the search
+    ended with, or of the best recipe with it over the best without. None where it was not timed."""
     drop: float | None
     """Loss of the metric, where it was judged."""
     cost: float
@@ -52,8 +41,8 @@ class Trial:
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for what has no logarithm."""
-        if not all(value is None or value > 0 for value in (self.gain, self.share, self.cost)):
-            raise ValueError("gain, share and cost are above 0")
+        if not all(value is None or value > 0 for value in (self.gain, self.cost)):
+            raise ValueError("gain and cost are above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +58,13 @@ class SearchRecord:
     commit: str
     max_drop: float
     features: Features
-    speedup: float
     trials: dict[str, Trial]
     """By the step, as the command line writes it."""
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for what has no logarithm."""
-        if self.cores < 1 or self.speedup < 1.0:
-            raise ValueError(
-                "a search has a core at least, and never ends with less than the original's speed"
-            )
+        if self.cores < 1:
+            raise ValueError("a search has a core at least")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +85,6 @@ class Experience:
 
     max_drop: float = 0.0
     near: tuple[tuple[float, SearchRecord], ...] = ()
-
-    @property
-    def speedup(self) -> float:
-        """Return the expected final speed-up of such searches; 1 where none is near."""
-        return _geometric([(weight, record.speedup) for weight, record in self.near]) if self.near else 1.0
 
     def given(self, losses: Mapping[str, float]) -> Experience:
         """The same for a search that has found these losses: those that lost otherwise by the same steps count less."""
@@ -133,33 +114,6 @@ class Experience:
         found = [(weight, trial.cost * unit) for weight, _, trial in self._trials(step)]
         return _geometric([*found, (PRIOR, otherwise)])
 
-    def leaves_out(self, step: Step, reached: float, *, closed: bool = False) -> str | None:
-        """Why a step is not worth a trial where the speed-up so far is `reached`, or None.
-
-        It is where experience has been confirmed here, and the step never came near the best recipe without it; one
-        that runs the whole model (`closed`), where its gains never came near what is reached here: what it was slower
-        than elsewhere, 8 bits of the same library say, may not have held here, or not have been tried.
-        """
-        trials = self._trials(step)
-        confirmed = reached > 1.0 and math.log(reached) >= CONFIRMED * math.log(self.speedup)
-        if not confirmed or len(trials) < FEWEST:
-            return None
-        share = max(self._share(trial, reached if closed else None) for _, _, trial in trials)
-        if share >= CLEARLY_LESS:
-            return None
-        found = (
-            "it lost more than the budget"
-            if not share
-            else f"{share * reached:.2f}x at most"
-            if closed
-            else f"at most {share:.2f}x of what is best without it"
-        )
-        models = ", ".join(record.model for _, record, _ in trials[:FEWEST])
-        return (
-            f"not tried: by experience {found} ({len(trials)} searches: {models}{', …' * (len(trials) > FEWEST)}), and "
-            f"the {reached:.2f}x so far bear it out; --exhaustive tries it"
-        )
-
     def _trials(self, step: Step) -> list[tuple[float, SearchRecord, Trial]]:
         """Return the results of a step in near searches, the nearest first."""
         name = str(step)
@@ -171,20 +125,7 @@ class Experience:
         """The gain here of what one search found; None where this budget allows what was never timed there."""
         if trial.drop is not None and trial.drop > self.max_drop:
             return 1.0
-        if trial.gain is None and trial.share is None:
-            return None
-        return max(trial.gain or 1.0, 1.0)
-
-    def _share(self, trial: Trial, reached: float | None) -> float:
-        """The most that a trial says for its step, under this budget; of its gain over the original where the speed-up
-        `reached` without it is given."""
-        if trial.gain is not None and trial.share is None:
-            return 1.0
-        if trial.drop is not None and trial.drop > FAR_OVER * self.max_drop:
-            return 0.0
-        if reached is not None and trial.gain is not None:
-            return trial.gain / reached
-        return 1.0 if trial.share is None else trial.share
+        return trial.gain and max(trial.gain, 1.0)
 
 
 def near(

@@ -3,7 +3,7 @@
 1. The original is measured, then what an earlier search has found. The time budget starts then.
 2. What cannot run or cannot pay is refused.
 3. What fits the time is tried, by expected gain a second; a quantization that overshoots retreats layer by layer.
-   Experience with other models has its say in what is expected, and may leave a step out.
+   Experience with other models has its say in what is expected.
 4. If nothing fitted, the time budget is stretched until one promising candidate is measured.
 5. Our own recipe takes turns with the best third-party engine, if one was found.
 6. What no longer contributes is dropped.
@@ -185,28 +185,17 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
     if steps is None:
         _refuse_lacking(search, technique, step)
         return []
-    obstacle = _obstacle(search, step, steps)
-    if obstacle and not asked:
-        search.refuse(step, *obstacle)
+    late = estimate.no_time(search, steps)
+    if late and not asked:
+        search.refuse(step, late, "untried")
         return []
-    if obstacle and not search.measured_any():
+    if late and not search.measured_any():
         _stretch(search, step, steps)
     expected = _expected_next(search, step, steps, queue) if search.prefetcher.able else ()
     search.prefetcher.begin(expected, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []
-
-
-def _obstacle(
-    search: Search, step: Step, steps: tuple[Step, ...], *, before: float = 0.0
-) -> tuple[str, str] | None:
-    """Return why a recipe that can run is not worth its trial, and the status that says so; or None."""
-    if reason := choose.left_out(search, step):
-        return reason, "skipped"
-    if reason := estimate.no_time(search, steps, before=before):
-        return reason, "untried"
-    return None
 
 
 def _expected_next(
@@ -221,7 +210,7 @@ def _expected_next(
         if choose.is_closed(technique):
             return ()
         planned = None if _refusal(supposed, technique, other) else choose.possible(supposed, other)
-        if planned is None or _obstacle(supposed, other, planned, before=-beside):
+        if planned is None or estimate.no_time(supposed, planned, before=-beside):
             continue
         if not lost_uncompiled(search, other, planned):
             return planned

@@ -33,7 +33,6 @@ def record(recipe: Recipe, model: str, commit: str) -> SearchRecord:
         commit=commit,
         max_drop=recipe.budget.max_drop,
         features=recipe.features,
-        speedup=round(max(reached(recipe), 1.0), 3),
         trials=_trials(recipe),
     )
 
@@ -70,7 +69,6 @@ def _trials(recipe: Recipe) -> dict[str, Trial]:
             name = str(Step(name=rung.step.name, options=options))
             trial = Trial(
                 gain=_gain(rung, recipe),
-                share=None if rung.kept else _share(rung, recipe),
                 drop=round(rung.quality.drop_high, 5) if rung.quality else None,
                 cost=round(max((ended - begun) / original, 0.01), 2),
             )
@@ -81,41 +79,28 @@ def _trials(recipe: Recipe) -> dict[str, Trial]:
 
 def _together(one: Trial, other: Trial) -> Trial:
     """The better of two forms of a step, and the time of both."""
-
-    def place(trial: Trial) -> tuple[bool, float, float]:
-        kept = trial.gain is not None and trial.share is None
-        return kept, trial.gain or 0.0, trial.share or 0.0
-
-    return replace(max(one, other, key=place), cost=round(one.cost + other.cost, 2))
+    better = max(one, other, key=lambda trial: trial.gain or 0.0)
+    return replace(better, cost=round(one.cost + other.cost, 2))
 
 
 def _gain(rung: StepResult, recipe: Recipe) -> float | None:
-    """Return the gain of a step.
-
-    For an engine it is the gain over the original. A kept step includes the gains of the variants it replaced."""
-    if is_closed(from_step(rung.step)):
-        return round(_total(rung), 3) if rung.speedup else None
-    if not rung.kept:
-        return None
-    replaced = [row for row in recipe.rungs if row.status == "removed" and row.step.name == rung.step.name]
-    return round(math.prod(row.speedup.value for row in (rung, *replaced) if row.speedup), 3)
-
-
-def _share(rung: StepResult, recipe: Recipe) -> float | None:
-    """Speed of the best recipe with a step that was not kept over that of the best without, at most."""
+    """Return the gain of a step, as `Trial` says; a kept one includes the gains of the variants it replaced."""
     if rung.speedup is None:
         return None
+    rows = recipe.rungs
     if is_closed(from_step(rung.step)):
-        total = rung.total_speedup or rung.speedup
-        return round(total.high / reached(recipe), 3)
-    if rung.status == "dropped":
-        return round(rung.speedup.high, 3)
-    own = [
-        row
-        for row in recipe.rungs
-        if row.status in ("kept", "removed") and not is_closed(from_step(row.step))
-    ]
-    return round(max(_total(row) for row in own) / reached(recipe), 3)
+        gain = _total(rung)
+    elif rung.kept:
+        replaced = [row for row in rows if row.status == "removed" and row.step.name == rung.step.name]
+        gain = math.prod(row.speedup.value for row in (rung, *replaced) if row.speedup)
+    elif rung.status == "dropped":
+        gain = rung.speedup.high
+    else:
+        own = [
+            row for row in rows if row.status in ("kept", "removed") and not is_closed(from_step(row.step))
+        ]
+        gain = max(map(_total, own)) / reached(recipe)
+    return round(gain, 3)
 
 
 def _total(rung: StepResult) -> float:
