@@ -209,7 +209,9 @@ def search(model: Model, others: tuple[SearchRecord, ...], budget: float, cores:
         answer_from(world, patch)
         if cores > 1:
             prefetcher = Prefetcher(world)
-            patch.setattr("torchwright.optimization.search.state.CompilePrefetcher", lambda context: prefetcher)
+            patch.setattr(
+                "torchwright.optimization.search.state.CompilePrefetcher", lambda context: prefetcher
+            )
         outcome = world.search(*map(parse_step, model.steps), records=others)
     begun, kept = world.searching.begun, ("kept", "removed")
     rows = sorted(outcome.rungs, key=lambda rung: rung.ended_seconds or 0.0)
@@ -517,19 +519,11 @@ def other_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(choose, "expected_seconds", nothing(1.0))
 
 
-def own_gain(patch: pytest.MonkeyPatch) -> None:
-    """Expect of an engine its gain over the original, not over the best engine so far."""
-    patch.setattr(
-        Experience, "beyond", lambda self, step, otherwise, best, reached: self.gain(step, otherwise)
-    )
-
-
 MECHANISMS: dict[str, Change] = {
     "prefetched compilations": lambda patch: patch.setattr(Prefetcher, "able", False),
     "experience": replaced("experience.near", Experience()),
     "experience.given": lambda patch: patch.setattr(Experience, "given", lambda self, losses: self),
     "experience.cost": lambda patch: patch.setattr(Experience, "cost", lambda self, step, unit, guess: guess),
-    "experience.beyond": own_gain,
     "choose.GAINS, one for all": same_gains,
     "choose.expected_seconds": other_order,
     "choose._too_coarse": replaced("choose._too_coarse", False),

@@ -158,18 +158,6 @@ def test_what_a_smaller_budget_kept_from_being_timed_says_nothing():
     assert of_models_like(strict).gain(step("half"), 2.0) == pytest.approx(2.0)
 
 
-def test_what_runs_the_whole_model_is_held_against_the_best_of_its_kind_there():
-    wide, narrow = step("library"), step("library", kind="narrow")
-    trials = {str(wide): make_trial(gain=2.0), str(narrow): make_trial(gain=5.0)}
-    known = of_models_like(make_record(trials=trials))
-    found = known.beyond(narrow, 4.0, wide, 4.0)
-    assert found == pytest.approx(
-        2.5 ** (1 / 1.5)
-    )  # there it was 2.5 times as fast, of whatever the model allows
-    assert known.beyond(narrow, 1.0, None, 4.0) == pytest.approx(1.25 ** (1 / 1.5))
-    assert known.beyond(wide, 1.0, narrow, 5.0) == pytest.approx(1.0)
-
-
 def test_what_lost_otherwise_by_the_same_steps_says_less():
     """Eight bits are expected to hold where the half precision of a model held, as it did here."""
     robust = {"half": make_trial(drop=0.004), "fuse": make_trial(gain=4.0)}
@@ -202,17 +190,6 @@ def test_experience_decides_what_is_tried_first(world: World):
     records = (make_record(trials={"fuse": make_trial(gain=4.0), "half": make_trial(gain=0.9)}),)
     world.search(*tries, records=records)
     assert tried(world)[0] == "fuse"
-
-
-@pytest.mark.parametrize(("gain", "second"), [(12.0, "library:kind=wide"), (4.0, "fuse")])
-def test_a_library_counts_for_what_is_beyond_what_was_reached(world: World, gain: float, second: str):
-    """ONNX Runtime's float32 was tried on ten models of which OpenVINO's bfloat16 had brought twice as much before."""
-    near, far = step("library"), step("library", kind="wide")
-    world.gain = lambda names: {"library": 4.0, "library:kind=wide": gain}.get(next(iter(names), ""), 1.0)
-    found = {str(far): make_trial(gain=gain, cost=6.5)}
-    records = [make_record(model=model, trials=found) for model in ("one", "two")]
-    world.search(near, far, step("fuse"), records=records)
-    assert tried(world)[:2] == ["library", second]
 
 
 def test_a_far_model_changes_nothing(world: World):

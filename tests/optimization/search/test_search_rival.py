@@ -78,7 +78,6 @@ def test_eight_bits_come_soon_after_a_half_precision_that_held(world: World):
     outcome = world.search(half, wide, narrow, step("fuse"))
     assert names(outcome) == [str(narrow)]
     assert world.started[1:3] == [(half,), (narrow,)]
-    assert world.started[-1] == (wide,)
 
 
 def test_eight_bits_do_not_wait_for_each_half_precision(world: World):

@@ -141,7 +141,7 @@ def _rank(search: Search, step: Step, steps: Sequence[Step]) -> tuple[bool, floa
 
 
 def expected_gain(search: Search, step: Step) -> float:
-    """Return the expected gain of a step where it pays; for an engine, over the best recipe so far."""
+    """Return the expected gain of a step where it pays."""
     technique = from_step(step)
     if technique.keeps_pages:
         return _without_faults(search)
@@ -149,10 +149,8 @@ def expected_gain(search: Search, step: Step) -> float:
     if measured or search.has_variant(step) or _too_coarse(search, technique):
         return components.in_pass(search, technique, SMALL_GAIN)
     gain = components.in_pass(search, technique, _guess(search, technique))
-    if not is_closed(technique):
-        return max(search.informed().gain(step, gain) / _given_up(search, step), SMALL_GAIN)
-    best = search.rival.candidate.steps[-1] if search.rival else None
-    return max(search.informed().beyond(step, gain, best, search.reached()), SMALL_GAIN)
+    gain = search.informed().gain(step, gain)
+    return max(gain if is_closed(technique) else gain / _given_up(search, step), SMALL_GAIN)
 
 
 def _guess(search: Search, technique: Technique) -> float:

@@ -97,18 +97,6 @@ class Experience:
         found = [(weight, self._gain(trial)) for weight, _, trial in self._trials(step)]
         return _geometric([*((weight, gain) for weight, gain in found if gain), (PRIOR, otherwise)])
 
-    def beyond(self, step: Step, otherwise: float, best: Step | None, reached: float) -> float:
-        """The same of a step that runs the whole model, over the `best` of its kind, by which so much is `reached`.
-
-        `otherwise` is over the original.
-        """
-        found = [(PRIOR, otherwise / reached)]
-        for weight, record, trial in self._trials(step):
-            if gain := self._gain(trial):
-                there = record.trials.get(str(best))
-                found.append((weight, gain / ((there and there.gain) or reached)))
-        return _geometric([(weight, max(gain, 1.0)) for weight, gain in found])
-
     def cost(self, step: Step, unit: float, otherwise: float) -> float:
         """Seconds to expect of a step's trial, where measuring and describing the original took `unit`."""
         found = [(weight, trial.cost * unit) for weight, _, trial in self._trials(step)]
