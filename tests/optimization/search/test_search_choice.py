@@ -11,7 +11,6 @@ import pytest
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Budget, Step
-from torchwright.optimization.search import choose
 from torchwright.optimization.search.state import Outcome
 
 
@@ -60,14 +59,6 @@ def test_the_search_leaves_the_time_to_write_and_prove_what_it_found(world: Worl
     again, processes, other_rows = 9.0, 2.0, 6.0
     assert names(outcome) == ["fuse"]
     assert outcome.seconds <= budget - (again + processes + other_rows)
-
-
-@pytest.mark.parametrize(("gain", "expected"), [(3.0, choose.SMALL_GAIN), (1.2, 1.5 / 1.2)])
-def test_little_is_expected_of_what_gives_up_more_than_it_brings(world: World, gain: float, expected: float):
-    """`fast_math` in place of a bfloat16 that EfficientNet's search had compiled went before `channels_last`."""
-    world.gain = product(half=gain)
-    world.search(step("half"))
-    assert choose.expected_gain(world.searching, step("static")) == pytest.approx(expected)
 
 
 def test_an_open_step_that_is_asked_for_is_chosen_by_measuring(world: World):

@@ -250,18 +250,6 @@ def test_what_rounds_as_much_as_what_lost_too_much_comes_later(world: World):
     assert any(other in steps for steps in world.started)
 
 
-def test_what_would_take_the_place_of_a_larger_gain_comes_late(world: World):
-    """SAM's autocast had gained 1.41x when five minutes went to oneDNN's own bfloat16 in its place."""
-    world.gain = product(half=3.0, static=1.3, fold=1.2)
-    outcome = world.search(step("static"), step("half"), step("fold"))
-    assert names(outcome) == ["fold", "half"]
-    first = {
-        name: next(n for n, steps in enumerate(world.started) if step(name) in steps)
-        for name in rows(outcome)
-    }
-    assert sorted(first, key=lambda name: first[name]) == ["half", "fold", "static"]
-
-
 @pytest.mark.parametrize(("drop", "second"), [(0.0125, "half:kind=gentle"), (0.05, "fuse")])
 def test_what_rounds_half_as_much_as_what_lost_little_too_much_comes_soon(
     world: World, drop: float, second: str

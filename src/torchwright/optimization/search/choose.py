@@ -149,8 +149,7 @@ def expected_gain(search: Search, step: Step) -> float:
     if measured or search.has_variant(step) or _too_coarse(search, technique):
         return components.in_pass(search, technique, SMALL_GAIN)
     gain = components.in_pass(search, technique, _guess(search, technique))
-    gain = search.informed().gain(step, gain)
-    return max(gain if is_closed(technique) else gain / _given_up(search, step), SMALL_GAIN)
+    return max(search.informed().gain(step, gain), SMALL_GAIN)
 
 
 def _guess(search: Search, technique: Technique) -> float:
@@ -170,15 +169,6 @@ def _guess(search: Search, technique: Technique) -> float:
 def _without_faults(search: Search) -> float:
     """Return a lower bound on the gain of the best recipe if its pages stayed mapped, from counted page faults."""
     return 1 / max(1 - search.best.faulting / search.best_seconds(), HIDDEN)
-
-
-def _given_up(search: Search, step: Step) -> float:
-    """Return the gain of the kept steps that this step would replace."""
-    steps = plan(search, step)
-    lost = [kept for kept in search.best.steps if kept not in steps]
-    return math.prod(
-        rung.speedup.value for rung in search.rungs if rung.speedup and rung.step in lost and rung.kept
-    )
 
 
 def _was_tried(search: Search, name: str) -> bool:
