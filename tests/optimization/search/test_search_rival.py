@@ -58,16 +58,6 @@ def test_a_variant_of_which_the_conversion_is_there_is_expected_to_take_the_rest
     assert world.searching.spent[1].seconds == world.searching.spent[2].seconds == 51.0
 
 
-@pytest.mark.parametrize(("seconds", "tried"), [(100.0, True), (70.0, False)])
-def test_eight_bits_of_it_are_expected_to_take_their_calibration(world: World, seconds: float, tried: bool):
-    kinds = [step("library", kind=kind) for kind in ("shared-narrow", "shared-int8")]
-    world.converting, world.budget = 50.0, Budget(max_drop=0.01, time_seconds=seconds)
-    world.gain = lambda names: 2.0 if "library" in names else 1.0
-    world.drop = lambda steps: 0.5 if kinds[0] in steps else 0.0
-    world.search(*kinds)
-    assert ((kinds[1],) in world.started) is tried
-
-
 def test_eight_bits_come_soon_after_a_half_precision_that_held(world: World):
     """SqueezeNet, ELECTRA and three others had the last half of their gain only after all of our own was tried."""
     narrow, half, wide = (step("library", kind=kind) for kind in ("int8", "bf16", "f32"))

@@ -18,10 +18,6 @@ an estimate of 20 a search of 150 s never compiled it.
 
 A guess is on the low side: a longer trial is stopped in time, and one that was not begun yields nothing.
 """
-CALIBRATION = 0.5
-"""Expected time of finding 8-bit ranges, as a share of the conversion's time.
-
-It was 0.2 to 0.9 on four models of the table of experience."""
 PROOF_SHARE = 0.4
 """The largest share of the time budget that is reserved for writing the artifact and proving it."""
 GRAPHS_SECONDS = 20.0
@@ -41,10 +37,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     What one compiler or engine took says nothing about another: without a trial of theirs it is a guess.
     """
     if converted := _conversions(search, steps):
-        narrow = _calibrated(steps)
-        like = max(reversed(converted), key=lambda spent: _calibrated(spent.steps) == narrow)
-        calibration = CALIBRATION * like.conversion if narrow and not _calibrated(like.steps) else 0.0
-        return like.seconds - like.conversion + calibration
+        return converted[-1].seconds - converted[-1].conversion
     return max(afresh_seconds(search, steps) - search.prefetcher.seconds(steps), search.spent[0].seconds)
 
 
@@ -178,12 +171,6 @@ def _conversions(search: Search, steps: Sequence[Step]) -> list[Spent]:
     """Trials that converted the model as these steps do, which take that over."""
     name = conversion_of(steps)
     return [spent for spent in search.spent if spent.conversion and conversion_of(spent.steps) == name]
-
-
-def _calibrated(steps: Sequence[Step]) -> bool:
-    """Check whether the engine quantizes by ranges that it has to calibrate first."""
-    changes = [from_step(step) for step in steps]
-    return any("eager" in change.removed and change.calibrates for change in changes)
 
 
 def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:
