@@ -131,7 +131,7 @@ def test_a_hopeless_drop_is_not_retreated_from(world: World):
     [
         pytest.param([0.012] + [0.004] * 9, [0, 5], id="the root of squares of the other five is 0.9%"),
         pytest.param([0.012] + [0.001] * 9, [0, 1], id="one is nearly all of it"),
-        pytest.param([0.01] * 10, [0], id="more than six of ten"),
+        pytest.param([0.008] * 10, [0, 9], id="nine of ten"),
     ],
 )
 def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
@@ -161,9 +161,9 @@ def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
     assert tried == left_alone
 
 
-@pytest.mark.parametrize(("high", "counts"), [(0.012, [5]), (0.013, [6]), (0.018, [])])
+@pytest.mark.parametrize(("high", "counts"), [(0.012, [5]), (0.013, [6]), (0.018, [8])])
 def test_the_upper_end_of_a_loss_is_brought_into_the_budget(errors_add: None, high: float, counts: list[int]):
-    """Of ten equal parts of 1.2%; more than six are too many to leave alone."""
+    """Of ten equal parts of 1.2%."""
     lost = Quality(
         metric="error", value=0.012, reference=0.0, drop=0.012, drop_high=high, higher_is_better=False
     )

@@ -25,8 +25,6 @@ SHOWN = 16
 """Layers of a ranking that a row keeps beyond those that were left alone."""
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
-MOST_LEFT = 0.6
-"""Share of the modules beyond which leaving them alone leaves too little of the gain."""
 FAR_OVER = 1.5
 """A loss of so many budgets is too much, whatever is rounded once less or calibrated on other values."""
 WRONG = 10
@@ -232,8 +230,7 @@ def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budge
     )
     left = [math.hypot(between, *errors[count:]) for count in range(len(errors))]
     budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
-    enough = max(1, next((count for count, rest in enumerate(left) if rest <= budget / CLEARLY), len(errors)))
-    return [enough] if enough <= MOST_LEFT * len(errors) else []
+    return [max(1, count) for count, rest in enumerate(left) if rest <= budget / CLEARLY][:1]
 
 
 def _as_lost(errors: Sequence[float], technique: Technique, lost: Quality) -> list[float]:
