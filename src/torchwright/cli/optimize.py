@@ -132,7 +132,7 @@ BUDGET = Budget()
 @click.option(
     "--exhaustive",
     is_flag=True,
-    help="Go without the experience of recorded searches, which orders the trials and may leave out some.",
+    help="Go without the experience of recorded searches, which orders the trials.",
 )
 @all_option
 @quiet_option

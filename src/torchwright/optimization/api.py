@@ -102,7 +102,7 @@ def optimize(
     names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. The progress is
     shown on stderr unless `progress=False`. `resume` continues the search of an earlier result, or of the folder in
     which one was saved: what was measured is kept, and what was left untried is tried. `exhaustive` goes without the
-    experience of recorded searches (docs/search.md), which orders the trials and may leave out some.
+    experience of recorded searches (docs/search.md), which orders the trials.
 
     `result.model` takes what the original takes. Compiled code takes other batch sizes; other sizes and types use a
     fallback, with one `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
