@@ -250,16 +250,13 @@ def test_what_rounds_as_much_as_what_lost_too_much_comes_later(world: World):
     assert any(other in steps for steps in world.started)
 
 
-@pytest.mark.parametrize(("drop", "second"), [(0.0125, "half:kind=gentle"), (0.05, "fuse")])
-def test_what_rounds_half_as_much_as_what_lost_little_too_much_comes_soon(
-    world: World, drop: float, second: str
-):
+def test_what_rounds_half_as_much_as_what_lost_too_much_comes_soon(world: World):
     """BERT in bfloat16 loses 1.25%, by autocast 0.60%, and that was left for after the compiler."""
     world.gain = product(half=2.0, fuse=1.5)
     coarse, gentle = (Step(name="half", options={"kind": kind}) for kind in ("b", "gentle"))
-    world.drop = lambda steps: drop if coarse in steps else 0.0
+    world.drop = lambda steps: 0.0125 if coarse in steps else 0.0
     world.search(coarse, gentle, step("fuse"))
-    assert str(world.started[2][-1]) == second
+    assert world.started[2][-1] == gentle
     assert any(gentle in steps for steps in world.started)
 
 

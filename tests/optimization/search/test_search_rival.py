@@ -70,15 +70,6 @@ def test_eight_bits_come_soon_after_a_half_precision_that_held(world: World):
     assert world.started[1:3] == [(half,), (narrow,)]
 
 
-def test_eight_bits_do_not_wait_for_each_half_precision(world: World):
-    gentle, half, narrow = (step("library", kind=kind) for kind in ("gentle", "bf16", "int8"))
-    gains = {"library:kind=gentle": 3.0, "library:kind=bf16": 3.0, "library:kind=int8": 6.0}
-    world.gain = lambda names: gains.get(next(iter(names - {"library"}), ""), 1.0)
-    world.cost, world.export_seconds = {"library": 2.0}, 0.5
-    assert names(world.search(gentle, half, narrow, step("fuse"))) == [str(narrow)]
-    assert world.started[1:3] == [(gentle,), (narrow,)]
-
-
 @pytest.mark.parametrize(("over", "second"), [("gentle", "fuse"), ("bf16", "library:kind=gentle")])
 def test_a_variant_of_what_lost_too_much_comes_soon_where_it_rounds_less(
     world: World, over: str, second: str

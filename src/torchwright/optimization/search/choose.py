@@ -37,8 +37,6 @@ ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
 SMALL_GAIN = 1.05
 """The same of a step that was measured before, is another variant of a kept one, or must round too much."""
-LIKE = 2.0
-"""Steps that round alike lose within this factor of each other: a form that rounds more than that is faster, too."""
 
 
 def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
@@ -158,7 +156,7 @@ def _guess(search: Search, technique: Technique) -> float:
         return technique.expected_gain
     best = from_step(search.rival.candidate.steps[-1]) if search.rival else None
     if best and technique.replaces(best):
-        narrower = 0 < LIKE * best.epsilon < technique.epsilon
+        narrower = 0 < best.epsilon < technique.epsilon
         return search.reached() * (GAINS[technique.phase] if narrower else SMALL_GAIN)
     if _is_engine(technique) and not _was_tried(search, technique.name):
         return ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
@@ -176,16 +174,12 @@ def _was_tried(search: Search, name: str) -> bool:
 
 
 def _too_coarse(search: Search, technique: Technique) -> bool:
-    """Check whether a step rounds so much that it will lose more than the budget, by what lost more.
-
-    The loss goes with the rounding, within the factor `LIKE`. Layers differ: a loss of many budgets says no more of
-    finer steps than one of few.
-    """
-    budget, lost = search.budget.max_drop, list[float]()
-    for rung in search.rungs:
-        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget:
-            within = LIKE * budget / rung.quality.drop_high
-            lost.append(from_step(rung.step).epsilon * min(max(within, 1 / LIKE), 1.0))
+    """Check whether a step rounds as much as one that lost more than the budget: the loss goes with the rounding."""
+    lost = [
+        from_step(rung.step).epsilon
+        for rung in search.rungs
+        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > search.budget.max_drop
+    ]
     return technique.epsilon >= min((epsilon for epsilon in lost if epsilon), default=math.inf)
 
 
