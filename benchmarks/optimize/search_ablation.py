@@ -376,7 +376,7 @@ class Recorded(World):
 
 
 class Prefetcher:
-    """Stands where the search's own does; a compilation runs at full speed beside a trial until it can be called."""
+    """Stands where the search's own does; a compilation runs at full speed next to a trial until it can be called."""
 
     able = True
 

@@ -196,9 +196,9 @@ class StepResult:
     reason: str
     status: Literal["kept", "dropped", "refused", "failed", "removed", "untried", "skipped", "inconclusive"]
     """`refused`: it cannot run or pay, with the number as reason; `removed`: kept first, then found not to
-    contribute; `untried`: the time budget left nothing measured; `skipped`, in recipes of before:
-    by experience it was not worth measuring; `inconclusive`: the ends of its interval are more than twice apart, so that noise may be all of its
-    gain."""
+    contribute; `untried`: the time budget left nothing measured; `skipped`, in recipes of before: by experience it was
+    not worth measuring; `inconclusive`: the ends of its interval are more than twice apart, so that noise may be all
+    of its gain."""
     speedup: Interval | None = None
     """Against the best recipe so far (marginal)."""
     total_speedup: Interval | None = None

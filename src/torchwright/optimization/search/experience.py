@@ -17,8 +17,8 @@ from torchwright.core.records import DeviceFacts, Features, Step
 
 TABLE = Path(__file__).with_name("experience.json")
 DECADES = 3.0
-"""So many powers of ten, in operations or in operations a byte of weights, count as a distance of 1, from which on a
-model says nothing of another; one of linear layers alone is 1.4 from one of convolutions."""
+"""So many powers of ten, in operations or in operations a byte of weights, count as a distance of 1. From there on a
+model says nothing of another: one of linear layers alone is 1.4 from one of convolutions."""
 PRIOR = 0.5
 """Weight of the guess without experience, in searches of the very same model."""
 SMALL_LOSS = 1e-3

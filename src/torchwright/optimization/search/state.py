@@ -35,7 +35,7 @@ LATE_SHARE = 0.1
 DOUBTFUL = 0.4
 """Share of the budget from which on a loss is judged again, by other data or sizes: MPT lost 2.2 times as much."""
 PATIENCE = 3.0
-"""What takes this many times its estimate is given up: most estimates are low, and what is stopped yields nothing."""
+"""A multiple of its estimate at which work is given up: most estimates are low, and what is stopped yields nothing."""
 CONTRIBUTES = 1.3
 """A step with at least this marginal speed-up is left out of the ablation pass."""
 
