@@ -45,6 +45,7 @@ techniques: Registry[type[Technique]] = Registry(
         "int8_weight_only": "torchwright.optimization.techniques.int8_weight_only:Int8WeightOnly",
         "int4_weight_only": "torchwright.optimization.techniques.int4_weight_only:Int4WeightOnly",
         "torchao": "torchwright.optimization.techniques.torchao:TorchAO",
+        "emulated_floats": "torchwright.optimization.techniques.emulated_floats:EmulatedFloats",
         "sparse24": "torchwright.optimization.techniques.sparse24:Sparse24",
         "attention": "torchwright.optimization.techniques.attention:SwitchAttention",
         "attention_backend": "torchwright.optimization.techniques.attention_backend:AttentionBackend",
