@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks.models.trained.pictures import PredictionPerplexity
 from benchmarks.models.trained.pitch import PitchAccuracy, cents
 from benchmarks.models.trained.sentences import ReciprocalRank
+from benchmarks.models.trained.voices import SameSpeaker
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +80,13 @@ def test_frames_without_a_pitch_do_not_count() -> None:
     found[3, 10] = 0.9  # where the original heard nothing
     assert PitchAccuracy(in_calls(4, 2), expected)(Told(found)) == pytest.approx(2 / 3)
     assert PitchAccuracy(in_calls(4, 2), expected)(Told(expected)) == 1.0
+
+
+def test_pairs_of_one_speaker_are_counted_above_pairs_of_two() -> None:
+    vectors, speaker = torch.randn(9, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1])
+    same, other = [], []
+    for a in range(9):
+        for b in range(a + 1, 9):
+            (same if speaker[a] == speaker[b] else other).append(float(vectors[a] @ vectors[b]))
+    expected = sum(x > y for x in same for y in other) / (len(same) * len(other))
+    assert SameSpeaker(in_calls(9, 4), speaker)(Told(vectors)) == pytest.approx(expected)

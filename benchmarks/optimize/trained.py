@@ -24,7 +24,7 @@ from benchmarks.harness import contenders, run
 from benchmarks.harness.contenders import Contender
 from benchmarks.harness.engines import ByOnnxRuntime, ByOpenVino
 from benchmarks.harness.run import Row, in_short, times, triple
-from benchmarks.models.trained import pictures, pitch, sentences
+from benchmarks.models.trained import pictures, pitch, sentences, voices
 from benchmarks.models.trained.task import Trained
 from torchwright.workloads.module import ModuleWorkload
 
@@ -33,6 +33,7 @@ MODELS: dict[str, Callable[[Path], Trained]] = {
     "efficientnet_lite0": lambda _: pictures.efficientnet_lite(0),
     "minilm": lambda _: sentences.minilm(),
     "crepe": lambda sounds: pitch.crepe("full", sounds),
+    "resemblyzer": voices.resemblyzer,
 }
 TRANSFORMERS = ("minilm",)
 """Models that NNCF quantizes as transformers."""

