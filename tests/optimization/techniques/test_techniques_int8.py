@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from calibrated_layers import calibrated_on
 from torchwright.core.errors import UnknownName
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
@@ -30,7 +31,6 @@ from torchwright.optimization.techniques.int8_static import Int8Static
 from torchwright.optimization.techniques.shared.int8 import (
     Int8Layer,
     activation_range,
-    calibrated_on,
     largest_activation,
     quantize_weight,
 )

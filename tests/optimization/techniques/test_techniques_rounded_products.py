@@ -1,4 +1,4 @@
-"""Layers with 8-bit operands beside their formula, and beside layers that compute with integers."""
+"""Layers with 8-bit operands beside layers that compute with integers."""
 
 from __future__ import annotations
 
@@ -9,29 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.optimization.techniques.shared.int8 import (
-    activation_range,
-    calibrated_on,
-    largest_activation,
-)
+from calibrated_layers import calibrated_on
 from torchwright.optimization.techniques.shared.rounded_products import Rounded
 
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """The tensor in 8 bits, by the formula, in float64."""
-    scale, zero = activation_range(x.min().item(), x.max().item())
-    return ((x.double() / scale).round() + zero).clamp(0, largest_activation()).sub(zero) * scale
-
-
-def rounded_weight(weight: torch.Tensor) -> torch.Tensor:
-    rows = [row / (row.abs().max() / 127) for row in weight.double()]
-    scales = [row.abs().max() / 127 for row in weight.double()]
-    return torch.stack([row.round() * scale for row, scale in zip(rows, scales, strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +49,9 @@ def test_a_subclass_rounds_what_it_multiplies() -> None:
     assert layer.bias is not None
     with torch.no_grad():
         padded = F.pad(x, (0, 1, 0, 1), value=3.0)
-        expected = F.conv2d(rounded(padded), rounded_weight(2 * layer.weight), layer.bias.double(), stride=2)
+        same = nn.Conv2d(4, 6, 3, stride=2)
+        same.load_state_dict({"weight": 2 * layer.weight, "bias": layer.bias})
+        expected = calibrated_on(same, padded)(padded)
         got = Rounded(layer)(x)
         plain = layer(x)
     assert (got - expected).abs().max() < 1e-5

@@ -34,6 +34,7 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
     of the module's output, on the inputs that the unchanged model gives it. The metric judges how errors add up
     through the network; this function only orders the retreat. If the technique's `errors_add`, it is the module's
     share of the whole model's error, measured by groups of neighbours with equal shares; the order counts time, too.
+    Such a pipeline's modules are ranked by the glance if the technique knows their own errors.
     Elsewhere the worst comes first.
     """
     technique = from_step(steps[-1])
@@ -42,9 +43,10 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
     else:
         target.model = target.workload.adapt(target.model)
     with torch.inference_mode():
-        if technique.errors_add:
+        alone = not technique.errors_add or target.workload.parts()
+        own = _own_errors(target, technique) if alone else {}
+        if technique.errors_add and not own:
             return _ranked(_parts(target, technique), whole=True)
-        own = _own_errors(target, technique)
         effects = _effects(target, technique, list(own))
     rest = {name: error for name, error in own.items() if name not in effects}
     return _ranked(effects, whole=True) + _ranked(rest, whole=False)
@@ -91,11 +93,12 @@ def _parts(target: Target, technique: Technique) -> dict[str, float]:
     the error down at the least cost (Dantzig's rule for the knapsack problem).
     """
     model, case = target.model, target.workload.cases(target.compute_dtype)[0]
-    changed = {
-        name: module
+    stand_ins = {
+        name: stand_in
         for name, module in model.named_modules()
-        if name and technique.covers(name) and technique.stand_in(module) is not None
+        if name and technique.covers(name) and (stand_in := technique.stand_in(module)) is not None
     }
+    changed = {name: model.get_submodule(name) for name in stand_ins}
 
     def answer() -> torch.Tensor:
         return _floats(model(*case.args, **case.kwargs))
@@ -105,7 +108,7 @@ def _parts(target: Target, technique: Technique) -> dict[str, float]:
     names = [name for name in changed if name in seconds]
 
     def error(group: Sequence[str]) -> float:
-        with _standing_in(model, technique, group):
+        with _standing_in(model, {name: stand_ins[name] for name in group}):
             return relative_error(exact, answer())
 
     measured = _measured_groups(names, error, GROUPED_SECONDS)
@@ -149,6 +152,8 @@ def _estimating(modules: dict[str, nn.Module], device: DeviceFacts) -> Iterator[
     def called(
         name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
     ) -> None:
+        if not output.numel():  # an expert to whom no row was sent
+            return
         weight: Any = module.weight
         operations = 2 * output.numel() * weight.numel() // len(weight)
         read = layer_input(args, kwargs)
@@ -175,13 +180,11 @@ def _floats(outputs: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _standing_in(model: nn.Module, technique: Technique, names: Sequence[str]) -> Iterator[None]:
-    """Meanwhile stand-ins compute what these modules give."""
+def _standing_in(model: nn.Module, stand_ins: dict[str, nn.Module]) -> Iterator[None]:
+    """Meanwhile stand-ins compute what the modules of these names give."""
     with contextlib.ExitStack() as hooks:
-        for name in names:
+        for name, stand_in in stand_ins.items():
             module = model.get_submodule(name)
-            stand_in = technique.stand_in(module)
-            assert stand_in is not None
             hooks.callback(module.register_forward_hook(partial(_instead, stand_in), with_kwargs=True).remove)
         yield
 
@@ -203,11 +206,12 @@ def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str
     if exact is None:
         return {}
     for name in names:
-        if technique.stand_in(model.get_submodule(name)) is None:
+        stand_in = technique.stand_in(model.get_submodule(name))
+        if stand_in is None:
             continue
         if time.monotonic() - begun > LONGEST:
             break
-        with _standing_in(model, technique, [name]):
+        with _standing_in(model, {name: stand_in}):
             seen = glance()
         assert seen is not None
         effects[name] = relative_error(exact, seen)

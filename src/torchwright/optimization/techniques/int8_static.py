@@ -11,11 +11,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from torchwright.core.layer_types import overridden
 from torchwright.optimization.techniques.base import Target
 from torchwright.optimization.techniques.shared.batchnorm import fold
-from torchwright.optimization.techniques.shared.bias_correction import MeanErrors
-from torchwright.optimization.techniques.shared.int8 import LAYERS, Int8Layer, calibrated_on, observe_inputs
+from torchwright.optimization.techniques.shared.int8 import LAYERS, Int8Layer, observe_inputs
 from torchwright.optimization.techniques.shared.int8_layers import Int8Layers, Replacement
+from torchwright.optimization.techniques.shared.rounded_products import Rounded
+from torchwright.optimization.techniques.shared.rounding import Calibrated
 from torchwright.optimization.techniques.shared.wrapping import stand_in_error
 
 
@@ -35,17 +37,22 @@ class Int8Static(Int8Layers):
         if "batch_norm" in target.properties:
             # What stands between a convolution and its activation keeps both from one kernel.
             fold(target.model, target.workload.cases(target.compute_dtype))
-        errors = MeanErrors()
-        ranges = observe_inputs(target, self.kinds, errors.watch)
+        calibrated = Calibrated()
+        ranges = observe_inputs(target, self.kinds, calibrated.watch)
 
         def replacement(layer: nn.Module) -> nn.Module | str:
             if layer not in ranges:
                 return "it is not called on the calibration inputs"
-            return Int8Layer(layer, ranges[layer], errors.shift(layer))
+            return Int8Layer(layer, ranges[layer], calibrated.rounded(layer))
 
         return replacement
 
+    @property
+    def errors_add(self) -> bool:
+        return True
+
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if self.stand_in(module) is None:
-            return None
-        return stand_in_error(module, calibrated_on(module, x), x)
+        return stand_in_error(module, self.stand_in(module), x)
+
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        return None if overridden(module, self.kinds) else Rounded(module)

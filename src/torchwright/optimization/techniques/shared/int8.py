@@ -16,6 +16,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,15 @@ REGISTER = "_register_quantization_weight_pack_pass"
 """The function's name in torch, and in torchao, which took it over."""
 IN_PLACE = "_qlinear_binary_can_be_inplace"
 """The function by which Inductor decides whether a sum takes the place of an operand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedWeight:
+    """A weight in 8 bits: `integers` of its shape, a `scale` per output channel, and what to add to the bias."""
+
+    integers: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,23 +96,27 @@ class Int8Layer(nn.Module):
     """A linear layer or 2-D convolution on 8-bit weights and activations.
 
     `activation` is (scale, zero point) of its input. With None each call takes those of each row: a token of a linear
-    layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row. `shift` is added to the bias.
+    layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row. Without `rounded` weights are
+    rounded to the nearest.
 
     NaN and infinity in its input become NaN. Integers have neither: compiled code does not take such calls.
     """
 
     def __init__(
-        self, layer: nn.Module, activation: tuple[float, int] | None, shift: torch.Tensor | None = None
+        self,
+        layer: nn.Module,
+        activation: tuple[float, int] | None,
+        rounded: RoundedWeight | None = None,
     ) -> None:
         super().__init__()
         assert isinstance(layer, LAYERS)
-        weight, scale = quantize_weight(layer.weight)
-        self.register_buffer("integers", weight)
+        integers, scale = (rounded.integers, rounded.scale) if rounded else quantize_weight(layer.weight)
+        self.register_buffer("integers", integers)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
         bias = None if layer.bias is None else layer.bias.detach().float()
-        if shift is not None:
-            bias = shift if bias is None else bias + shift
+        if rounded is not None:
+            bias = rounded.shift if bias is None else bias + rounded.shift
         self.register_buffer("bias", bias)
         self.activation, self.dtype = activation, layer.weight.dtype
         self.largest = largest_activation()
@@ -155,12 +169,6 @@ def round_rows(x: torch.Tensor, top: int, dims: int) -> torch.Tensor:
     step = (high / top - low / top).clamp_min(SMALLEST_STEP)
     zero = torch.round(-low / step)
     return (torch.round(x / step) + zero).clamp(0, top).sub(zero) * step
-
-
-def calibrated_on(layer: nn.Module, x: torch.Tensor) -> Int8Layer:
-    """Return the 8-bit layer whose activation scale is that of the input `x`."""
-    low, high = x.detach().float().aminmax()
-    return Int8Layer(layer, activation_range(low.item(), high.item()))
 
 
 def register_patterns() -> None:

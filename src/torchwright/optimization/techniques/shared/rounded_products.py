@@ -10,35 +10,92 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from torchwright.optimization.techniques.shared.int8 import largest_activation, round_rows, round_weight
+from torchwright.optimization.techniques.shared.int8 import RoundedWeight, largest_activation, round_rows
+from torchwright.optimization.techniques.shared.rounding import (
+    Moments,
+    convolution_patches,
+    linear_patches,
+    rounded_weight,
+)
+
+NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+"""Arguments of a product, in their order."""
 
 
 class Rounded(nn.Module):
     """A layer whose products are of an 8-bit input, by the range of the call, and 8-bit weights, per-channel.
 
-    The layer's own forward runs, so that a subclass may pad its input or standardize its weight before they are
-    rounded. Hooks of the layer are not called.
+    Weights are rounded and biases corrected by the inputs of the first call. The layer's own forward runs, so that a
+    subclass may pad its input or standardize its weight before they are rounded. Hooks of the layer are not called.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self._forward: Callable[..., torch.Tensor] = layer.forward
+        self._weights: list[RoundedWeight] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with RoundProducts():
+        with RoundProducts(self._weights):
             return self._forward(*args, **kwargs)
 
 
 class RoundProducts(TorchFunctionMode):
-    """While entered, linear layers and 2-D convolutions compute with rounded inputs and weights."""
+    """While entered, linear layers and 2-D convolutions compute with rounded inputs and weights.
+
+    `weights` holds those of each product, in the order of the calls; missing ones are added.
+    """
+
+    def __init__(self, weights: list[RoundedWeight]) -> None:
+        super().__init__()
+        self._weights, self._count = weights, 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        given = dict(kwargs or {})
-        if func in (F.linear, F.conv2d):
-            given |= zip(("input", "weight"), args, strict=False)
-            given["input"], given["weight"] = round_input(given["input"]), round_weight(given["weight"])
-            args = args[2:] and (given.pop("input"), given.pop("weight"), *args[2:])
-        return func(*args, **given)
+        if func not in (F.linear, F.conv2d):
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(NAMES, args, strict=False)) | dict(kwargs or {})
+        if not given["input"].numel():  # an expert to whom no row was sent
+            return func(**given)
+        if self._count == len(self._weights):
+            self._weights.append(_rounded(func, given))
+        rounded, weight = self._weights[self._count], given["weight"]
+        self._count += 1
+        scale = rounded.scale.view(-1, *[1] * (weight.dim() - 1))
+        bias, shift = given.get("bias"), rounded.shift.to(weight.dtype)
+        given |= {
+            "input": round_input(given["input"]),
+            "weight": (rounded.integers * scale).to(weight.dtype),
+            "bias": shift if bias is None else bias + shift,
+        }
+        return func(**given)
+
+
+def _rounded(func: Any, given: dict[str, Any]) -> RoundedWeight:
+    """Return the weight that calibration by this call alone would choose."""
+    moments, x, weight = Moments(), given["input"], given["weight"]
+    if func is F.linear:
+        moments.add(linear_patches(x))
+        return rounded_weight(weight, moments)
+    sides = {
+        key: _pair(given.get(key, other)) for key, other in (("stride", 1), ("padding", 0), ("dilation", 1))
+    }
+    moments.add(
+        convolution_patches(
+            x if x.dim() == 4 else x[None],
+            weight.shape[2:],
+            stride=sides["stride"],
+            padding=[(pad, pad) for pad in sides["padding"]],
+            dilation=sides["dilation"],
+            groups=given.get("groups", 1),
+        )
+    )
+    return rounded_weight(weight, moments)
+
+
+def _pair(value: Any) -> tuple[int, ...]:
+    """Return a setting of both axes. "same" padding is taken for none: few patches are at the border."""
+    if isinstance(value, str):
+        return (0, 0)
+    return (value, value) if isinstance(value, int) else tuple(value) * (2 // len(value))
 
 
 def round_input(x: torch.Tensor) -> torch.Tensor:
