@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,28 @@ def frames(count: int, height: int = 48, width: int = 64, seed: int = 0) -> np.n
 
 
 def encoded(
-    frames_NHWC: np.ndarray, form: str = "mp4", codec: str = "mpeg4", rate: Any = RATE, **options: str
+    frames_NHWC: np.ndarray,
+    form: str = "mp4",
+    codec: str = "mpeg4",
+    rate: Any = RATE,
+    every: int = 1,
+    **options: str,
 ) -> bytes:
-    """A video's file, by PyAV."""
+    """A video's file, by PyAV; a frame comes at each `every`th tick of the rate, which the header states."""
     with tempfile.TemporaryDirectory() as folder:  # FFmpeg reads a file again to put its index first
         path = Path(folder) / "video"
-        _write(path, frames_NHWC, form, codec, rate, options)
+        _write(path, frames_NHWC, form, codec, rate, every, options)
         return path.read_bytes()
 
 
 def _write(
-    path: Path, frames_NHWC: np.ndarray, form: str, codec: str, rate: Any, options: dict[str, str]
+    path: Path,
+    frames_NHWC: np.ndarray,
+    form: str,
+    codec: str,
+    rate: Any,
+    every: int,
+    options: dict[str, str],
 ) -> None:
     import av
 
@@ -42,8 +54,10 @@ def _write(
         stream = container.add_stream(codec, rate=rate)
         stream.height, stream.width = frames_NHWC.shape[1:3]
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-        for frame in frames_NHWC:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        for place, pixels in enumerate(frames_NHWC):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = place * every, 1 / Fraction(rate)
+            container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import struct
 from fractions import Fraction
 from pathlib import Path
@@ -141,6 +142,33 @@ def test_a_videos_rate_decides_its_positions_in_time(tmp_path: Path) -> None:
     settings["video_processor"]["fps"] = 8
     path.write_text(json.dumps(settings))
     assert times(tmp_path, videos.encoded(frames, rate=8)) == [0, 1, 2, 3]
+
+
+def test_each_video_has_times_of_its_own(tmp_path: Path) -> None:
+    """huggingface/transformers#41229: the first video's rate; vllm-project/vllm#35909: a number of frames, no rate."""
+    vlms.save("Qwen3VL", tmp_path, videos=True)
+
+    def last_times() -> list[float]:
+        reader = PictureReader(tmp_path)
+        texts = [reader.read_video(videos.encoded(FRAMES, rate=rate)).text for rate in (8, 2)]
+        return [float(re.findall(r"<([0-9.]+) seconds>", text)[-1]) for text in texts]
+
+    assert last_times() == pytest.approx([3.0, 12.0], abs=0.5)
+    path = tmp_path / "processor_config.json"
+    settings = json.loads(path.read_text())
+    settings["video_processor"] |= {"num_frames": 8, "fps": None}
+    path.write_text(json.dumps(settings))
+    assert last_times() == pytest.approx([3.0, 12.0], abs=1.0)
+
+
+def test_times_of_frames_count_where_the_header_states_another_rate() -> None:
+    """Browsers record WebM with a thousand frames a second in its header, or none."""
+    for form in ("matroska", "mp4"):  # an MP4 states the mean rate, with a last frame of a millisecond
+        found = read_video(videos.encoded(FRAMES, form, rate=1000, every=125), every)
+        assert found.facts.rate == pytest.approx(8, rel=0.05)
+    assert read_video(MP4, every).facts.rate == 8
+    with pytest.raises(PictureError, match="frames a second"):
+        read_video(videos.encoded(FRAMES, "matroska", rate=1000, every=200_000), every)
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "frames"])

@@ -41,6 +41,8 @@ four times that."""
 UNSHOWN = 0.02
 """Share of a file's frames that a decoder may leave out at the end, such as those behind an edit list: the last frame
 stands in for them."""
+SAME_RATE = 0.05
+"""Relative difference of rates that are one: containers round times to milliseconds, and a frame may come late."""
 STILL_SECONDS = 0.1
 """Time of a frame whose file names none, as browsers show it."""
 GIF, RIFF, WEBP = b"GIF8", b"RIFF", b"WEBP"
@@ -287,17 +289,29 @@ def _facts(name: str, content: bytes) -> VideoFacts:
             raise PictureError(
                 f"{name} cannot be used", found=f"the codec {codec}", allowed=", ".join(CODECS)
             )
-        rate, announced = float(stream.average_rate or stream.guessed_rate or 0), stream.frames
+        stated, announced = float(stream.average_rate or stream.guessed_rate or 0), stream.frames
         size = {"width": stream.codec_context.width, "height": stream.codec_context.height}
         _check_size(name, **size)
-        count = 0
+        count, times = 0, list[float]()
         for packet in container.demux(stream):
             count += packet.size > 0
+            times += [] if packet.pts is None or not packet.size else [float(packet.pts * packet.time_base)]
             if count > MOST_FRAMES:
                 break
     if count < announced and count <= MOST_FRAMES:
         raise PictureError(f"{name} is damaged or cut short", found=f"{count:,} of {announced:,} frames")
-    return _checked(name, VideoFacts(frames=count, rate=rate, **size))
+    return _checked(name, VideoFacts(frames=count, rate=_rate(stated, times), **size))
+
+
+def _rate(stated: float, times: list[float]) -> float:
+    """Return the rate that a header states, or that of the frames' times where it is another one: browsers record a
+    thousand frames a second.
+    """
+    seconds = max(times, default=0.0) - min(times, default=0.0)
+    if seconds <= 0:
+        return stated
+    measured = (len(times) - 1) / seconds
+    return stated if math.isclose(stated, measured, rel_tol=SAME_RATE) else measured
 
 
 def _av_frames(name: str, container: Any) -> Iterator[Callable[[tuple[int, int]], np.ndarray]]:
