@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.harness import run
+from benchmarks.llm import picture_files
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # fmt: off
@@ -78,10 +79,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     }),
 }
 # fmt: on
+PUBLISHED = {"model.visual.": "visual.", "model.language_model.": "model."}
+"""Beginnings of tensors' names in transformers' classes of Qwen2.5-VL → in published files, which peers read."""
+
+
+def _third(kind: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A third of the language model's layers and half of the encoder's, for peers that hold a model several times."""
+    text, vision = options["text_config"], options["vision_config"]
+    return kind, options | {
+        "text_config": text | {"num_hidden_layers": text["num_hidden_layers"] // 3},
+        "vision_config": vision | {"depth": vision["depth"] // 2, "fullatt_block_indexes": [7, 15]},
+    }
+
+
+SHAPES["qwen2.5-vl-3b-third"] = _third(*SHAPES["qwen2.5-vl-3b"])
 
 
 def make(name: str, folder: Path) -> Path:
-    """Return `folder`/NAME with config.json and bfloat16 weights; write it if it does not exist yet."""
+    """Return `folder`/NAME with config.json and bfloat16 weights; write it if it does not exist yet.
+
+    A model that takes pictures gets a tokenizer and a processor as well.
+    """
     target = folder / name
     if (target / "config.json").is_file():
         return target
@@ -95,7 +113,7 @@ def make(name: str, folder: Path) -> Path:
         model = auto.from_config(config, dtype=torch.bfloat16)
     random = torch.Generator().manual_seed(0)
     tensors = {
-        key: torch.ones(value.shape, dtype=torch.bfloat16)
+        _published(key): torch.ones(value.shape, dtype=torch.bfloat16)
         if value.ndim == 1
         else torch.empty(value.shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=random)
         for key, value in model.state_dict().items()
@@ -106,16 +124,24 @@ def make(name: str, folder: Path) -> Path:
     new.mkdir(parents=True)
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     config.architectures = [type(model).__name__]
-    config.save_pretrained(new)
+    if sees:
+        picture_files.write(new, options)
+    else:
+        config.save_pretrained(new)
     new.rename(target)
     return target
+
+
+def _published(name: str) -> str:
+    begin = next((begin for begin in PUBLISHED if name.startswith(begin)), None)
+    return name if begin is None else PUBLISHED[begin] + name.removeprefix(begin)
 
 
 def main() -> None:
     options = run.options(__doc__, json=False, into=".", shape=["gpt-oss-20b-4-layers", "lfm2-1.2b"])
     for name in options.shape:
         folder = make(name, Path(options.into))
-        for file in TOKENIZER:
+        for file in () if (folder / TOKENIZER[0]).is_file() else TOKENIZER:
             shutil.copyfile(run.BUNDLED / file, folder / file)
         run.say(str(folder))
 
