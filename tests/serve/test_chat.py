@@ -122,6 +122,8 @@ def test_pictures_go_with_the_next_line(
     lines = f"/image {tmp_path / 'a.png'}\n/image {tmp_path / 'none.png'}\nWhat?\nAnd?\n"
     with serving(folder=write_folder(tmp_path_factory.mktemp("vision"))) as running:
         shown, conversation = talk(running.url, lines, max_tokens=2)
+        moving, _ = talk(running.url, f"/video {tmp_path / 'a.png'}\nWhat?\n")
+    assert "takes no videos for this model" in moving
     assert "goes with the next line" in shown
     assert f"! {tmp_path / 'none.png'} cannot be shown" in shown
     first, _, second, _ = conversation.turns

@@ -385,6 +385,32 @@ def test_files_of_others_are_refused_by_name(http: httpx.Client) -> None:
     assert "'file' is not supported" in error(http.post("/v1/messages", json=asked))["message"]
 
 
+def test_videos_are_named_where_an_api_or_a_model_takes_none(http: httpx.Client) -> None:
+    """Anthropic's API has no block for them: the answer says which APIs have."""
+    data = url(SMALL, "video/mp4")
+    source = {"type": "base64", "media_type": "video/mp4", "data": data.partition(",")[2]}
+    for block_of in ({"type": "video", "source": source}, {"type": "video_url", "video_url": {"url": data}}):
+        asked = {"messages": [{"role": "user", "content": [block_of]}]}
+        for path, more in (("/v1/messages", {"max_tokens": 1}), ("/v1/messages/count_tokens", {})):
+            response = http.post(path, json=asked | more)
+            assert response.status_code == 400
+            said = response.json()["error"]["message"]
+            assert f"'{block_of['type']}' is not supported: this server takes text and pictures" in said
+            assert "/v1/chat/completions as video_url" in said
+    for path, body in (
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_video", "video_url": data}]}]},
+        ),
+        ("/v1/chat/completions", {"messages": [user({"type": "video_url", "video_url": data})]}),
+    ):
+        response = http.post(path, json=body)
+        assert response.status_code == 400
+        assert "takes no videos for this model" in error(response)["message"]
+    wrong = {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": data}]}]}
+    assert "videos (input_video)" in error(http.post("/v1/responses", json=wrong))["message"]
+
+
 def test_pictures_are_bounded_in_number_and_together(
     http: httpx.Client, language: Language, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,38 @@ def test_videos_come_in_their_places(http: httpx.Client, submitted: list[Submit]
     assert shown["tokens"].count(max(submit.ids)) == 4 * pairs
 
 
+INPUT_VIDEO = {"type": "input_video", "video_url": url(MP4, "video/mp4")}
+CALL = {"type": "function_call", "call_id": "call1", "name": "look", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("moves", [INPUT_VIDEO, clip(MP4)], ids=["a part of its own", "a chat's part"])
+def test_responses_take_videos_in_their_places(
+    http: httpx.Client, submitted: list[Submit], moves: dict[str, Any]
+) -> None:
+    """In messages, and in what functions return."""
+    content = [{"type": "input_text", "text": "A"}, moves, {"type": "input_image", "image_url": url(STILL)}]
+    output = {"type": "function_call_output", "call_id": "call1", "output": [moves]}
+    asked = {"input": [{"role": "user", "content": content}, CALL, output], "max_output_tokens": 1}
+    response = http.post("/v1/responses", json=asked)
+    assert response.status_code == 200, response.text
+    [submit] = submitted
+    assert [(shown.moves, shown.tokens) for shown in submit.pictures] == [(True, 8), (False, 4), (True, 8)]
+
+
+@pytest.mark.parametrize("name", ["a playlist", "too large", "another host", "a file", "a thousand frames"])
+def test_a_videos_limits_are_those_of_chats_in_responses(http: httpx.Client, name: str) -> None:
+    part = {"type": "input_video", "video_url": BAD[name]}
+    response = http.post("/v1/responses", json={"input": [{"role": "user", "content": [part]}]})
+    chat = ask(http, clip(BAD[name]))
+    assert (response.status_code, chat.status_code) == (400, 400)
+    assert error(response)["message"] == error(chat)["message"].replace("'messages'", "'input'")
+    several = http.post(
+        "/v1/responses",
+        json={"input": [{"role": "user", "content": [INPUT_VIDEO] * 5}], "max_output_tokens": 1},
+    )
+    assert "at most 4 are read" in error(several)["message"]
+
+
 def test_the_server_says_that_it_takes_videos(http: httpx.Client) -> None:
     [model] = http.get("/v1/models").json()["data"]
     assert model["input_modalities"] == ["text", "image", "video"]

@@ -26,17 +26,21 @@ from torchwright.core.paths import cache_folder
 from torchwright.core.process.orphans import die_with_parent
 from torchwright.core.regular_file import read_regular
 from torchwright.core.system import apart, kill_all
-from torchwright.serve.limits import INPUT_PICTURE_BYTES
+from torchwright.serve.limits import INPUT_PICTURE_BYTES, INPUT_VIDEO_BYTES
 
 HELP = """\
 /system TEXT   set the system prompt and begin anew; without TEXT show it
 /clear         begin anew
 /image FILE    show a picture with the next line, to a model that takes pictures
+/video FILE    show a video with the next line, to a model that takes videos
 /save FILE     write the conversation to FILE as JSON
 /help          this list
 /exit          leave, as Ctrl-D does
 A line that ends with \\ goes on; \"\"\" begins and ends a text of several lines. Ctrl-C stops an answer."""
 BLOCK = '"""'
+PARTS = {"/image": "image_url", "/video": "video_url"}
+"""Commands that show a file → the type of its part of a message."""
+MOST_BYTES = {"image_url": INPUT_PICTURE_BYTES, "video_url": INPUT_VIDEO_BYTES}
 HISTORY, HISTORY_LINES = "chat_history", 1000
 READY = re.compile(r" at (http://\S+) after ")
 SECONDS = 600.0
@@ -259,8 +263,8 @@ class Chat:
             self.conversation.turns.clear()
         elif command == "/system":
             self._terminal.say(self.conversation.system or "(no system prompt)")
-        elif command == "/image" and rest:
-            self._pictures.append(picture_part(Path(rest.strip()).expanduser()))
+        elif command in PARTS and rest:
+            self._pictures.append(media_part(PARTS[command], Path(rest.strip()).expanduser()))
             self._terminal.say(f"{rest.strip()} goes with the next line")
         elif command == "/save" and rest:
             self.conversation.save(Path(rest.strip()).expanduser())
@@ -298,14 +302,14 @@ class Chat:
             self._terminal.show(piece, dim=dim)
 
 
-def picture_part(file: Path) -> dict[str, Any]:
-    """Return a picture's file as a part of a message; raises `WorkloadError` where it cannot be read."""
+def media_part(kind: str, file: Path) -> dict[str, Any]:
+    """Return a picture's or video's file as a part of a message; raises `WorkloadError` where it cannot be read."""
     try:
-        content = read_regular(file, INPUT_PICTURE_BYTES)
+        content = read_regular(file, MOST_BYTES[kind])
     except (OSError, ValueError) as error:
         raise WorkloadError(f"{file} cannot be shown", found=str(error)) from error
     url = f"data:;base64,{base64.b64encode(content).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": kind, kind: {"url": url}}
 
 
 @contextlib.contextmanager

@@ -35,6 +35,12 @@ from torchwright.serve.openai.protocol import HARMLESS, SPELLED_OUT, Shared
 from torchwright.serve.openai.sampling_fields import Stop
 
 TAKEN = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
+VIDEOS = ("video", "video_url", "input_video")
+"""Types of blocks by which other APIs bring a video."""
+IN_ANOTHER_API = (
+    "; Anthropic's API has no block for videos: send them to /v1/chat/completions as video_url, or to /v1/responses as "
+    "input_video"
+)
 RUN_BY_ANTHROPIC = ("web_search", "web_fetch", "code_execution")
 """Prefixes of the tool types that Anthropic's server runs; the model answers without them."""
 _OF_AN_ANSWER = "part of an answer that is sent back"
@@ -115,8 +121,8 @@ def _only_taken(value: Any) -> Any:
         if isinstance(kind, str) and kind not in TAKEN:
             raise PydanticCustomError(
                 "content_block",
-                "content block '{kind}' is not supported: this server takes text and pictures",
-                {"kind": kind},
+                "content block '{kind}' is not supported: this server takes text and pictures{instead}",
+                {"kind": kind, "instead": IN_ANOTHER_API if kind in VIDEOS else ""},
             )
     return value
 

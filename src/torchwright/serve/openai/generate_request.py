@@ -26,7 +26,7 @@ from torchwright.serve.openai.structured import AskedForm, schema_text
 
 ANY_JSON = "$$ANY$$"
 """SGLang's schema of any JSON object."""
-_PICTURES = "send pictures in the messages of /v1/chat/completions"
+_MEDIA = "send pictures and videos in the messages of /v1/chat/completions"
 _ONE_PLACE = "one engine serves all requests"
 Value = TypeVar("Value")
 Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
@@ -134,9 +134,9 @@ class GenerateRequest(Prompted):
     """POST /generate"""
 
     refused: ClassVar[dict[str, str]] = {
-        "image_data": _PICTURES,
+        "image_data": _MEDIA,
         "audio_data": "the model reads text",
-        "video_data": _PICTURES,
+        "video_data": _MEDIA,
         "input_embeds": "send text or input_ids",
         "return_hidden_states": "answers have tokens and their log-probabilities",
         "return_routed_experts": "answers have tokens and their log-probabilities",

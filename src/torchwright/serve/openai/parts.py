@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from torchwright.serve.limits import PARTS, TOOLS
@@ -14,8 +14,6 @@ from torchwright.serve.openai.parse import Body
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Detail = Literal["auto", "low", "high", "original"]
-KINDS = ("text", "input_text", "output_text", "image_url", "input_image")
-"""Types of content parts in OpenAI's two APIs."""
 
 
 class StructuredOutputs(Body):
@@ -151,21 +149,21 @@ class VideoPart(Body):
 Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
-def only_known(value: Any) -> Any:
-    """Other kinds of content are refused by their name, before their fields are looked at."""
-    return _checked(value, KINDS, "text and pictures")
+def only(kinds: Sequence[str], taken: str) -> Callable[[Any], Any]:
+    """Return a check of content, which refuses parts of other types by their name before their fields are looked at."""
 
+    def checked(value: Any) -> Any:
+        for part in value if isinstance(value, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind not in kinds:
+                raise PydanticCustomError(
+                    "content_part",
+                    "content part '{kind}' is not supported: this server takes {taken}",
+                    {"kind": kind, "taken": taken},
+                )
+        return value
 
-def _checked(value: Any, kinds: Sequence[str], taken: str) -> Any:
-    for part in value if isinstance(value, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in kinds:
-            raise PydanticCustomError(
-                "content_part",
-                "content part '{kind}' is not supported: this server takes {taken}",
-                {"kind": kind, "taken": taken},
-            )
-    return value
+    return checked
 
 
 class Message(Body):
@@ -200,12 +198,9 @@ class Message(Body):
             if not isinstance(part, TextPart)
         ]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _content(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            _checked(data.get("content"), (*KINDS, "video_url"), "text, pictures and videos")
-        return data
+    _kinds = field_validator("content", mode="before")(
+        only(("text", "image_url", "video_url"), "text, pictures (image_url) and videos (video_url)")
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

@@ -32,7 +32,8 @@ from torchwright.serve.openai.parts import (
     TextFormat,
     TextPart,
     ToolCall,
-    only_known,
+    VideoPart,
+    only,
 )
 from torchwright.serve.openai.picture_prompt import prompt_of
 from torchwright.serve.openai.protocol import HARMLESS, NO_STORE, Shared
@@ -66,8 +67,20 @@ class InputImage(Body):
     detail: Detail | None = None
 
 
-InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+class InputVideo(Body):
+    """OpenAI's own request has no videos; this part is that of gateways which do."""
+
+    type: Literal["input_video"]
+    video_url: Text
+    """A URL, with what a `video_url` of a chat completion may have."""
+
+
+InputPart = Annotated[InputText | InputImage | InputVideo | VideoPart, Field(discriminator="type")]
 Content = str | Annotated[list[InputPart], Field(max_length=PARTS, fail_fast=True)]
+_only_known = only(
+    ("input_text", "output_text", "input_image", "input_video", "video_url"),
+    "text, pictures (input_image) and videos (input_video)",
+)
 
 
 class ReasoningText(Body):
@@ -83,7 +96,7 @@ class InputMessage(Body):
     id: str | None = None
     status: str | None = None
 
-    _kinds = field_validator("content", mode="before")(only_known)
+    _kinds = field_validator("content", mode="before")(_only_known)
 
 
 class InputCall(Body):
@@ -103,7 +116,7 @@ class InputCallOutput(Body):
     id: str | None = None
     status: str | None = None
 
-    _kinds = field_validator("output", mode="before")(only_known)
+    _kinds = field_validator("output", mode="before")(_only_known)
 
 
 class InputReasoning(Body):
@@ -301,7 +314,11 @@ def _message(item: str | InputMessage | InputCallOutput) -> Message:
     return Message(role=item.role, content=content)
 
 
-def _part(part: InputText | InputImage) -> Part:
+def _part(part: InputText | InputImage | InputVideo | VideoPart) -> Part:
     if isinstance(part, InputText):
         return TextPart(type="text", text=part.text)
+    if isinstance(part, InputVideo):
+        return VideoPart(type="video_url", video_url=part.video_url)
+    if isinstance(part, VideoPart):
+        return part
     return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url, detail=part.detail))

@@ -2,7 +2,7 @@
 // /v1/models lists for it.
 
 import { ask, count, events, Refusal } from "./api.js";
-import { asUrl } from "./pictures.js";
+import { part } from "./pictures.js";
 
 // The messages that the model is sent: the system prompt, then those that were not left out. A question that got no
 // answer is left out too, because many chat templates want the roles to alternate.
@@ -17,8 +17,7 @@ export async function sent({ system, messages, from }, first = from) {
 }
 
 async function parts(pictures, content) {
-  const shown = await Promise.all(pictures.map(async (picture) =>
-    ({ type: "image_url", image_url: { url: await asUrl(picture) } })));
+  const shown = await Promise.all(pictures.map(part));
   return content ? [...shown, { type: "text", text: content }] : shown;
 }
 

@@ -51,7 +51,7 @@ async function open(id) {
   await drawList();
 }
 
-const sees = () => Boolean(card?.input_modalities.includes("image"));
+const modalities = () => card?.input_modalities ?? [];
 
 const here = () => decodeURIComponent(location.hash.slice(1));
 
@@ -74,7 +74,8 @@ function ask(content, sound, shown) {
   if (running.has(current.id)) return;
   current.messages.push({ role: "user", content, ...(sound ? { sound, soundName: sound.name } : {}),
     ...(shown.length ? { pictures: shown } : {}) });
-  current.title ||= (content || sound?.name || "Pictures").replace(/\s+/g, " ");
+  const shownAs = shown.every(pictures.isVideo) ? "Video" : "Pictures";
+  current.title ||= (content || sound?.name || shownAs).replace(/\s+/g, " ");
   current.title = Array.from(current.title).slice(0, TITLE).join("");
   if (here() !== current.id) history.pushState(null, "", `#${current.id}`);
   answer(current);
@@ -242,7 +243,7 @@ async function learn() {
   const talks = kind?.path === "/v1/chat/completions";
   $("form").hidden = !kind;
   $("text").placeholder = kind?.question ?? "";
-  $("picture-pick").hidden = !sees();
+  pictures.offer();
   $("sound-row").hidden = !card.input_modalities.includes("audio");
   $("system-row").hidden = !talks;
   $("hello").textContent = !kind ? "This model does not write."
@@ -276,7 +277,7 @@ $("form").addEventListener("submit", async (event) => {
   if (!card) return;
   const text = $("text").value.trim(), sound = sounds.taken();
   const hears = card.input_modalities.includes("audio");
-  const shown = sees() ? pictures.taken() : [];
+  const shown = modalities().includes("image") ? pictures.taken() : [];
   if (running.has(current.id) || (hears ? !sound : !text && !shown.length)) {
     if (hears && !sound) sounds.pick();
     return;
@@ -310,7 +311,7 @@ store.onChange(async (id) => {
 useKey(settings.key);
 setUpNotice();
 setUpSidebar();
-pictures.setUpPictures(sees);
+pictures.setUpPictures(modalities);
 sounds.setUpSounds(() => card?.input_modalities.includes("audio"));
 $("base").textContent = new URL("v1", location.href.split("#")[0]).href;
 await open(here());

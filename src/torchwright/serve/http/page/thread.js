@@ -2,11 +2,12 @@
 
 import { $, button, copy, el } from "./dom.js";
 import { render } from "./markdown.js";
+import { node as shownNode } from "./pictures.js";
 
 const NEAR = 80; // pixels from the end within which the view follows an answer
 const IDLE = 4;  // times as long as it takes to draw an answer, the page is left to its reader
 let waiting = false;
-let addresses = []; // of sounds and pictures in sight
+let addresses = []; // of sounds, pictures and videos in sight
 
 // Show a conversation. `running` is true while its last message is being written. `acts` are the functions behind the
 // buttons: edit(at, text), regenerate(), sendAll().
@@ -68,7 +69,7 @@ function question(message, at, running, acts) {
     ? el("audio", { controls: true, src: addressOf(message.sound), "aria-label": message.sound.name }) : null;
   const name = message.soundName ? el("p", { className: "file", textContent: message.soundName }) : null;
   const pictures = message.pictures ? el("div", { className: "shown" },
-    ...message.pictures.map((picture) => el("img", { src: addressOf(picture), alt: picture.name ?? "Picture" }))) : null;
+    ...message.pictures.map((picture) => shownNode(picture, addressOf(picture), { controls: true }))) : null;
   const body = el("div", { className: "body", textContent: message.content });
   const node = el("article", { className: "message user", "aria-label": "You" }, name, sound, pictures,
     message.content ? body : null);
