@@ -23,12 +23,14 @@ from factories import make_recipe
 from folders import causal, change_json, save
 from in_process import own_cache
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
+from lora_files import write_adapter
 from torchwright.cli import main
 from torchwright.core.errors import WorkloadError
 from torchwright.core.scheme import ASKED
 from torchwright.hardware.kernels import ops
+from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.load import KV_DTYPES
-from torchwright.optimization import open_model
+from torchwright.optimization import continuation, open_model
 
 CONTEXT = 256
 HELLO = "Hello, world"
@@ -79,7 +81,7 @@ def answered(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_the_text_and_nothing_else_is_on_standard_output(kept, capsys):
     assert generate(kept, "--prompt", HELLO) == 0
-    expected = tw.load_decoder(kept, default_dtype()).generate(HELLO, max_new_tokens=open_model.NEW_TOKENS)
+    expected = tw.load_decoder(kept, default_dtype()).generate(HELLO, max_new_tokens=continuation.NEW_TOKENS)
     assert expected
     assert capsys.readouterr().out == line(expected)
 
@@ -105,7 +107,7 @@ def test_characters_that_standard_output_does_not_have_are_replaced(capsys, monk
         on_text("é is one")
         return SimpleNamespace(text="é is one")
 
-    monkeypatch.setattr(open_model, "generate", say)
+    monkeypatch.setattr(continuation, "generate", say)
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     assert generate("--prompt", HELLO) == 0
@@ -118,7 +120,7 @@ def test_the_text_ends_with_one_line_break(capsys, monkeypatch, text, shown):
         on_text(text)
         return SimpleNamespace(text=text)
 
-    monkeypatch.setattr(open_model, "generate", say)
+    monkeypatch.setattr(continuation, "generate", say)
     assert generate("--prompt", HELLO) == 0
     assert capsys.readouterr().out == shown
 
@@ -195,7 +197,7 @@ def test_the_values_in_the_help_are_those_of_the_code(capsys):
     (kv,) = (word for word in text.split() if word.startswith("bf16|int8"))
     assert set(kv.split("|")) == KV_DTYPES.keys()
     assert f"--dtype {'|'.join(open_model.DTYPES)}" in text
-    assert f"[default: ({open_model.NEW_TOKENS}, or as many as fit); x>=1]" in text
+    assert f"[default: ({continuation.NEW_TOKENS}, or as many as fit); x>=1]" in text
 
 
 # ------------------------------------------------------------------------------------------------------- artifacts
@@ -206,6 +208,23 @@ def test_an_artifact_of_the_native_decoder_answers(kept, tmp_path, capsys):
     assert generate(out, "--prompt", HELLO, "--max-new-tokens", 9, "--temperature", 1, "--top-k", 9) == 0
     expected = tw.load(out).model.generate(HELLO, max_new_tokens=9, temperature=1.0, top_k=9)
     assert capsys.readouterr().out == line(expected)
+
+
+def test_an_artifacts_decoder_takes_an_adapter(kept, tmp_path, capsys):
+    adapter, words = (
+        write_adapter(kept, tmp_path / "adapter", std=0.5),
+        ("--prompt", HELLO, "--max-new-tokens", 9),
+    )
+    out = native_artifact(kept, tmp_path / "out")
+    assert generate(out, *words, "--adapter", adapter) == 0
+    loaded = tw.load(out).model
+    own = read_adapter(adapter, loaded.decoder, loaded.folder)
+    found = capsys.readouterr().out
+    assert found == line(loaded.generate(HELLO, max_new_tokens=9, adapter=own))
+    assert found != line(loaded.generate(HELLO, max_new_tokens=9))
+    fixed = fixed_artifact(kept, tmp_path / "fixed")
+    assert generate(fixed, *words, "--adapter", adapter) == 2
+    assert f"--adapter {adapter} is not for {fixed}" in capsys.readouterr().err
 
 
 def test_an_artifact_of_fixed_calls_answers(kept, tmp_path, capsys):
@@ -222,7 +241,7 @@ def test_an_artifact_of_fixed_calls_answers(kept, tmp_path, capsys):
     prompt = "a" * (PROMPT - 2)
     slots = tw.load(out).model.geometry.slots
     assert generate(out, "--prompt", prompt, "--json") == 0
-    assert answered(capsys)["new_tokens"] <= slots - PROMPT < open_model.NEW_TOKENS
+    assert answered(capsys)["new_tokens"] <= slots - PROMPT < continuation.NEW_TOKENS
     assert slots - PROMPT > NEW
     assert generate(out, "--prompt", prompt, "--max-new-tokens", slots - PROMPT + 1) == 2
     assert "do not fit" in capsys.readouterr().err
@@ -421,7 +440,7 @@ def test_an_error_is_json_where_json_was_asked_for(kept, capsys):
 
 def test_ask_checks_for_itself(kept):
     with pytest.raises(WorkloadError, match="the prompt is empty"):
-        open_model.ask(tw.load_decoder(kept), "", on_text=print)
+        continuation.ask(tw.load_decoder(kept), "", on_text=print)
 
 
 def is_one_paragraph(capsys: pytest.CaptureFixture[str], said: str) -> None:
@@ -440,7 +459,7 @@ def test_ctrl_c_keeps_what_was_written(capsys, monkeypatch):
         on_text("so far")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(open_model, "generate", interrupted)
+    monkeypatch.setattr(continuation, "generate", interrupted)
     assert generate("--prompt", HELLO) == 130
     captured = capsys.readouterr()
     assert captured.out == "so far"

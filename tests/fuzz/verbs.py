@@ -21,8 +21,8 @@ from torchwright.models.diffusion.folder import open_pipeline
 from torchwright.models.segment.load import load_segmenter
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
+from torchwright.optimization.continuation import generate as answer_with
 from torchwright.optimization.engines.base import engines
-from torchwright.optimization.open_model import generate as answer_with
 from torchwright.optimization.open_model import open_speech
 from torchwright.optimization.rebuild import workload_of
 from torchwright.report.terminal import waterfall

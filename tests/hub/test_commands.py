@@ -20,9 +20,13 @@ from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.packed import read_packed, write_packed
 from torchwright.optimization import open_model
+from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.process import ServedDecoder, open_served
 from torchwright.serve.folder import find
+from torchwright.serve.offline.engine import Silent
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.preflight import preflight
+from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.detect import from_target
 
 BUNDLED = Path(__file__).parents[2] / "src/torchwright/workloads/bundled"
@@ -100,6 +104,47 @@ def test_requests_take_adapters_on_a_gguf_or_awq_base(gguf: Path, awq: Path, tmp
             < off
             < float((plain - wanted).norm() / wanted.norm())
         )
+
+
+def served(options: EngineOptions, prompt: str, count: int) -> str:
+    """Return the text of the engine that `serve` starts, for a request that names its adapter."""
+    found = open_served(options, Silent())
+    assert isinstance(found, ServedDecoder)
+    assert isinstance(found.engine, ServingEngine)
+    loaded, tokens = found.engine.loaded, list[int]()
+    greedy, [(name, _)] = SamplingOptions(temperature=0.0), options.adapters
+    stops = list(loaded.stop)
+    submit = Submit(
+        id="a", ids=loaded.encode(prompt), max_tokens=count, sampling=greedy, stop_ids=stops, adapter=name
+    )
+    assert found.engine.submit(submit) is None
+    while not found.engine.idle:
+        for output in found.engine.step().outputs:
+            tokens += output.tokens
+    found.engine.close()
+    return loaded.decode([token for token in tokens if token not in stops])
+
+
+@pytest.mark.plain("gguf")
+@pytest.mark.parametrize("base", ["gguf", "awq", "w4a8"])
+def test_generate_adds_an_adapter_as_the_served_engine_does(
+    base: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights stay quantized, and the tokens are the same."""
+    adapter, prompt = write_adapter(BUNDLED, tmp_path, r=8, std=0.1), "Once upon a time"
+    rounds = base == "w4a8"
+    model, quantize = (BUNDLED, base) if rounds else (request.getfixturevalue(base), None)
+    words = ["generate", str(model), "--prompt", prompt, "--max-new-tokens", "12", "--json"]
+    words += ["--quantize", base] if rounds else []
+    texts = []
+    for more in ([], ["--adapter", str(adapter)]):
+        assert main([*words, *more]) == 0
+        said = capsys.readouterr()
+        assert "merged" not in said.err
+        texts.append(json.loads(said.out)["text"])
+    named = (("mine", str(adapter)),)
+    options = EngineOptions(model=str(model), quantize=quantize, adapters=named, kv_memory=2**24)
+    assert texts[1] == served(options, prompt, 12) != texts[0]
 
 
 def test_serve_finds_a_file_and_knows_its_size(gguf: Path, awq: Path) -> None:

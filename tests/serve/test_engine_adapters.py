@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 from engine_support import Results, alone, drain, engine, request, take, tiny_decoder, words
+from safetensors.torch import load_file, save_file
 from test_engine_pictures import shows
 
 import vlms
 from lora_files import ATTENTION, write_adapter
+from torchwright.hub.adapter_files import WEIGHTS
 from torchwright.models.decoder import PAGE, LoadedDecoder, load_decoder
 from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.vision.encoder import PictureEncoder
@@ -231,6 +233,16 @@ def test_unloading_waits_for_its_requests(llama: LoadedDecoder, tmp_path: Path) 
     made.close()
 
 
+def test_unloading_after_many_siblings_is_answered_at_once(llama: LoadedDecoder, tmp_path: Path) -> None:
+    """sgl-project/sglang#36894: unloading hung for ever after requests with n=16."""
+    made = with_adapters(llama, tmp_path, 2)
+    for n in range(3):
+        ask(made, request(f"s{n}", words(9, seed=n), 6, adapter="a0", n=16, temperature=1.0))
+    assert said(made, UnloadAdapter(id="u", name="a0")) == AdapterUnloaded(id="u")
+    assert len(ask(made, request("x", words(9, seed=1), 6, adapter="a1"))["x", 0].tokens) == 6
+    made.close()
+
+
 def test_what_cannot_be_loaded_is_refused_and_changes_nothing(llama: LoadedDecoder, tmp_path: Path) -> None:
     made = with_adapters(llama, tmp_path, 1)
     ids, before = words(20, seed=1), made.adapters.bytes
@@ -274,6 +286,23 @@ def test_an_adapter_and_a_picture_share_pages_only_together(tmp_path: Path) -> N
                 cold.close()
     assert made.stats().prefix_hits
     made.close()
+
+
+@pytest.mark.parametrize("name", ["Qwen3VL", "Qwen3_5"])
+def test_an_adapter_of_the_text_model_alone_changes_the_whole_model(name: str, tmp_path: Path) -> None:
+    """vllm-project/vllm#39369, #48019: names without `language_model` loaded, and changed nothing."""
+    vlms.save(name, tmp_path)
+    loaded = load_decoder(tmp_path, torch.bfloat16)
+    whole = write_adapter(tmp_path, tmp_path / "whole", within="language_model.")
+    alone = write_adapter(tmp_path, tmp_path / "alone", within="language_model.")
+    tensors = {
+        key.replace(".language_model.", "."): tensor for key, tensor in load_file(alone / WEIGHTS).items()
+    }
+    save_file(tensors, alone / WEIGHTS)
+    first, second = (read_adapter(folder, loaded.decoder, tmp_path) for folder in (whole, alone))
+    assert first.digest == second.digest
+    ids = torch.arange(5, 25)[None]
+    assert not torch.equal(loaded.logits(ids, adapter=second), loaded.logits(ids))
 
 
 def test_files_are_read_once(llama: LoadedDecoder, tmp_path: Path) -> None:

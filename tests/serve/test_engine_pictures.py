@@ -100,6 +100,22 @@ def test_a_second_question_on_the_same_picture_finds_it_cached(loaded: LoadedDec
     assert cached["a"] == (len(first.ids) - 1) // PAGE * PAGE
 
 
+@pytest.mark.plain("Qwen3_5")
+def test_turns_of_text_and_of_pictures_share_what_they_have_in_common(loaded: LoadedDecoder) -> None:
+    """ztxz16/fastllm#750: a picture behind a cached text was not seen; ggml-org/llama.cpp#27931: a hybrid's server
+    crashed where such turns alternate."""
+    text = "A text that is longer than a page comes first. "
+    made, asks = (
+        engine(loaded),
+        [(), (RED, "What?"), ("Say.",), (RED, "What?", BLUE, "And now?"), (), (BLUE, "What?")],
+    )
+    for n, rest in enumerate(asks):
+        asked = shows(loaded, str(n), text, *rest, tokens=4)
+        assert made.submit(asked) is None
+        same(drain(made)[asked.id, 0], alone(loaded, asked)[0])
+    assert made.stats().prefix_hits
+
+
 @pytest.mark.plain("Gemma3", "Qwen3VL")
 def test_a_preempted_sequence_sees_its_pictures_again(loaded: LoadedDecoder) -> None:
     asked = [shows(loaded, str(n), f"Number {n}: ", RED, " ", BLUE, "?", tokens=40) for n in range(4)]

@@ -16,7 +16,8 @@ from folders import causal, save
 from language_artifacts import PROMPT, fixed_artifact
 from torchwright.optimization.artifact.folder import MODEL
 from torchwright.optimization.artifact.load import load
-from torchwright.optimization.open_model import ask, open_model
+from torchwright.optimization.continuation import ask
+from torchwright.optimization.open_model import open_model
 from torchwright.serve.engine.write import WritingEngine
 from torchwright.serve.folder import find
 from torchwright.serve.options import EngineOptions

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from folders import causal, save, write_json
-from torchwright.optimization.open_model import ask, open_model
+from torchwright.optimization.continuation import ask
+from torchwright.optimization.open_model import open_model
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.offline.requests import CHAT, COMPLETIONS, RESPONSES, Asked, OfflineServer
 from torchwright.serve.options import EngineOptions

@@ -27,6 +27,7 @@ def told(end: str | None, **run: Any) -> History:
         ({}, "model", "serve {out}"),
         ({"kind": None, "head": None, "lora": None}, "model", "serve {out}"),
         ({"head": None, "lora": {"r": 2}}, "adapter", "serve /models/base --adapter {out}/adapter"),
+        ({"kind": "vision-language"}, "adapter", "serve /models/base --adapter mine={out}/adapter"),
         ({"kind": "speech"}, "model", "transcribe --model {out}/model FILE.wav"),
         ({"kind": "image-classification"}, "model", "optimize {out}/model -o {out}/fast"),
     ],

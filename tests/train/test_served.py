@@ -171,6 +171,16 @@ def test_an_adapter_on_its_model_is_the_merged_model(
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
+def test_dora_is_merged_where_other_adapters_stay_next_to_the_weights(tmp_path: Path, base: Path) -> None:
+    """`generate --adapter` opens a model in this way."""
+    adapter, ids = adapted(tmp_path, base, dora=True) / ADAPTER, torch.arange(40)[None]
+    opened = open_model(str(base), dtype="fp32", adapter=str(adapter), merge=False)
+    assert opened.adapter is None
+    assert f"--adapter {adapter} is merged into the weights" in opened.notices[0]
+    wanted = load_decoder(base, adapter=adapter).logits(ids)
+    assert torch.equal(cast("LoadedDecoder", opened.model).logits(ids), wanted)
+
+
 def test_settings_of_peft_are_read(run: Path, base: Path) -> None:
     """`use_rslora` divides by the root of the rank, and `alpha_pattern` names layers by the ends of their names."""
     described = run / ADAPTER / ADAPTER_CONFIG
@@ -197,6 +207,7 @@ def test_settings_of_peft_are_read(run: Path, base: Path) -> None:
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"lora_alpha": "many"}, "lora_alpha"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights olora"),
     ],
 )
 def test_adapters_of_other_kinds_are_refused(tmp_path: Path, base: Path, changes: dict, match: str) -> None:

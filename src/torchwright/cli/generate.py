@@ -109,9 +109,9 @@ def command(
     """
     with importing():
         from torchwright.hub.folder import at_revision
-        from torchwright.optimization import open_model
+        from torchwright.optimization import continuation
 
-    found = open_model.generate(
+    found = continuation.generate(
         at_revision(model, revision),
         _standard_input() if prompt == "-" else prompt,
         images=images,

@@ -10,6 +10,7 @@ folder keeps it in: the same numbers as a merged folder's. `AdapterFile` gives t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,26 @@ from torchwright.hub.weight import Plain, Weight
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 """peft's names for an adapter's tensors."""
-UNREAD = ("fan_in_fan_out", "lora_bias", "modules_to_save", "layer_replication", "alora_invocation_tokens")
+MERGE = "`torchwright serve FOLDER --adapter DIR`, without a name, merges it into the weights"
+UNREAD = (
+    "fan_in_fan_out",
+    "lora_bias",
+    "modules_to_save",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "arrow_config",
+)
 """Settings of peft's that change what the tensors mean, and are not read here."""
+REPLACES_WEIGHTS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of `init_lora_weights` with which peft, loading an adapter, takes a part out of the model's weights."""
+
+
+PLAIN_PATTERN = re.compile(r"\^?[\w.-]+")
+"""Keys of `alpha_pattern` whose characters mean themselves in a regular expression, but for the dot."""
+
+
+class MergedAlone(ModelError):
+    """An adapter that can be merged into a model's weights, and not be added to single rows next to them."""
 
 
 class AdapterSettings:
@@ -53,36 +72,55 @@ class AdapterSettings:
         for key in UNREAD:
             if settings.data.get(key):
                 raise settings.wrong(key, "nothing, here")
+        start = settings.data.get("init_lora_weights")
+        if isinstance(start, str) and start.lower().startswith(REPLACES_WEIGHTS):
+            raise ModelError(
+                f"{self.path}: the adapter belongs to other weights than the model's own, which peft makes of them",
+                found=f"init_lora_weights {start}",
+                next="save it by peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), as plain LoRA",
+            )
 
     @property
     def dora(self) -> bool:
         """Check whether rows are normalized once the product is added (DoRA)."""
         return self._fields.flag("use_dora", False)
 
+    def check_rows(self) -> None:
+        """Raise `MergedAlone` for DoRA, which single rows cannot have."""
+        if self.dora:
+            raise MergedAlone(
+                f"{self.path}: DoRA normalizes the merged weight, which requests with other adapters share",
+                next=MERGE,
+            )
+
     def scale(self, module: str, rank: int) -> float:
-        """Return alpha / r; `alpha_pattern` names layers by the end of their names."""
+        """Return alpha / r; `alpha_pattern` names layers by the end of their names, or by the whole behind a `^`.
+
+        The first name that fits counts, as with peft. Raises `ModelError` for other regular expressions.
+        """
         alpha = self._fields.number("lora_alpha")
         pattern = self._fields.section("alpha_pattern")
+        if strange := [key for key in pattern.data if not PLAIN_PATTERN.fullmatch(key)]:
+            raise pattern.wrong(
+                strange[0], "a layer's name, or the end of one: no other regular expression, here"
+            )
         for key in pattern.data:
-            if module == key or module.endswith(f".{key}"):
+            if f".{module}".endswith(f".{key}") or key == f"^{module}":
                 alpha = pattern.number(key)
+                break
         return alpha / (math.sqrt(rank) if self._fields.flag("use_rslora", False) else rank)
 
 
 class AdapterFile:
     """An adapter's pairs of matrices in memory, as one read of its files found them.
 
-    Raises `ModelError`, naming the file, for files that are damaged, larger than `most_bytes` or not read here. So it
-    does for DoRA, which cannot be added to an output.
+    Raises `ModelError`, naming the file, for files that are damaged, larger than `most_bytes` or not read here.
+    Raises `MergedAlone` for DoRA.
     """
 
     def __init__(self, folder: Path, model_type: object, *, most_bytes: int) -> None:
         self.folder, self.settings = folder, AdapterSettings(folder)
-        if self.settings.dora:
-            raise ModelError(
-                f"{self.settings.path}: DoRA normalizes the merged weight, which requests with other adapters share",
-                next="--adapter DIR without a name merges it into the weights",
-            )
+        self.settings.check_rows()
         path = folder / WEIGHTS
         try:
             self._tensors = load(read_regular(path, most_bytes))
@@ -109,13 +147,13 @@ class AdapterFile:
         return a_RK, b_NR
 
     def finish(self, allowed: str) -> None:
-        """Raise `ModelError` where a layer was not taken; nothing of an adapter is left out silently."""
+        """Raise `MergedAlone` where a layer was not taken; nothing of an adapter is left out silently."""
         if self._left:
-            raise ModelError(
+            raise MergedAlone(
                 f"the adapter {self.folder} changes layers that no request can have changed for itself",
                 found=", ".join(sorted(self._left.values())[:3]),
                 allowed=allowed,
-                next="--adapter DIR without a name merges it into the weights, if the layers are this model's",
+                next=f"{MERGE}, if the layers are this model's",
             )
 
 
@@ -131,7 +169,8 @@ class AdaptedCheckpoint(Checkpoint):
         if self.quantized:
             raise ModelError(
                 f"{folder} is quantized ({self.format}), and adapters are added to float weights",
-                next="take the model's original checkpoint, and --quantize for what becomes of it",
+                next="take the model's original checkpoint, and --quantize for what becomes of it; or leave its "
+                "weights as they are, by `torchwright generate --adapter DIR` or `serve --adapter NAME=DIR`",
             )
         self._settings = AdapterSettings(adapter)
         self._files = TensorFiles(adapter)

@@ -1,19 +1,17 @@
 """A language model that answers, or a speech model: an artifact's, or a Hugging Face folder's on native layers.
 
-generate("out", "Once upon a time", on_text=…, …)     opens, continues, says how long it took
 opened = open_model("path/to/folder", quantize="w4a8", kv="int8")
-ask(opened.model, "Once upon a time", max_new_tokens=64, on_text=…)
 
-It imports no search, so that the first word does not wait for one.
+It imports no search, so that the first word does not wait for one. `continuation.py` asks what was opened.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,6 +19,7 @@ from torchwright.core.errors import ArtifactError, ModelError, WorkloadError, un
 from torchwright.core.records import Recipe
 from torchwright.hardware.devices import default_name, get_device
 from torchwright.hardware.kernels import ops
+from torchwright.hub.adapter import AdapterSettings, MergedAlone
 from torchwright.hub.architectures import (
     UnsupportedArchitecture,
     folder_instead,
@@ -30,11 +29,11 @@ from torchwright.hub.architectures import (
 )
 from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.hub.language_part import language_part
-from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
+from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.generation.generate import LoadedDecoder
-from torchwright.models.decoder.generation.sampling import Sampling
 from torchwright.models.decoder.load import KV_DTYPES, load_decoder
+from torchwright.models.decoder.low_rank import Adapter
 from torchwright.models.decoder.seq2seq.load import load_seq2seq
 from torchwright.models.decoder.seq2seq.stacks import stack_family
 from torchwright.models.decoder.transformers_backend.load import load_on_transformers
@@ -44,7 +43,6 @@ from torchwright.models.speech.base import Recognizer
 from torchwright.models.speech.load import load_speech
 from torchwright.models.vision.encoder import encoder_of
 from torchwright.models.vision.on_transformers import shows_on_transformers
-from torchwright.models.vision.question import Question, question_about
 from torchwright.models.vision.reader import seen_by_transformers, takes_pictures
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
@@ -53,14 +51,10 @@ from torchwright.workloads.generation import Writer
 from torchwright.workloads.language import BUNDLED
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-NEW_TOKENS = 64
 WANTED = Wanted(
     "a language model's folder, a GGUF file, a hub id, or the artifact of a language model",
     "leave the model out to take the bundled one",
 )
-"""Tokens to generate where nobody says how many, or as many as fit."""
-NARROWING = ("top_k", "top_p", "min_p")
-"""Sampling options that mean something only where tokens are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,91 +66,8 @@ class OpenedModel:
     """Notices for the user about how it runs."""
     recipe: Recipe | None = None
     """The artifact's recipe."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Continuation:
-    """The continuation of one prompt, and how long it took."""
-
-    text: str
-    prompt_tokens: int
-    new_tokens: int
-    ttft_s: float | None
-    """Seconds from the prompt's tokens to the first new one; None if there was none."""
-    tpot_s: float | None
-    """Seconds of each token after the first; None if there was none."""
-    stopped_by: Literal["end-of-text", "length"]
-
-
-def generate(
-    target: str | None,
-    prompt: str,
-    *,
-    images: Sequence[Path] = (),
-    videos: Sequence[Path] = (),
-    max_new_tokens: int | None,
-    seed: int,
-    sampling: Mapping[str, Any],
-    quantize: str | None,
-    kv: str | None,
-    dtype: str | None,
-    quantize_vision: str | None = None,
-    device: str | None,
-    adapter: str | None,
-    language: str | None = None,
-    source_language: str | None = None,
-    trust: bool,
-    on_text: Callable[[str], None],
-    on_notice: Callable[[str], None],
-) -> Continuation:
-    """`torchwright generate`: what can be refused without the model is, before it is opened.
-
-    `sampling` holds fields of `Sampling`, and only those that the user gave. Without `max_new_tokens` there are
-    `NEW_TOKENS`, or as many as fit. With `images` or `videos` the prompt is a user's message behind them, which the
-    folder's chat template writes.
-    """
-    _check_text(prompt)
-    temperature = Sampling.of(sampling).temperature
-    idle = [_flag(name) for name in NARROWING if name in sampling]
-    if idle and temperature == 0:
-        raise WorkloadError(
-            f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
-            next="add --temperature, such as 0.8",
-        )
-    question = _question(target, prompt, images, videos) if images or videos else None
-    opened = open_model(
-        target,
-        quantize=quantize,
-        kv=kv,
-        dtype=dtype,
-        quantize_vision=quantize_vision,
-        device=device,
-        adapter=adapter,
-        language=language,
-        source_language=source_language,
-        trust=trust,
-    )
-    for notice in opened.notices:
-        on_notice(notice)
-    if question is not None and isinstance(opened.model, LoadedDecoder) and opened.model.vision is not None:
-        opened.model.vision.load()
-        on_notice(f"pictures are encoded by {opened.model.vision.runs_as}")
-    return ask(
-        opened.model,
-        prompt,
-        question=question,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        sampling=sampling,
-        on_text=on_text,
-    )
-
-
-def _question(target: str | None, prompt: str, images: Sequence[Path], videos: Sequence[Path]) -> Question:
-    """Read the pictures before the model is opened."""
-    if target is not None and is_artifact(target):
-        return question_about(Path(target) / artifact.MODEL, prompt, images, videos)
-    return question_about(resolve(str(BUNDLED if target is None else target), WANTED), prompt, images, videos)
+    adapter: Adapter | None = None
+    """The adapter that the model's calls are to be given, where it was not merged into the weights."""
 
 
 def open_model(
@@ -168,6 +79,7 @@ def open_model(
     quantize_vision: str | None = None,
     device: str | None = None,
     adapter: str | None = None,
+    merge: bool = True,
     language: str | None = None,
     source_language: str | None = None,
     trust: bool = False,
@@ -180,17 +92,19 @@ def open_model(
     trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
     kernels are there; `device` is by default CUDA where there is a card. Languages are those of `load_seq2seq`, for a
     model of an encoder and a decoder. `quantize_vision` is that of `PictureEncoder`, for a model that takes pictures.
-    An artifact has its own, so none of the eight is for it. A model on transformers'
-    own code runs by default in the type of its weights; `batched` lets it compute several sequences in one call, where
-    their last bits depend on their company.
+    An artifact has its own, so none of the eight is for it. Without `merge` the weights stay as they are, so that they
+    may be quantized, a GGUF file's or an artifact's, and `OpenedModel.adapter` is the adapter; one that can only be
+    merged is, and a notice says so. A model on transformers' own code runs by default in the type of its weights;
+    `batched` lets it compute several sequences in one call, where their last bits depend on their company.
 
     Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
     of model, and what `tw.load` and `load_decoder` raise.
     """
     if target is not None and is_artifact(target):
-        own = {"quantize": quantize, "kv": kv, "dtype": dtype, "device": device, "adapter": adapter}
-        own |= {"language": language, "source_language": source_language, "quantize_vision": quantize_vision}
-        refuse_for_artifact(target, **own)
+        settled = {"quantize": quantize, "kv": kv, "dtype": dtype, "device": device}
+        settled |= {"language": language, "source_language": source_language}
+        settled |= {"quantize_vision": quantize_vision, "adapter": adapter if merge else None}
+        refuse_for_artifact(target, **settled)
         loaded = load(target, trust=trust)
         model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
         if not isinstance(model, Writer):
@@ -201,6 +115,11 @@ def open_model(
             )
         if recipe.runs_as and loaded.how != recipe.runs_as:
             notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
+        if adapter is not None and isinstance(model, LoadedDecoder):
+            own = read_adapter(Path(adapter), model.decoder, model.folder)
+        else:
+            refuse_for_artifact(target, adapter=adapter)
+            own = None
     else:
         _check_target(target, dtype)
         folder, recipe = resolve(str(BUNDLED if target is None else target), WANTED), None
@@ -212,14 +131,15 @@ def open_model(
             )
         if stack_family(described) is not None or described.get("is_encoder_decoder") is True:
             return _seq2seq(folder, quantize, kv, dtype, device=device, adapter=adapter, **languages)
-        if given := [_flag(name) for name, value in languages.items() if value is not None]:
+        if given := [flag(name) for name, value in languages.items() if value is not None]:
             raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")
         if _is_foreign(described, folder):
-            options = {"device": device, "adapter": adapter, "batched": batched}
-            return _on_transformers(folder, described, quantize, kv, dtype, **options)
+            more = {"device": device, "adapter": adapter, "batched": batched}
+            return _on_transformers(folder, described, quantize, kv, dtype, **more)
         trained = trained_scheme(folder) if quantize is None else None
-        model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
-        notices = () if model.stored is None else (model.stored,)
+        options = (folder, quantize or trained, kv, dtype, device or default_name())
+        model, own, notices = _with_adapter(partial(_decoder, *options), adapter, merge=merge)
+        notices += () if model.stored is None else (model.stored,)
         if language_part(described) is not described:
             model.vision = encoder_of(
                 folder,
@@ -235,7 +155,7 @@ def open_model(
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
     if fault is not None:
         notices += (f"no fast kernels: {fault}",)
-    return OpenedModel(model=model, notices=notices, recipe=recipe)
+    return OpenedModel(model=model, notices=notices, recipe=recipe, adapter=own)
 
 
 def open_speech(
@@ -276,58 +196,6 @@ def promise(recipe: Recipe) -> dict[str, str | None]:
     return {"promised": str(recipe.speedup), "promised_as": view.runs_as(recipe) or None}
 
 
-def ask(
-    model: Writer,
-    prompt: str,
-    *,
-    question: Question | None = None,
-    on_text: Callable[[str], None],
-    max_new_tokens: int | None = None,
-    seed: int = 0,
-    sampling: Mapping[str, Any] | None = None,
-) -> Continuation:
-    """Continue one prompt, or a question about pictures instead; `on_text` is given each piece of text as it appears,
-    and never half a character.
-
-    Raises `WorkloadError` for a prompt that is empty or does not fit, and for options that the model does not take.
-    """
-    _check_text(prompt)
-    sampling = dict(sampling or {})
-    more = [_flag(name) for name in sampling if name not in model.sampling]
-    if more:
-        raise WorkloadError(
-            f"this artifact does not take {', '.join(more)}",
-            found="its engine has fixed calls",
-            allowed=", ".join(_flag(name) for name in sorted({*model.sampling, "seed"})),
-            next="optimize again with `--with native`",
-        )
-    ids = model.encode(prompt) if question is None else question.ids
-    shown = {} if question is None else {"pictures": question.pictures}
-    limit = max(1, min(NEW_TOKENS, model.room(len(ids)))) if max_new_tokens is None else max_new_tokens
-    stream, pieces, times = TextStream(model), list[str](), list[float]()
-
-    def say(piece: str) -> None:
-        if piece:
-            pieces.append(piece)
-            on_text(piece)
-
-    def take(token: int) -> None:
-        times.append(time.perf_counter())
-        say(stream.put(token))
-
-    begun = time.perf_counter()
-    model.write(ids, limit, seed=seed, on_token=take, **shown, **sampling)
-    say(stream.rest())
-    return Continuation(
-        text="".join(pieces),
-        prompt_tokens=len(ids),
-        new_tokens=len(times),
-        ttft_s=times[0] - begun if times else None,
-        tpot_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
-        stopped_by="length" if len(times) == limit else "end-of-text",
-    )
-
-
 def is_artifact(target: str) -> bool:
     """Check whether a folder is, or was meant to be, an artifact."""
     return (Path(target) / artifact.RECIPE).is_file() or (Path(target) / artifact.MANIFEST).is_file()
@@ -335,7 +203,7 @@ def is_artifact(target: str) -> bool:
 
 def refuse_for_artifact(target: str, **options: str | None) -> None:
     """Raises `WorkloadError` where an option is given that an artifact has settled already."""
-    given = [f"{_flag(name)} {value}" for name, value in options.items() if value is not None]
+    given = [f"{flag(name)} {value}" for name, value in options.items() if value is not None]
     if given:
         raise WorkloadError(
             f"{' '.join(given)} is not for {target}, which is an artifact and has its own",
@@ -359,6 +227,29 @@ def _decoder(
     get_device(device).start()
     name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
     return load_decoder(folder, DTYPES[name], quantize, kv, device=device, adapter=adapter)
+
+
+def _with_adapter(
+    decoder: Callable[[str | None], LoadedDecoder], adapter: str | None, *, merge: bool
+) -> tuple[LoadedDecoder, Adapter | None, tuple[str, ...]]:
+    """Load a decoder with an adapter merged into its weights, or next to them; and a notice where it could only be
+    merged.
+    """
+    if adapter is None or merge:
+        return decoder(adapter), None, ()
+    try:
+        return *_next_to_weights(decoder, Path(adapter)), ()
+    except MergedAlone as error:
+        notice = f"--adapter {adapter} is merged into the weights: {error.reason}"
+    return decoder(adapter), None, (notice,)
+
+
+def _next_to_weights(
+    decoder: Callable[[str | None], LoadedDecoder], adapter: Path
+) -> tuple[LoadedDecoder, Adapter]:
+    AdapterSettings(adapter).check_rows()  # before the model is read
+    model = decoder(None)
+    return model, read_adapter(adapter, model.decoder, model.folder)
 
 
 def _is_foreign(described: dict[str, Any], folder: Path) -> bool:
@@ -438,14 +329,5 @@ def _seq2seq(
     return OpenedModel(model=model, notices=tuple(notices))
 
 
-def _check_text(prompt: str) -> None:
-    if not prompt:
-        raise WorkloadError("the prompt is empty", allowed="a text of at least one character")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:  # bytes of the command line that are not text
-        raise WorkloadError("the prompt is no UTF-8 text", found=str(error)) from error
-
-
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from tiny import build, save
 
 from lora_files import ATTENTION, LINEAR, write_adapter
 from torchwright.core.errors import ModelError
-from torchwright.hub.adapter import CONFIG, PREFIX, WEIGHTS, A, B
+from torchwright.hub.adapter import CONFIG, PREFIX, WEIGHTS, A, AdapterSettings, B
 from torchwright.models.decoder import LoadedDecoder, load_decoder
 from torchwright.models.decoder.adapters import read_adapter
 from torchwright.models.decoder.batch import with_adapters
 from torchwright.models.decoder.low_rank import Adapter
+from torchwright.optimization.open_model import open_model
 from torchwright.workloads.language import BUNDLED
 
 FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -235,11 +237,15 @@ def test_files_that_do_not_fit_are_refused_by_name(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"use_dora": True}, r"DoRA.*--adapter DIR without a name merges"),
+        ({"use_dora": True}, r"DoRA.*--adapter DIR`, without a name, merges"),
+        ({"arrow_config": {"top_k": 3}}, r"arrow_config"),
+        ({"init_lora_weights": "pissa_niter_16"}, r"init_lora_weights pissa.*path_initial_model_for_weight"),
+        ({"init_lora_weights": "LoftQ"}, r"other weights than the model's own"),
         ({"peft_type": "IA3"}, r"LORA"),
         ({"bias": "all"}, r"bias"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save"),
         ({"fan_in_fan_out": True}, r"fan_in_fan_out"),
+        ({"alpha_pattern": {r"layers\.[01]\..*q_proj": 3.0}}, r"alpha_pattern.*regular expression"),
         ({"lora_alpha": "16"}, r"lora_alpha"),
         ({"lora_alpha": float("inf")}, r"adapter_config.json"),
     ],
@@ -252,6 +258,15 @@ def test_settings_that_mean_something_else_are_refused(
     (folder / CONFIG).write_text(json.dumps(config))
     with pytest.raises(ModelError, match=said):
         read(loaded, folder)
+
+
+def test_the_first_name_of_a_pattern_counts_as_with_peft(base: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj"
+    pattern = {f"^{name}": 3.0, "0.self_attn.v_proj": 7.0, "q_proj": 5.0, "proj": 9.0}
+    settings = AdapterSettings(write_adapter(base, tmp_path, lora_alpha=8.0, alpha_pattern=pattern))
+    for module in (name, f"x.{name}", name.replace("0", "10"), name.replace("q_", "v_"), "model.norm"):
+        fits = (alpha for key, alpha in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
+        assert settings.scale(module, 2) == next(fits, 8.0) / 2, module
 
 
 def test_damaged_and_missing_files_are_refused(loaded: LoadedDecoder, base: Path, tmp_path: Path) -> None:
@@ -278,8 +293,14 @@ def test_experts_take_no_adapters(tmp_path: Path) -> None:
     base = save(build("qwen3-moe"), tmp_path / "base")
     loaded = load_decoder(base, torch.bfloat16)
     folder = write_adapter(base, tmp_path / "a", targets=(*ATTENTION, "down_proj"))
-    with pytest.raises(ModelError, match=r"experts.*--adapter DIR without a name"):
+    with pytest.raises(ModelError, match=r"experts.*--adapter DIR`, without a name"):
         read(loaded, folder)
+    opened = open_model(str(base), adapter=str(folder), merge=False)
+    assert isinstance(opened.model, LoadedDecoder)
+    assert opened.adapter is None
+    assert "is merged into the weights" in opened.notices[0]
+    merged = load_decoder(base, torch.bfloat16, adapter=folder)
+    assert torch.equal(opened.model.logits(IDS), merged.logits(IDS))
     folder = write_adapter(base, tmp_path / "b", targets=ATTENTION)
     exact = load_decoder(base, adapter=folder).logits(IDS)
     plain = load_decoder(base)

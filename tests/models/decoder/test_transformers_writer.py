@@ -16,7 +16,8 @@ from torchwright.hub.architectures import recognize, runs_on_transformers
 from torchwright.models.decoder.transformers_backend.load import load_on_transformers
 from torchwright.models.decoder.transformers_backend.writer import TransformersWriter
 from torchwright.optimization.artifact.folder import RECIPE
-from torchwright.optimization.open_model import ask, open_model
+from torchwright.optimization.continuation import ask
+from torchwright.optimization.open_model import open_model
 from torchwright.serve.folder import find
 
 IDS = [1, 70, 71, 72, 73]

@@ -181,11 +181,12 @@ class LoadedPagedModel(Generic[Model]):
         seed: int,
         on_token: Callable[[int], None],
         pictures: Sequence[Any] = (),
+        adapter: Adapter | None = None,
         **sampling: Any,
     ) -> None:
         """See `Writer.write` (`workloads/generation.py`); options and errors are `generate`'s."""
-        shown = [pictures] if pictures else None
-        for _, token in self.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling), shown):
+        options = (PREFILL_CHUNK, Sampling.of(sampling), [pictures] if pictures else None, adapter)
+        for _, token in self.tokens([ids], limit, seed, None, *options):
             on_token(token)
 
     def _pieces(self, tokens: Iterator[tuple[int, int]]) -> Iterator[str]:

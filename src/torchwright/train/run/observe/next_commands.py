@@ -47,9 +47,18 @@ def _of_model(out: Path, run: Mapping[str, Any]) -> Iterator[Next]:
         yield Next(_shell("serve", out), "an OpenAI-compatible server")
         yield Next(_shell("generate", model, "--prompt", "Hello"), "one answer")
     elif kind == "language-model" and adapter.is_dir():
-        yield Next(_shell("serve", _base(adapter), "--adapter", adapter), "an OpenAI-compatible server")
+        base = _base(adapter)
+        yield Next(_shell("serve", base, "--adapter", adapter), "an OpenAI-compatible server")
+        yield Next(_shell("generate", base, "--adapter", adapter, "--prompt", "Hello"), "one answer")
         if _file(out):
             yield Next(_shell("train", out / RUN_FILE, "--merge"), "write a model with the adapters in it")
+    elif kind == "vision-language" and adapter.is_dir():
+        base, about = _base(adapter), ("--image", "FILE.png", "--prompt", "What is it?")
+        yield Next(
+            _shell("serve", base, "--adapter", f"mine={adapter}"),
+            "a server; requests choose the model 'mine'",
+        )
+        yield Next(_shell("generate", base, "--adapter", adapter, *about), "one answer about a picture")
     elif kind == "draft" and model.is_dir():
         target = run.get("target")
         folder = target.get("folder") if isinstance(target, dict) else None
