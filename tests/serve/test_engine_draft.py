@@ -95,7 +95,7 @@ def test_answers_are_those_without_a_draft(kind: str, loaded: LoadedDecoder, tmp
         assert found[submit.id, 0].finish == without.finish
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "glm4-moe"])
+@pytest.mark.parametrize("name", ["qwen3.5", "glm4-moe", "deepseek-v3"])
 def test_a_models_own_mtp_layer_proposes(name: str, tmp_path: Path) -> None:
     """Over pages alone, and beside layers with a state."""
     with_mtp(name, tmp_path)

@@ -22,6 +22,8 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "qwen3.5": {"layer_types": ["full_attention"]},
     "qwen3.5-moe": {"layer_types": ["full_attention"]},
     "glm4-moe": {"first_k_dense_replace": 0},
+    "deepseek-v3": {"first_k_dense_replace": 0},
+    "deepseek-v3-halves": {"first_k_dense_replace": 0},
 }
 
 
@@ -34,7 +36,7 @@ def with_mtp(name: str, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
     join_NK = torch.randn(E, 2 * E, generator=random) * 0.15
     # As it is written: experts one by one, where transformers holds them stacked.
     state = load_file(save(one, folder / "one") / "model.safetensors")
-    qwen = name != "glm4-moe"
+    qwen = name.startswith("qwen")
     prefix = "mtp.layers.0" if qwen else "model.layers.3"
     renamed = {
         key.replace("model.layers.0", prefix, 1): value

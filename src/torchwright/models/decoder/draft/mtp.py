@@ -60,6 +60,7 @@ FAMILIES = {
     "Qwen3_5ForCausalLM": QWEN,
     "Qwen3_5MoeForCausalLM": QWEN,
     "Glm4MoeForCausalLM": DEEPSEEK,
+    "DeepseekV3ForCausalLM": DEEPSEEK,
 }
 """By architecture, as `families.py` has it."""
 
