@@ -69,6 +69,8 @@ READERS = ("encoder", "classifier", "recognizer", "painter")
 SAMPLE_BYTES = 4
 """Sounds are files of float32."""
 
+CHUNK_SEED, CHUNK = 93, 4
+"""The seed of a request whose tokens come so many at a time, as accepted draft tokens do."""
 SLOW_SEED = 94
 """The seed of a request that is slow, at paths that take no priority."""
 
@@ -233,25 +235,31 @@ class FakeEngine:
             if submit.max_tokens == 0:
                 self._finish(outputs, id, index, "length")
                 continue
-            token = (submit.ids[1:] or submit.ids)[count % max(1, len(submit.ids) - 1)]
-            asked = [-3.0] * len(submit.logprob_ids)
-            top = [(token, -0.5), (7, -2.0)][: submit.logprobs or 0]
-            scored = [TokenLogprob(token, -0.5, top, asked)]
-            self._running[id, index] = (submit, count + 1)
-            finish = (
-                "stop" if token in submit.stop_ids else "length" if count + 1 == submit.max_tokens else None
-            )
-            self._totals["generated_tokens"] += 1
-            prompt = _scored_prompt(submit) if count == 0 and index == 0 else None
+            tokens, scored = list[int](), list[TokenLogprob]()
+            finish: Finish | None = None
+            begun, most = count, CHUNK if submit.sampling.seed == CHUNK_SEED else 1
+            while len(tokens) < most and finish is None:
+                token = (submit.ids[1:] or submit.ids)[count % max(1, len(submit.ids) - 1)]
+                asked = [-3.0] * len(submit.logprob_ids)
+                top = [(token, -0.5), (7, -2.0)][: submit.logprobs or 0]
+                scored.append(TokenLogprob(token, -0.5, top, asked))
+                tokens.append(token)
+                count += 1
+                finish = (
+                    "stop" if token in submit.stop_ids else "length" if count == submit.max_tokens else None
+                )
+            self._running[id, index] = (submit, count)
+            self._totals["generated_tokens"] += len(tokens)
+            prompt = _scored_prompt(submit) if begun == 0 and index == 0 else None
             outputs.append(
                 TokenOutput(
                     id=id,
                     index=index,
-                    tokens=[token],
+                    tokens=tokens,
                     logprobs=scored if submit.logprobs is not None else None,
                     prompt_logprobs=prompt,
                     finish=finish,
-                    timing=self._timing(count + 1) if finish else None,
+                    timing=self._timing(count) if finish else None,
                 )
             )
             if finish:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import CONTEXT, Trouble
+from fake_engine import CHUNK_SEED, CONTEXT, Trouble
 from http_support import MODEL, Running, error, events, serving, wait_until
 
 PROMPT = "The quick brown fox"
@@ -98,6 +98,67 @@ def test_echo_scores_the_prompt(http: httpx.Client) -> None:
     choice = http.post("/v1/completions", json=body).json()["choices"][0]
     assert choice["logprobs"]["token_logprobs"][-2:] == [-0.5, -0.5]
     assert "".join(choice["logprobs"]["tokens"][1:]) == choice["text"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"stop": ["ick b"]}, {"stop_token_ids": [2]}, {"stop": ["ick b"], "min_tokens": 6}]
+)
+def test_draft_tokens_behind_the_end_are_no_part_of_the_answer(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    """Several tokens of a step give the text, the scores and the counts that one at a time give (sglang#39826)."""
+    stops = {"stop_token_ids": ids(http, PROMPT)[3:4]} if "stop_token_ids" in fields else {}
+    body = {"prompt": PROMPT, "max_tokens": 30, "logprobs": 1, "return_token_ids": True} | fields | stops
+    one, several = (
+        http.post("/v1/completions", json=body | {"seed": seed}).json() for seed in (1, CHUNK_SEED)
+    )
+    assert several["choices"] == one["choices"]
+    assert several["usage"] == one["usage"]
+    assert one["choices"][0]["finish_reason"] == "stop"
+    assert len(one["choices"][0]["token_ids"]) == one["usage"]["completion_tokens"] < 30
+
+
+IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+def test_token_ids_come_with_the_one_that_ends_an_answer(http: httpx.Client) -> None:
+    """As vLLM gives them, so that trainers need not tokenize texts again; scores belong to the same tokens."""
+    prompt = ids(http, PROMPT)
+    wanted = prompt[1:4]
+    body = {"prompt": [prompt, prompt], "n": 2, "max_tokens": 6, "stop_token_ids": wanted[-1:], "logprobs": 0}
+    choices = http.post("/v1/completions", json=body | IDS).json()["choices"]
+    assert [choice["token_ids"] for choice in choices] == [wanted] * 4
+    assert [choice["prompt_token_ids"] for choice in choices] == [prompt, None, prompt, None]
+    for choice in choices:
+        assert choice["logprobs"]["tokens"] == [f"token_id:{id}" for id in wanted]
+        assert choice["logprobs"]["token_logprobs"] == [-0.5] * 3
+    streamed: dict[int, list[int]] = {index: [] for index in range(4)}
+    prompts: dict[int, list[Any]] = {index: [] for index in range(4)}
+    for chunk in events(http.post("/v1/completions", json=body | IDS | {"stream": True}).text):
+        for choice in chunk["choices"]:
+            streamed[choice["index"]] += choice["token_ids"]
+            prompts[choice["index"]] += [choice["prompt_token_ids"]] if "prompt_token_ids" in choice else []
+    assert streamed == dict.fromkeys(range(4), wanted)
+    assert prompts == {0: [prompt], 1: [None], 2: [prompt], 3: [None]}
+    without = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert not {"token_ids", "prompt_token_ids"} & without.keys()
+    assert len(without["logprobs"]["tokens"]) == 2
+
+
+def test_token_ids_of_a_chat(http: httpx.Client) -> None:
+    messages = {"messages": [{"role": "user", "content": PROMPT}]}
+    body = messages | {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    whole = http.post("/v1/chat/completions", json=body | IDS).json()
+    prompt = http.post("/tokenize", json=messages).json()["tokens"]
+    [choice] = whole["choices"]
+    assert (whole["prompt_token_ids"], choice["token_ids"]) == (prompt, prompt[1:6])
+    names = [f"token_id:{id}" for id in prompt[1:6]]
+    assert [score["token"] for score in choice["logprobs"]["content"]] == names
+    assert choice["logprobs"]["content"][0]["top_logprobs"][1]["token"] == "token_id:7"
+    chunks = events(http.post("/v1/chat/completions", json=body | IDS | {"stream": True}).text)
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [prompt]
+    streamed = [id for chunk in chunks for choice in chunk["choices"] for id in choice.get("token_ids", [])]
+    assert streamed == prompt[1:6]
 
 
 def test_chat_streams_roles_pieces_usage_and_timing(http: httpx.Client) -> None:

@@ -136,12 +136,14 @@ def _facts(
         id=id,
         model=body.model if body.model in service.adapters else service.name,
         fingerprint=ready.fingerprint[:16],
-        generation=Generation(prepared, service.client, model.tokenizer, metrics),
+        generation=Generation(prepared, service.client, model.tokenizer, metrics, every_token=body.wants_ids),
         tokenizer=model.tokenizer,
         usage=stream.include_usage,
         running_usage=stream.include_usage and stream.continuous_usage_stats,
         timing=body.timing or wanted,
         weights=service.allow_weights is not None,
+        token_ids=body.wants_ids,
+        id_names=body.names_by_ids,
     )
 
 

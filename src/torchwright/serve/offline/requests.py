@@ -123,7 +123,9 @@ class OfflineServer:
             raise invalid("an answer in a file is not streamed", "stream", "unsupported_parameter")
         id = f"batch-{secrets.token_hex(12)}"
         prepared = await prepare(id, body, prompts, self._wanted(body), self.model, ready, begun=begun)
-        generation = Generation(prepared, self._engine, self.model.tokenizer, Unmeasured())
+        generation = Generation(
+            prepared, self._engine, self.model.tokenizer, Unmeasured(), every_token=body.wants_ids
+        )
         answer = self._writer(id, body, prepared, generation)
         async for steps in generation.steps():
             for step in steps:
@@ -149,6 +151,8 @@ class OfflineServer:
             tokenizer=self.model.tokenizer,
             usage=True,
             timing=body.timing,
+            token_ids=body.wants_ids,
+            id_names=body.names_by_ids,
         )
         if isinstance(body, ChatRequest):
             return ChatAnswer(facts, logprobs=body.logprobs)

@@ -63,6 +63,10 @@ class Facts:
     timing: bool
     weights: bool = False
     """True if answers name the versions of the weights, which may change."""
+    token_ids: bool = False
+    """True if answers have the ids of their tokens."""
+    id_names: bool = False
+    """True if scored tokens are named by their ids."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -73,6 +77,27 @@ class Facts:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+    def token(self, id: int) -> tuple[str, list[int]]:
+        """Return the name of a scored token, and the bytes of its text."""
+        text, raw = self.tokenizer.token(id)
+        return (f"token_id:{id}" if self.id_names else text), raw
+
+    def scored(self, step: ChoiceUpdate) -> Sequence[TokenLogprob]:
+        """Return the scores of a step; with token ids, that of the token which ends the answer too."""
+        return step.token_logprobs if self.token_ids else step.logprobs or ()
+
+    def ids(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the field of a choice for its tokens' ids, if it has one."""
+        return {"token_ids": list(tokens)} if self.token_ids else {}
+
+    def prompt_ids(self, choice: int) -> dict[str, Any]:
+        """Return the field for the ids of a choice's prompt, if there is one; with the first of `n` answers alone."""
+        prepared = self.generation.prepared
+        if not self.token_ids:
+            return {}
+        first = choice % prepared.n == 0
+        return {"prompt_token_ids": prepared.submits[choice // prepared.n].ids if first else None}
 
     def chunk(self, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
         """One event of a stream."""
@@ -99,6 +124,8 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """With the one that ends the answer."""
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False

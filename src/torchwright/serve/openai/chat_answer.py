@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchwright.serve.formats.reader import CallArguments, CallBegin, Event, Reasoning, Text
@@ -21,7 +21,8 @@ class ChatAnswer:
 
     def put(self, step: ChoiceUpdate) -> None:
         choice = self._choices[step.choice]
-        choice.logprobs.extend(step.logprobs or [])
+        choice.logprobs.extend(self._facts.scored(step))
+        choice.tokens.extend(step.tokens)
         for item in self._read(step):
             if isinstance(item, Text):
                 choice.text.append(item.text)
@@ -53,18 +54,21 @@ class ChatAnswer:
                     "logprobs": self._scores(choice.logprobs),
                     "finish_reason": choice.finish,
                     "stop_reason": choice.stop_reason,
+                    **self._facts.ids(choice.tokens),
                 }
             )
-        return self._facts.whole(self._facts.head("chat.completion"), choices)
+        head = self._facts.head("chat.completion") | self._facts.prompt_ids(0)
+        return self._facts.whole(head, choices)
 
     def begin(self) -> bytes:
         return b"".join(
-            self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._choices))
+            self._chunk(index, {"role": "assistant", "content": ""}, more=self._facts.prompt_ids(index))
+            for index in range(len(self._choices))
         )
 
     def events(self, step: ChoiceUpdate) -> bytes:
         deltas = [_delta(item) for item in self._read(step)]
-        if not deltas and (step.finish or step.logprobs):
+        if not deltas and (step.finish or self._facts.scored(step) or self._facts.ids(step.tokens)):
             deltas = [{}]
         last = len(deltas) - 1
         return b"".join(
@@ -83,19 +87,27 @@ class ChatAnswer:
             choice.stop_reason = step.stop_reason
         return step.events
 
-    def _chunk(self, index: int, delta: dict[str, Any], step: ChoiceUpdate | None = None) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        step: ChoiceUpdate | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """Return one event; `more` are fields next to its choices."""
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         if step is not None:
-            choice["logprobs"] = self._scores(step.logprobs or [])
+            choice["logprobs"] = self._scores(self._facts.scored(step))
+            choice |= self._facts.ids(step.tokens)
             if step.finish:
                 choice["finish_reason"] = self._choices[index].finish
                 choice["stop_reason"] = self._choices[index].stop_reason
-        return self._facts.chunk(self._head, choice)
+        return self._facts.chunk(self._head | dict(more or {}), choice)
 
     def _scores(self, scored: Sequence[TokenLogprob | None]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        token = self._facts.tokenizer.token
+        token = self._facts.token
         content = []
         for score in scored:
             assert score is not None, "only a prompt's first token has no score"

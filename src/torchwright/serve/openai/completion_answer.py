@@ -33,7 +33,8 @@ class CompletionAnswer:
     def put(self, step: ChoiceUpdate) -> None:
         choice = self._choices[step.choice]
         choice.text.append(step.text)
-        choice.logprobs.extend(step.logprobs or [])
+        choice.logprobs.extend(self._facts.scored(step))
+        choice.tokens.extend(step.tokens)
         if step.prompt_logprobs is not None:
             self._prompt_logprobs[step.choice] = step.prompt_logprobs
         if step.finish:
@@ -46,7 +47,8 @@ class CompletionAnswer:
             # The n answers of one prompt share its scores, which come with the first.
             scored = [*self._prompt_logprobs.get(index - index % n, []), *choice.logprobs]
             text = self._echo.get(index, "") + "".join(choice.text)
-            choices.append(self._choice(index, text, choice, scored))
+            ids = self._facts.prompt_ids(index) | self._facts.ids(choice.tokens)
+            choices.append(self._choice(index, text, choice, scored) | ids)
         return self._facts.whole(self._head, choices)
 
     def begin(self) -> bytes:
@@ -57,7 +59,11 @@ class CompletionAnswer:
         choice = self._choices[step.choice]
         if step.finish:
             choice.finish, choice.stop_reason = step.finish, step.stop_reason
-        chunk = self._choice(step.choice, step.text, choice, list(step.logprobs or []))
+        chunk = self._choice(step.choice, step.text, choice, list(self._facts.scored(step)))
+        if not choice.tokens:  # the first event
+            chunk |= self._facts.prompt_ids(step.choice)
+            choice.tokens.extend(step.tokens[:1])
+        chunk |= self._facts.ids(step.tokens)
         return self._facts.chunk(self._head, chunk)
 
     def end(self) -> bytes:
@@ -76,7 +82,7 @@ class CompletionAnswer:
 
     def _scores(self, choice: Choice, scored: list[TokenLogprob | None], index: int) -> dict[str, Any]:
         """OpenAI's older form. A prompt's first token has no probability."""
-        token = self._facts.tokenizer.token
+        token = self._facts.token
         prepared = self._facts.generation.prepared
         ids = prepared.submits[index // prepared.n].ids
         texts = [token(ids[0])[0] if score is None else token(score.token)[0] for score in scored]

@@ -248,38 +248,53 @@ class Generation:
         return step if told or (self._every_token and step.tokens) else None
 
     def _read_tokens(self, output: TokenOutput, sequence: _Sequence, step: ChoiceUpdate) -> None:
-        tokens, logprobs = output.tokens, output.logprobs
+        """Read tokens up to the one that ends the answer; accepted draft tokens behind that one are dropped."""
+        tokens, logprobs, rules = output.tokens, output.logprobs, sequence.rules
         if tokens:
             self._clock(sequence)
-        sequence.tokens += len(tokens)
-        self.totals.completion_tokens += len(tokens)
-        step.tokens, step.token_logprobs = tokens, logprobs or ()
-        rules = sequence.rules
-        if output.finish == "stop" and tokens and tokens[-1] in rules.stop_ids:
+        events, last = list[Event](), output.finish is not None
+        ended = output.finish == "stop" and bool(tokens) and tokens[-1] in rules.stop_ids
+        shown = tokens[:-1] if ended else tokens
+        read = 0
+        while read < len(shown) and sequence.stopped_by is None:
+            self._count(sequence)
+            events += self._read_token(shown[read], sequence)
+            read += 1
+        ended = ended and sequence.stopped_by is None
+        if ended:
+            self._count(sequence)
             step.stop_reason = tokens[-1] if tokens[-1] in rules.client_stop_ids else None
-            tokens, logprobs = tokens[:-1], logprobs and logprobs[:-1]
-        events = self._parse(tokens, sequence, last=output.finish is not None)
-        if sequence.tokens >= rules.min_tokens:
-            events = self._look_for_stops(events, sequence, last=output.finish is not None)
-        if sequence.stopped_by is None and sequence.parser.done:
-            sequence.stopped_by = ONE_CALL
-        if sequence.stopped_by is not None and output.finish is None:
+        if last and sequence.stopped_by is None:
+            rest = [*sequence.parser.put(sequence.text.rest()), *sequence.parser.rest()]
+            events += self._look_for_stops(rest, sequence, last=True)
+            if sequence.stopped_by is None and sequence.parser.done:
+                sequence.stopped_by = ONE_CALL
+        if sequence.stopped_by is not None and not last:
             reason = ONE_CALL if sequence.stopped_by == ONE_CALL else "stop string"
             self._client.end_one(output.id, output.index, reason)
-        step.events, step.logprobs, step.prompt_logprobs = merged(events), logprobs, output.prompt_logprobs
+        whole = read + ended
+        step.tokens, step.token_logprobs = tokens[:whole], (logprobs or ())[:whole]
+        step.events, step.prompt_logprobs = merged(events), output.prompt_logprobs
+        step.logprobs = logprobs and logprobs[:read]
 
-    def _parse(self, tokens: Sequence[int], sequence: _Sequence, *, last: bool) -> list[Event]:
-        """Take tokens apart into reasoning, text and calls, and count those of the reasoning."""
-        parser, events = sequence.parser, list[Event]()
-        for token in tokens:
-            events += parser.put(sequence.text.put(token))
-            self.totals.reasoning_tokens += parser.reasoning
-        if last:
-            events += [*parser.put(sequence.text.rest()), *parser.rest()]
+    def _count(self, sequence: _Sequence) -> None:
+        sequence.tokens += 1
+        self.totals.completion_tokens += 1
+
+    def _read_token(self, token: int, sequence: _Sequence) -> list[Event]:
+        """Take a token apart into reasoning, text and calls, count it as reasoning, and look for what ends the text."""
+        parser = sequence.parser
+        events = parser.put(sequence.text.put(token))
+        self.totals.reasoning_tokens += parser.reasoning
+        events = self._look_for_stops(events, sequence, last=False)
+        if sequence.stopped_by is None and parser.done:
+            sequence.stopped_by = ONE_CALL
         return events
 
     def _look_for_stops(self, events: list[Event], sequence: _Sequence, *, last: bool) -> list[Event]:
         """Cut the answer before a stop string, which is looked for in its text: not in reasoning, nor in calls."""
+        if sequence.tokens < sequence.rules.min_tokens:
+            return events
         found, stops = list[Event](), sequence.stops
         for event in events:
             if not isinstance(event, Text):

@@ -96,6 +96,16 @@ class Shared(Prompted, Sampled, Structured):
     timing: bool = False
     """Say in the answer where its time went; so does the header X-Torchwright-Timing."""
 
+    @property
+    def wants_ids(self) -> bool:
+        """Check whether the answer has the ids of its tokens."""
+        return False
+
+    @property
+    def names_by_ids(self) -> bool:
+        """Check whether scored tokens are named by their ids."""
+        return False
+
 
 class Choices(Shared):
     """The fields of the two completion requests."""
@@ -106,6 +116,18 @@ class Choices(Shared):
     """text, json_object, or json_schema with a schema, which is always enforced."""
     stream_options: StreamOptions | None = None
     """With `stream`: include_usage, continuous_usage_stats."""
+    return_token_ids: bool = False
+    """Give the token ids of the prompt and of each answer, the token that ends it included (vLLM's name)."""
+    return_tokens_as_token_ids: bool = False
+    """With `logprobs`: name tokens by their ids, such as `token_id:5`, not by their texts (vLLM's name)."""
+
+    @property
+    def wants_ids(self) -> bool:
+        return self.return_token_ids
+
+    @property
+    def names_by_ids(self) -> bool:
+        return self.return_tokens_as_token_ids
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
