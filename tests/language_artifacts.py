@@ -16,10 +16,12 @@ from torchwright.workloads.language import LanguageWorkload
 PROMPT, NEW = 32, 16
 
 
-def native_artifact(folder: Path, out: Path, quantize: str = "w8a8") -> Path:
+def native_artifact(folder: Path, out: Path, quantize: str = "w8a8", draft: Path | None = None) -> Path:
     """The native decoder's, with packed weights and 8-bit keys and values."""
     with artifact.writing(out) as temporary:
         write_packed(load_decoder(folder, torch.bfloat16, quantize, "int8"), temporary)
+        if draft is not None:
+            shutil.copytree(draft, temporary / artifact.DRAFT)
         _finish(folder, temporary, "native", weights=False)
     return out
 

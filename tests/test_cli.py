@@ -52,7 +52,7 @@ class FakeAPI:
     def verify(self, path: str, **kwargs: Any) -> Any:
         return self._answer({"speedup": 3.5, "ok": True}, path, **kwargs)
 
-    def asked_and_failed(self, result: Any, with_steps: Any, facts: Any) -> Any:
+    def asked_and_failed(self, result: Any, with_steps: Any, facts: Any, draft: Any) -> Any:
         return (
             TechniqueFailed("crash was asked for and not measured", facts=facts)
             if "crash" in with_steps
@@ -211,7 +211,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
         "tokens": 40, "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
         "only": [],
         "device": "cpu", "out": f"{tmp_path}/out", "seed": 7, "resume": True, "exhaustive": True,
-        "settings": ("alpha=2", "beta-x=y"), "audio": (str(talk),), "reference": (str(text),),
+        "settings": ("alpha=2", "beta-x=y"), "draft": None, "audio": (str(talk),), "reference": (str(text),),
         "images": str(pictures), "points": "4x2", "steps": 20, "size": "512x768", "prompts": str(text),
     }  # fmt: skip
 

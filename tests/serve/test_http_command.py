@@ -9,6 +9,7 @@ import re
 import socket
 import struct
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError,
 from torchwright.optimization.artifact.folder import RECIPE
 from torchwright.serve import preflight as room
 from torchwright.serve.command import KEY_VARIABLE, api_keys, engine_command, listen
-from torchwright.serve.folder import BUNDLED_NAME, find
+from torchwright.serve.folder import BUNDLED_NAME, draft_of, find
 from torchwright.serve.options import EngineOptions, ServerOptions
 from torchwright.serve.preflight import preflight
 
@@ -62,6 +63,14 @@ def figures(path: Path, **wish: Any) -> room.Preflight:
     found = preflight(find(str(path)), EngineOptions(**{"max_running": 8, **wish}))
     assert found is not None
     return found
+
+
+def test_an_artifacts_own_draft_is_the_default(tmp_path: Path) -> None:
+    target = replace(find(None), draft=tmp_path)
+    cases = {None: str(tmp_path), "none": None, "mtp": "mtp", "other": "other"}
+    for given, wanted in cases.items():
+        assert draft_of(given, target) == wanted
+    assert draft_of(None, find(None)) is None
 
 
 def test_a_draft_is_counted() -> None:

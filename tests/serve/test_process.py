@@ -18,11 +18,13 @@ import torch
 import zmq
 from engine_support import Result, Results, bundled, drain, request, words
 
+import drafts
 from factories import make_recipe
 from folders import encoder, eval_text, save
 from torchwright.core.errors import TorchwrightError
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
+from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, serve_reader
 from torchwright.serve.limits import SEQUENCES
 from torchwright.serve.options import EngineOptions
@@ -290,6 +292,24 @@ def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:
     assert len(drain(served.engine)["a", 0].tokens) == 4
     with pytest.raises(TorchwrightError, match="--quantize w8a8 is not for"):
         opened(model=path, quantize="w8a8")
+
+
+def test_an_artifact_is_served_with_its_own_draft(tmp_path: Path) -> None:
+    from tiny import build
+    from tiny import save as save_tiny
+
+    from language_artifacts import native_artifact
+
+    folder = save_tiny(build("llama"), tmp_path / "model")
+    shutil.copy(BUNDLED / "tokenizer.json", folder)
+    head = drafts.write_head(folder, tmp_path / "head")
+    path = str(native_artifact(folder, tmp_path / "artifact", draft=head))
+    for given, wanted in ((None, str(Path(path) / "draft")), ("none", None)):
+        served = opened(model=path, draft=given, max_running=2)
+        assert isinstance(served, ServedDecoder)
+        assert isinstance(served.engine, ServingEngine)
+        assert served.engine.options.draft == wanted
+        assert len(served.engine.size.draft) == (wanted is not None)
 
 
 @pytest.mark.slow

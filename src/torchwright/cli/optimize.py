@@ -101,6 +101,12 @@ BUDGET = Budget()
     help="Try this technique and no other that --only does not name; errors as of --with. Repeatable.",
 )
 @click.option(
+    "--draft",
+    metavar="DIR",
+    help="Language models: an EAGLE-3 head or small model with the same tokens, kept in the artifact if pieces of "
+    "--eval-text are served faster with it.",
+)
+@click.option(
     "--without",
     multiple=True,
     metavar="TECH",
@@ -143,6 +149,7 @@ def command(
     with_steps: tuple[str, ...],
     only: tuple[str, ...],
     without: tuple[str, ...],
+    draft: str | None,
     every: bool,
     quiet: bool,
     as_json: bool,
@@ -167,12 +174,13 @@ def command(
             with_steps=list(with_steps),
             only=list(only),
             without=list(without),
+            draft=draft,
             on_event=progress,
             command=shlex.join(["torchwright", *sys.argv[1:]]),
             **options,
         )
     facts = {"path": str(result.path), "recipe": dataclasses.asdict(result.recipe)}
-    failed = api.asked_and_failed(result, only or with_steps, facts)
+    failed = api.asked_and_failed(result, only or with_steps, facts, draft)
     if not as_json:
         console().print(waterfall(result.recipe, artifact=str(result.path), every=every))
     elif failed is None:

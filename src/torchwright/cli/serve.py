@@ -141,7 +141,8 @@ GATEWAY = (
 )
 @click.option(
     "--draft",
-    metavar="DIR|mtp",
+    metavar="DIR|mtp|none",
+    show_default="an artifact's own",
     help="Also propose tokens by this EAGLE-3 head or small model with the same tokens, or by the model's own MTP "
     "layer; the answer is the same.",
 )

@@ -33,6 +33,7 @@ from torchwright.core.records import (
     Objective,
     Recipe,
     RooflinePoint,
+    Step,
     StepResult,
     current_name,
 )
@@ -40,6 +41,7 @@ from torchwright.core.share import share
 from torchwright.hardware.devices import default_name
 from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.hardware.measure.roofline import Work, point
+from torchwright.hub.folder import MTP, read_config, resolve
 from torchwright.optimization import decode_bench
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import Manifest
@@ -202,6 +204,7 @@ def optimize_cli(
     size: str | None = None,
     prompts: str | None = None,
     settings: Sequence[str] = (),
+    draft: str | None = None,
     with_steps: Sequence[str],
     only: Sequence[str] = (),
     without: Sequence[str],
@@ -213,8 +216,8 @@ def optimize_cli(
     on_event: Callable[[Event], None],
     command: str,
 ) -> Result:
-    """Run `torchwright optimize`. `only` takes the place of `with_steps` and excludes all others."""
-    wanted = [parse_step(text) for text in only or with_steps]
+    """Run `torchwright optimize`. `only` takes the place of `with_steps` and excludes all others but `draft`."""
+    wanted = asked_for(only or with_steps, draft)
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     options |= {"tokens": tokens, "eval_text": eval_text, "images": images, "points": points}
@@ -239,12 +242,29 @@ def optimize_cli(
     return Result(folder, recipe)
 
 
+def asked_for(words: Sequence[str], draft: str | None) -> list[Step]:
+    """Return the steps that the command line names, `draft` by its folder; raises `ModelError` if that is missing."""
+    if draft == MTP:
+        raise WorkloadError(
+            f"--draft {MTP}: an artifact does not carry the model's MTP layer",
+            allowed="an EAGLE-3 head, or a small model with the same tokens",
+            next=f"serve the model's own folder with `--draft {MTP}`",
+        )
+    if draft is not None:
+        read_config(resolve(draft))
+    return [*map(parse_step, words), *_draft_steps(draft)]
+
+
+def _draft_steps(folder: str | None) -> list[Step]:
+    return [] if folder is None else [Step(name="draft", options={"folder": folder})]
+
+
 def asked_and_failed(
-    result: Result, with_steps: Sequence[str], facts: dict[str, Any]
+    result: Result, with_steps: Sequence[str], facts: dict[str, Any], draft: str | None = None
 ) -> TechniqueFailed | None:
     """The error for steps asked for by name of which nothing was measured; `facts` is the result all the same."""
     failed: list[StepResult] = []
-    for step in map(parse_step, with_steps):
+    for step in [*map(parse_step, with_steps), *_draft_steps(draft)]:
         alike = [rung for rung in result.steps if rung.step.name == step.name]
         rows = alike if from_step(step).is_open else [rung for rung in alike if rung.step == step]
         if all(rung.status in ("failed", "untried") for rung in rows):

@@ -196,8 +196,8 @@ def stages(recipe: Recipe) -> list[WaterfallStage]:
         own, total = _divide(best, rung.speedup), _divide(base, rung.total_speedup)
         end = (total if total is not None else own) if rung.kept else (own if own is not None else total)
         result.append(WaterfallStage(number=number, rung=rung, start=best, end=end))
-        if rung.kept and end is not None:
-            best = end
+        if rung.kept and total is not None:  # a gain in serving does not shorten the workload's pass
+            best = total
     return result
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from torchwright.core.errors import TorchwrightError, WorkloadError
 from torchwright.core.system import only_linux
 from torchwright.serve.background import in_background
-from torchwright.serve.folder import ServeTarget, find
+from torchwright.serve.folder import ServeTarget, draft_of, find
 from torchwright.serve.formats.reasoning import REASONING_FORMATS
 from torchwright.serve.formats.tools import TOOL_FORMATS
 from torchwright.serve.options import AUTO, NONE, EngineOptions, ServerOptions
@@ -88,7 +88,8 @@ def check(options: ServerOptions) -> Checked:
         _refuse_for_artifact(found, options.engine)
     if found.served_as in NEEDS:
         _check_needs(found, options.engine)
-    figures = preflight(found, options.engine)
+    engine = replace(options.engine, draft=draft_of(options.engine.draft, found))
+    figures = preflight(found, engine)
     return Checked(options=options, found=found, keys=keys, adapters=adapters, figures=figures)
 
 

@@ -20,7 +20,7 @@ from torchwright.hub.language_part import language_part
 from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.models.speech.families import FAMILIES
 from torchwright.models.vision.reader import seen_by_transformers, takes_pictures
-from torchwright.optimization.artifact.folder import MANIFEST, MODEL, RECIPE
+from torchwright.optimization.artifact.folder import DRAFT, MANIFEST, MODEL, RECIPE
 
 NATIVE = "native"
 """Prefix of the names of engines that run on the native decoder."""
@@ -32,6 +32,8 @@ SERVED = (
 )
 
 
+NO_DRAFT = "none"
+"""In place of a draft's folder: leave out the artifact's own."""
 DEVICES = ("cpu", "cuda")
 """Devices that the server drives. It counts on their allocator and kernels; an artifact of another runs from Python."""
 
@@ -45,6 +47,8 @@ class ServeTarget:
     folder: Path
     """The folder of config.json and the tokenizer."""
     artifact: Path | None = None
+    draft: Path | None = None
+    """The artifact's own draft model."""
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
     fixed: bool = False
@@ -74,6 +78,7 @@ def find(target: str | None) -> ServeTarget:
             name=path.resolve().name,
             folder=path / MODEL,
             artifact=path,
+            draft=path / DRAFT if (path / DRAFT).is_dir() else None,
             served_as=served_as,
             fixed=not engine.startswith(NATIVE),
         )
@@ -111,6 +116,13 @@ def find(target: str | None) -> ServeTarget:
             raise
         return ServeTarget(name=name, folder=path, fixed=True)
     return ServeTarget(name=name, folder=path, fixed=seen_by_transformers(path))
+
+
+def draft_of(asked: str | None, target: ServeTarget) -> str | None:
+    """Return the draft that is asked for, or else that of the target's artifact; `NO_DRAFT` asks for none."""
+    if asked is None:
+        return None if target.draft is None else str(target.draft)
+    return None if asked == NO_DRAFT else asked
 
 
 def _workload(path: Path) -> tuple[dict[str, Any], str, str]:

@@ -59,7 +59,8 @@ class EngineOptions:
     """Tokens of one sequence at most, where it shall be less than the model's context."""
     speculate: Literal["ngram", "none"] = "ngram"
     draft: str | None = None
-    """A folder or hub id of an EAGLE-3 head or a small model of equal tokens, which proposes tokens."""
+    """A folder or hub id of an EAGLE-3 head or a small model of equal tokens, which proposes tokens; an artifact's own
+    without it. `folder.NO_DRAFT` leaves that out."""
     speculate_rows: int = 16
     """Rows that decode in one step, up to which tokens are proposed: while rows are few, more cost next to nothing."""
     prefix_cache: bool = True

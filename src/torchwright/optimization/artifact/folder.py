@@ -6,6 +6,7 @@
     programs.json, .safetensors   the transformed graphs, portable (where the model exports)
     model/               config, tokenizer and, where there are no graphs, weights (Hugging Face models)
     native/              compiled code for this machine
+    draft/               a draft model that proposes tokens when a language model is served
     signature            of the manifest, with a key that never leaves the user's cache folder
     selftest.json, .safetensors   inputs and the outputs they must give
     report.html
@@ -46,6 +47,8 @@ from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabi
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
+DRAFT = "draft"
+"""The folder that the step of this name keeps its files in."""
 ROWS, GENERAL, ONE_GRAPH = "any number of rows", "any sizes", "one row, other sizes"
 """Names of graphs other than those of the example's calls."""
 ROWS_PACKAGE = "package-rows.pt2"

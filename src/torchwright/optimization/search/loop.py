@@ -8,6 +8,7 @@
 5. Our own recipe takes turns with the best third-party engine, if one was found.
 6. What no longer contributes is dropped.
 7. The best takes turns with the original once more.
+8. What changes how an artifact is served is tried on the artifact (`served.py`).
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ def _measure_baseline(search: Search) -> None:
 
 def _check_asked(search: Search) -> None:
     """Raise `RefusedTechnique` for a step asked for by name that the model, now built, does not allow."""
-    if search.wanted:
-        given = given_by(search.wanted, search.only, search.without)
-        raise_refused(search.baseline.process.ask("refusals", steps=search.wanted, given=given))
+    if asked := (*search.wanted, *search.served):
+        given = given_by(asked, search.only, search.without)
+        raise_refused(search.baseline.process.ask("refusals", steps=asked, given=given))
 
 
 def _recall(search: Search) -> None:

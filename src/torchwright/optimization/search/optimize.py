@@ -22,9 +22,10 @@ from torchwright.optimization.search import experience, resume
 from torchwright.optimization.search.asked import check_asked
 from torchwright.optimization.search.loop import run
 from torchwright.optimization.search.save import make_recipe
+from torchwright.optimization.search.served import try_served
 from torchwright.optimization.search.state import Outcome, Request, Search, Watch
 from torchwright.optimization.search.verify_artifact import verify_artifact
-from torchwright.optimization.techniques.base import techniques
+from torchwright.optimization.techniques.base import from_step, techniques
 from torchwright.optimization.trial.client import HANG_SECONDS, Context, TrialFailed
 from torchwright.optimization.trial.fork_server import can_fork
 from torchwright.optimization.trial.travel import pack
@@ -51,6 +52,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     for notice in request.workload.notices():
         watch(Event(kind="notice", text=notice, elapsed=0.0, time_budget=budget.time_seconds))
     _build_kernels(watch, request)
+    served = tuple(step for step in request.wanted if from_step(step).served)
     threads = earlier.fingerprint.threads if earlier else torch.get_num_threads()
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
@@ -71,7 +73,8 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 context=context,
                 budget=budget,
                 watch=watch,
-                wanted=tuple(request.wanted),
+                wanted=tuple(step for step in request.wanted if step not in served),
+                served=served,
                 only=request.only,
                 without=request.without,
                 earlier=earlier,
@@ -92,9 +95,12 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 ) from failure
             finally:
                 search.close_all()
+            best = claimed.outcome.best
+            kept = try_served(search, request.workload, claimed.folder, best.prepared.properties)
         manifest = claimed.contents.manifest
         recipe = replace(
-            provisional(claimed.outcome),
+            provisional(replace(claimed.outcome, rungs=tuple(search.rungs))),
+            steps=(*best.steps, *kept),
             runs_as=claimed.runs_as,
             rows=claimed.rows,
             process=claimed.process,

@@ -46,7 +46,7 @@ def read(path: Path, request: Request, device: str) -> Recipe:
             next=ANEW,
         )
     found, _ = artifact.open_artifact(path)
-    recipe = _checked(path, found)
+    recipe = _as_searched(_checked(path, found))
     here = fingerprint_here(device, measured=False)
     workload = json.loads(json.dumps(reshaped(request.workload, recipe.steps).describe()))
     then = _conditions(recipe.workload, recipe.budget, recipe.fingerprint)
@@ -173,6 +173,14 @@ def _checked(path: Path, recipe: Recipe) -> Recipe:
     if not fits or any(rung.kept != (rung.status == "kept") for rung in rungs):
         raise _refusal(path, "its recipe is damaged", "its rows do not fit its steps")
     return replace(recipe, rungs=rungs, steps=steps)
+
+
+def _as_searched(recipe: Recipe) -> Recipe:
+    """The recipe without what was tried on its artifact: another artifact is written, and it is tried there again."""
+    rungs = tuple(rung for rung in recipe.rungs if not from_step(rung.step).served)
+    return replace(
+        recipe, rungs=rungs, steps=tuple(step for step in recipe.steps if not from_step(step).served)
+    )
 
 
 def _refusal(path: Path, why: str, found: str) -> ArtifactError:

@@ -127,6 +127,8 @@ class Search:
     wanted: tuple[Step, ...] = ()
     """Asked for by name: tried with exactly these options, and an error where they cannot run. Variants stand in the
     place of a step that is open."""
+    served: tuple[Step, ...] = ()
+    """Asked for as well: steps that are tried on the finished artifact."""
     only: bool = False
     """Try nothing but `wanted`."""
     without: frozenset[str] = frozenset()

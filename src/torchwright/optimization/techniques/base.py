@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from torchwright.core.errors import RefusedTechnique, unknown
-from torchwright.core.records import Coverage, DeviceFacts, Step
+from torchwright.core.records import Coverage, DeviceFacts, Interval, Step
 from torchwright.core.registry import Registry
 from torchwright.workloads.base import Workload
 
@@ -73,6 +73,7 @@ techniques: Registry[type[Technique]] = Registry(
         "shape_buckets": "torchwright.optimization.techniques.shape_buckets:ShapeBuckets",
         "threads": "torchwright.optimization.techniques.threads:Threads",
         "allocator": "torchwright.optimization.techniques.allocator:Allocator",
+        "draft": "torchwright.optimization.techniques.draft:Draft",
     },
 )
 
@@ -137,6 +138,17 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServedGain:
+    """Gains of a step that changes how an artifact is served, and not what it computes."""
+
+    gains: dict[str, Interval]
+    """Condition, in words → the speed-up there."""
+    over: str
+    """The way of serving that it is compared with."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Technique:
     """One way to make a model faster or smaller."""
 
@@ -161,6 +173,8 @@ class Technique:
     """True if it saves only the cost of page faults."""
     times_kernels: ClassVar[bool] = False
     """True if its compilation times kernels, so that nothing may run concurrently."""
+    served: ClassVar[bool] = False
+    """True if it changes how the artifact is served, and not the model: `try_on` measures it after the search."""
     own_kernels: ClassVar[bool] = False
     """True if it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 
@@ -187,6 +201,17 @@ class Technique:
     def apply(self, target: Target) -> None:
         """Change the target's model and settings, and call `cover`."""
         raise NotImplementedError
+
+    def try_on(self, artifact: Path, workload: Mapping[str, Any], seconds: float) -> ServedGain:
+        """Measure a step that is `served` on an artifact of a workload so described, within so many seconds.
+
+        Raises a `TorchwrightError` where that is not possible.
+        """
+        raise NotImplementedError
+
+    def files(self) -> dict[str, Path]:
+        """Files that an artifact needs of a step that is `served`: path in the folder of its name → the file."""
+        return {}
 
     def cover(
         self,

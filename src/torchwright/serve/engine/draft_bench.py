@@ -20,7 +20,7 @@ from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.optimization.decode_bench import Sizes
-from torchwright.optimization.open_model import open_model
+from torchwright.optimization.open_model import is_artifact, open_model
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.options import EngineOptions
@@ -65,10 +65,15 @@ def bench_draft(
     text of fewer tokens than one prompt and for sizes beyond the model's context.
     """
     asked = Sizes.of(**sizes)
-    loaded = open_model(model, quantize=quantize, kv=kv, dtype=dtype, device="cpu", trust=trust).model
+    device = None if is_artifact(model) else "cpu"
+    loaded = open_model(model, quantize=quantize, kv=kv, dtype=dtype, device=device, trust=trust).model
     if not isinstance(loaded, LoadedPagedModel):
         raise ModelError(
             f"--draft {draft}", found="a model without pages of keys and values, which takes no draft"
+        )
+    if loaded.device.type != "cpu":
+        raise ModelError(
+            f"--draft {draft}: {model} was packed for {loaded.device.type}", allowed="models on the CPU"
         )
     drafted = load_draft(draft, loaded, quantize)
     if asked.prompt_tokens + asked.new_tokens > loaded.config.context:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -46,7 +46,7 @@ from torchwright.serve.engine.memory import cache_size, is_out_of_memory
 from torchwright.serve.engine.paint import ServedDiffuser
 from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.engine.write import WritingEngine
-from torchwright.serve.folder import SERVED, find
+from torchwright.serve.folder import SERVED, draft_of, find
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions, check_context
 from torchwright.serve.wire.messages import (
@@ -307,6 +307,7 @@ def open_served(options: EngineOptions, channel: Told) -> ServedDecoder | Reader
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
     target = find(options.model)
+    options = replace(options, draft=draft_of(options.draft, target))
     served_as = target.served_as
     if options.model is not None and served_as == "painter":
         diffuser = open_diffuser(options.model, trust=options.trust)
