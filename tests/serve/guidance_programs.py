@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import guidance  # pyright: ignore[reportMissingImports]
 import openai
 import outlines  # pyright: ignore[reportMissingImports]
 from guidance import gen, select  # pyright: ignore[reportMissingImports]
 from guidance import json as json_form  # pyright: ignore[reportMissingImports]
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 
 
 class Person(BaseModel):
-    name: str
-    age: int
+    name: Annotated[str, Field(max_length=12)]  # a model that is not told to stop may write more than fits
+    age: Annotated[int, Field(ge=0, le=99)]
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     client = openai.OpenAI(**options)
     for wrap in ("from_vllm", "from_sglang"):
         served = getattr(outlines, wrap)(client, name)
-        person = served("A person:", Person, max_tokens=200)
+        person = served("A person:", Person, max_tokens=200, temperature=0.0)
         found[wrap] = {
             "person": Person.model_validate_json(person).model_dump(),
             "regex": served("A number:", outlines.types.Regex("[0-9]{4}"), max_tokens=20),
