@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 COUNTS = ROOT / "scripts" / "prose_counts.txt"
-FOLDERS = ("src", "scripts", "benchmarks", "examples", "docs")
+FOLDERS = ("src", "scripts", "benchmarks", "examples", "packages", "docs")
 UNCOUNTED = re.compile(r"docs/(reference/)?(cli|techniques)\.md|docs/log\b.*|(src/.*/)?bundled/.*")
 """Generated pages, and records of the past, which are not rewritten."""
 

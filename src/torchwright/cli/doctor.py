@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from torchwright.cli import operators as scorecard
 from torchwright.cli.options import DeviceName, json_option
 from torchwright.cli.printing import console, print_json, say
 from torchwright.core.process.interrupts import importing
@@ -32,12 +33,46 @@ from torchwright.core.process.interrupts import importing
     help="With --build: also put the kernels of all instruction sets there, for a machine or an image without a "
     "compiler whose TORCHWRIGHT_KERNELS names it.",
 )
+@click.option(
+    "--operators",
+    is_flag=True,
+    help="Hold the device's operators against the CPU's instead, on the samples of PyTorch's own tests: results, "
+    "gradients, layers, optimizers; in child processes, since a driver may crash.",
+)
+@click.option(
+    "--match",
+    metavar="REGEX",
+    help="With --operators: only those whose name contains this.",
+)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --operators: write the scorecard as an HTML page too.",
+)
 @json_option
-def command(device: str | None, refresh: bool, only_build: bool, into: Path | None, as_json: bool) -> None:
+def command(
+    device: str | None,
+    refresh: bool,
+    only_build: bool,
+    into: Path | None,
+    operators: bool,
+    match: str | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
     """Say what this machine can run, how fast, and why not.
 
     The kernels are compiled where that was not done yet: only this shows whether they can be.
     """
+    if operators:
+        if refresh or only_build or into is not None:
+            raise click.UsageError("--operators measures and builds nothing: no --refresh, --build or --into")
+        scorecard.check(match)
+        scorecard.run(device, match, page, as_json)
+        return
+    if match is not None or page is not None:
+        raise click.UsageError("--match and --page belong to --operators")
     if refresh and only_build:
         raise click.UsageError("--build measures nothing that --refresh could measure again")
     if device is not None and only_build:

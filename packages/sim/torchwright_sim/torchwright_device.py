@@ -1,0 +1,20 @@
+"""The simulated device as Torchwright asks about devices; Torchwright itself need not be installed."""
+
+from __future__ import annotations
+
+from torchwright.hardware.devices.accelerator import Accelerator
+
+import torchwright_sim
+
+
+class Sim(Accelerator):
+    """A simulated accelerator: its times mean nothing."""
+
+    name = "sim"
+    package = "torchwright_sim.registered"
+    uncompiled = "no compiler makes code for a simulated device"
+    remedy = "install a C++ compiler, with which its host part is built once, or use --device cpu"
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return torchwright_sim.fault() or super().unavailable()
