@@ -34,6 +34,7 @@ def test_time_between_events():
     first.record()
     torch.sim._sleep(0.2)
     last.record()
+    last.synchronize()
     assert first.elapsed_time(last) >= 199
     with pytest.raises(RuntimeError, match="enable_timing"):
         (plain := torch.sim.Event()).record()

@@ -5,6 +5,10 @@
 #include "autocast.h"
 #include "operators.h"
 
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &sim::choose_attention)
+}
+
 namespace sim {
 namespace {
 

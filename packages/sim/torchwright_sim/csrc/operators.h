@@ -5,6 +5,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
@@ -89,6 +91,19 @@ inline at::Tensor& set_nothing(at::Tensor& self) {
 
 // A block is not used again before the commands that hold it are done, whatever their stream: see `driver.py`.
 inline void record_stream(at::Tensor&, c10::Stream) {
+}
+
+// PyTorch asks a table for the kind of attention, and not its dispatcher, where `attention.py` answers.
+inline int64_t choose_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool is_causal,
+    std::optional<double> scale,
+    bool enable_gqa) {
+    return at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
 }
 
 } // namespace sim
