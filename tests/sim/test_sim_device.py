@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from sim_support import install, run
 
 ON_DEVICE = Path(__file__).with_name("on_device")

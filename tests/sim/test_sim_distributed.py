@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from sim_support import install
 
 PROGRAM = Path(__file__).parent / "on_device" / "ranks.py"

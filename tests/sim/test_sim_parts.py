@@ -17,7 +17,9 @@ from torchwright_sim.settings import Fault, Settings, parse
 
 def test_settings():
     assert parse("") == Settings()
-    found = parse("devices=8, memory=512MiB,sync=warn,fault=oom@sim:2#1000,fault=wrong@aten::sin,fault=hang@aten.cos#3")
+    found = parse(
+        "devices=8, memory=512MiB,sync=warn,fault=oom@sim:2#1000,fault=wrong@aten::sin,fault=hang@aten.cos#3"
+    )
     assert (found.devices, found.memory, found.sync) == (8, 512 << 20, "warn")
     assert found.faults[0] == Fault("oom", 2, None, 1000)
     assert found.on_device(2) == {"oom": 1000}
@@ -63,7 +65,9 @@ def test_a_read_waits_for_the_write():
     order = Order("sim:0")
     assert order.hazard(use(1, 1), [], [7]) is None
     assert order.hazard(use(1, 2), [7], []) is None
-    assert "op3 on stream 2 reads a tensor that op1 wrote on stream 1" in (order.hazard(use(2, 3), [7], []) or "")
+    assert "op3 on stream 2 reads a tensor that op1 wrote on stream 1" in (
+        order.hazard(use(2, 3), [7], []) or ""
+    )
     order.stream_waits(3, 1, 1)
     assert order.hazard(use(3, 4), [7], []) is None
     assert "op5 on stream 4 writes a tensor that op2 reads on stream 1" in (
@@ -105,10 +109,9 @@ def test_it_agrees_with_the_order_that_was_drawn():
             stream = draw(3)
             if draw(3) == 0 and done:
                 other, number = done[draw(len(done))]
-                order.recorded(other, number)
                 event = (other, number)
-                # An event knows what its stream had waited for when it was recorded: only record the newest.
-                if last[other] == number:
+                if last[other] == number:  # an event is recorded after the newest command
+                    order.recorded(other, number)
                     order.stream_waits(stream, other, number)
                     waiting.setdefault(stream, set()).update(waiting.get(other, set()) | {event})
                 continue

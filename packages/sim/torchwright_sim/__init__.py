@@ -2,7 +2,7 @@
 
     x = torch.ones(3, device="sim") + 1          # sim:0; TORCHWRIGHT_SIM="devices=8,memory=2GiB" has eight
 
-Each device is a process of its own that holds its memory and computes with the CPU's operators; this process has handles.
+Each device is a process that holds its memory and computes with the CPU's operators; this process has handles.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compiles csrc/ at first use, once for each version of the sources, the compiler and torch.
 
-    python -m torchwright_sim.build        ahead of the first use, into the folder that it prints
+python -m torchwright_sim.build        ahead of the first use, into the folder that it prints
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _own(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
-        raise BuildError(f"{folder} belongs to somebody else or others may write to it; code is not loaded from there")
+        raise BuildError(
+            f"{folder} belongs to somebody else or others may write to it; code is not loaded from there"
+        )
 
 
 def _flags() -> list[str]:
@@ -75,7 +77,9 @@ def _compile(path: Path) -> None:
     wanted = os.environ.get("CXX") or "c++"
     compiler = shutil.which(wanted)
     if compiler is None:
-        raise BuildError(f"simulated devices need a C++ compiler, once, and {wanted} was not found; install g++")
+        raise BuildError(
+            f"simulated devices need a C++ compiler, once, and {wanted} was not found; install g++"
+        )
     root = Path(torch.__file__).parent
     include = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as scratch:
@@ -98,7 +102,11 @@ def _try(library: Path) -> None:
     code = "import sys, torch; torch.ops.load_library(sys.argv[1])"
     environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(library)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(library)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -55,7 +55,9 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
             _distributed().Work.unbox(each).wait()
     for device, host in pairs:
         device.detach().copy_(host)
-    return _on_device(out, {host.data_ptr(): device for device, host in pairs}, [device for device, _ in pairs])
+    return _on_device(
+        out, {host.data_ptr(): device for device, host in pairs}, [device for device, _ in pairs]
+    )
 
 
 def _on_device(out: Any, there: dict[int, torch.Tensor], everything: list[torch.Tensor]) -> Any:

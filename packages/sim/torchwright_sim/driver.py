@@ -1,4 +1,4 @@
-"""The host's side of a device's process: launches commands on its streams, waits for them, and knows when it is lost."""
+"""The host's side of a device's process: launches commands, waits for them, knows when it is lost."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ from typing import Any
 
 import torch
 
-from torchwright_sim import build, settings, wire
+from torchwright_sim import settings, wire
 from torchwright_sim.order import Order, Use
 
 MOST_PENDING = 256
 """Commands under way before their replies are read: a reply is small, and the socket holds thousands."""
 ERRORS: dict[str, type[Exception]] = {
     each.__name__: each
-    for each in (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
+    for each in (
+        RuntimeError,
+        ValueError,
+        IndexError,
+        TypeError,
+        NotImplementedError,
+        ZeroDivisionError,
+        OverflowError,
+    )
 } | {"LinAlgError": torch.linalg.LinAlgError, "_LinAlgError": torch.linalg.LinAlgError}
 """Errors of operators by name; others are raised as RuntimeError."""
 
@@ -68,7 +76,7 @@ class Link:
         self._default = torch.float32
         self.pid: int | None = None
 
-    # ---------------------------------------------------------------------------------------------------------- commands
+    # -------------------- commands
 
     def launch(
         self,
@@ -122,7 +130,9 @@ class Link:
         serial = torch.ops.sim._serial.default
         with self._lock:
             use = Use(stream, self._launched.get(stream, 0) + 1, operator)
-            hazard = self.order.hazard(use, map(serial, filter(None, reads)), map(serial, filter(None, writes)))
+            hazard = self.order.hazard(
+                use, map(serial, filter(None, reads)), map(serial, filter(None, writes))
+            )
         if hazard is None:
             return
         if self.chosen.sync == "error":
@@ -137,7 +147,7 @@ class Link:
         self._default = found
         return wire.name(found)
 
-    # ----------------------------------------------------------------------------------------------- streams and events
+    # -------------------- streams and events
 
     def record(self, stream: int, timed: bool) -> int:
         """Return the number of the last command of a stream; a timed event has a command of its own."""
@@ -191,10 +201,12 @@ class Link:
         """Return when a timed event was reached, in milliseconds."""
         self.wait(stream, number)
         if (stream, number) not in self._times:
-            raise RuntimeError(f"the event of command {number} on stream {stream} of {self.place} has no time")
+            raise RuntimeError(
+                f"the event of command {number} on stream {stream} of {self.place} has no time"
+            )
         return self._times[stream, number]
 
-    # ---------------------------------------------------------------------------------------------------------- replies
+    # -------------------- replies
 
     def _read(self, until: Callable[[], bool]) -> None:
         while not until():
@@ -228,7 +240,7 @@ class Link:
             failed, self._failed = self._failed, None
             raise failed
 
-    # ---------------------------------------------------------------------------------------------------------- process
+    # -------------------- process
 
     def _connected(self) -> socket.socket:
         if self._lost is not None:
@@ -252,7 +264,9 @@ class Link:
     def disown(self) -> None:
         """Leave the device to the process that this one was forked from."""
         self.close()
-        self._lost = f"{self.place} belongs to the process that this one was forked from; start this one with 'spawn'"
+        self._lost = (
+            f"{self.place} belongs to the process that this one was forked from; start this one with 'spawn'"
+        )
 
     def close(self) -> None:
         """End the device's process."""
@@ -286,7 +300,9 @@ class Nursery:
                 socket.send_fds(self._host, [b"d"], [there.fileno()])
             except OSError as error:
                 here.close()
-                raise DeviceLost(f"{link.place} cannot be started: its parent process is gone ({error})") from None
+                raise DeviceLost(
+                    f"{link.place} cannot be started: its parent process is gone ({error})"
+                ) from None
         chosen = link.chosen
         wire.send(
             here,
@@ -296,7 +312,6 @@ class Nursery:
                 "threads": torch.get_num_threads(),
                 "faults": chosen.on_device(link.index),
                 "operator_faults": chosen.on_operators(),
-                "library": str(build.library()),
             },
         )
         try:
@@ -371,4 +386,8 @@ def _readable(connection: socket.socket) -> bool:
 
 def _error(name: str, text: str) -> Exception:
     known = ERRORS.get(name)
-    return known(text) if known is not None else RuntimeError(text if name == "RuntimeError" else f"{name}: {text}")
+    return (
+        known(text)
+        if known is not None
+        else RuntimeError(text if name == "RuntimeError" else f"{name}: {text}")
+    )

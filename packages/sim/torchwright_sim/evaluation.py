@@ -44,7 +44,9 @@ class Evaluation:
         self.written: list[torch.Tensor] = []
         """Tensors of the memory that the last operator wrote."""
 
-    def run(self, header: dict[str, Any], payload: bytearray) -> tuple[dict[str, Any], list[torch.Tensor], Any]:
+    def run(
+        self, header: dict[str, Any], payload: bytearray
+    ) -> tuple[dict[str, Any], list[torch.Tensor], Any]:
         """Run the operator; returns what to say of it, tensors that have no place yet, and a generator's new state."""
         op = resolve(header["op"])
         self._count(header["op"])
@@ -65,7 +67,9 @@ class Evaluation:
         self._falsify(header["op"], made or read.written)
         return said, made, state
 
-    def _call(self, op: Any, args: list[Any], kwargs: dict[str, Any], outs: list[str]) -> tuple[Any, list[str]]:
+    def _call(
+        self, op: Any, args: list[Any], kwargs: dict[str, Any], outs: list[str]
+    ) -> tuple[Any, list[str]]:
         """Call it; an output too small for the result has to be a new tensor, and is named."""
         none = [name for name in outs if not kwargs[name].untyped_storage().nbytes()]
         try:
@@ -94,7 +98,11 @@ class Evaluation:
 
     def _falsify(self, name: str, tensors: list[torch.Tensor]) -> None:
         base = name.partition(".")[0]
-        if base in self.faults and self.faults[base][0] == "wrong" and self.calls[base] >= self.faults[base][1]:
+        if (
+            base in self.faults
+            and self.faults[base][0] == "wrong"
+            and self.calls[base] >= self.faults[base][1]
+        ):
             for tensor in tensors:
                 tensor.logical_not_() if tensor.dtype == torch.bool else tensor.add_(1)
 
@@ -105,6 +113,9 @@ class _Reader:
     def __init__(self, memory: Memory, op: Any) -> None:
         self.memory = memory
         self.arguments = op._schema.arguments
+        self.takes_numbers: bool = torch._C._should_allow_numbers_as_tensors(
+            op._schema.name.partition("::")[2]
+        )
         self.written: list[torch.Tensor] = []
         self.before: list[tuple[Any, ...]] = []
         self.outs: list[str] = []
@@ -136,9 +147,10 @@ class _Reader:
             case "l":
                 return [self.value(each) for each in rest[0]]
             case "h":
-                dtype, data, wrapped = rest
+                dtype, data, plain = rest
                 number = wire.from_raw(bytearray.fromhex(data), wire.DTYPES[dtype], ())
-                return torch.ops.sim._wrap_number(number) if wrapped else number
+                # Where PyTorch takes a number for a tensor it gives way to the dtypes of tensors.
+                return number.item() if plain and self.takes_numbers else number
             case "d":
                 return wire.DTYPES[rest[0]]
             case "y":
@@ -161,17 +173,19 @@ def describe(op: Any, out: Any, read: _Reader, fresh: list[str]) -> tuple[dict[s
     outs = (out,) if len(returns) == 1 else out or ()
     results: list[Any] = []
     for schema, value in zip(returns, outs, strict=True):
-        if schema.alias_info is None:
-            results.append(_shape(value, made))
-        elif schema.alias_info.is_write and fresh:
+        if schema.alias_info is None or (schema.alias_info.is_write and fresh):
             results.append(_shape(value, made))
         else:
             results.append(None)  # an argument, which the host has
-    changed = [] if fresh else [
-        [index, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()]
-        for index, (tensor, before) in enumerate(zip(read.written, read.before, strict=True))
-        if (tensor.size(), tensor.stride(), tensor.storage_offset()) != before
-    ]
+    changed = (
+        []
+        if fresh
+        else [
+            [index, tuple(tensor.size()), tensor.stride(), tensor.storage_offset()]
+            for index, (tensor, before) in enumerate(zip(read.written, read.before, strict=True))
+            if (tensor.size(), tensor.stride(), tensor.storage_offset()) != before
+        ]
+    )
     said: dict[str, Any] = {"results": results}
     if changed:
         said["changed"] = changed
@@ -183,7 +197,9 @@ def describe(op: Any, out: Any, read: _Reader, fresh: list[str]) -> tuple[dict[s
 def _shape(value: Any, made: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
-            raise NotImplementedError(f"a result of the layout {value.layout}, which the simulated device does not have")
+            raise NotImplementedError(
+                f"a result of the layout {value.layout}, which the device does not have"
+            )
         dense = clean(value)
         # As the CPU lays it out, where that leaves no gaps.
         if dense.storage_offset() or dense.untyped_storage().nbytes() != dense.numel() * dense.itemsize:

@@ -10,8 +10,8 @@ import torch
 from torchwright_sim import attention, collectives, copies, operators
 from torchwright_sim.driver import link
 
-DIRECT = ("convolution", "convolution_backward", "native_layer_norm", "native_group_norm")
-"""Operators that PyTorch would compose of others for an unknown device: the CPU's kernel gives the CPU's bits."""
+CONVOLUTIONS = ("convolution", "convolution_backward")
+"""PyTorch composes them of operators that another package has to bring; the CPU has them under these names."""
 
 _libraries: list[torch.library.Library] = []
 """Kept: a registration ends with its library."""
@@ -22,16 +22,36 @@ def register() -> None:
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(operators.run, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL", "PrivateUse1")
-    for name in (*DIRECT, *_foreach()):
+    for name in (*CONVOLUTIONS, *_with_kernels(), *_foreach()):
         aten.impl(name, functools.partial(operators.run, _overload(name)))
     aten.impl("_copy_from", copies.copy_from)
     aten.impl("_copy_from_and_resize", copies.copy_from_and_resize)
     aten.impl("_local_scalar_dense", copies.number)
     attention.register(aten)
+    lazy = torch.library.Library("aten", "IMPL")
+    for key in ("Conjugate", "Negative"):
+        # A pending conjugation is resolved by a copy: without this the copy would ask for one, without end.
+        lazy.impl("_copy_from", torch.library.fallthrough_kernel, key)
+        lazy.impl("_copy_from_and_resize", torch.library.fallthrough_kernel, key)
     runtime = torch.library.Library("sim", "IMPL")
     for name, function in RUNTIME.items():
         runtime.impl(name, function, "CompositeImplicitAutograd")
-    _libraries.extend((everything, aten, runtime, *collectives.register()))
+    _libraries.extend((everything, aten, lazy, runtime, *collectives.register()))
+
+
+def _with_kernels() -> list[str]:
+    """Return operators that PyTorch composes here and not on the CPU, whose kernel gives the CPU's bits."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    composed = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return sorted(
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+        and has(name, "CPU")
+        and any(has(name, key) for key in composed)
+        and not has(name, "PrivateUse1")
+        and not operators.plan(_overload(name.removeprefix("aten::"))).views
+    )
 
 
 def _foreach() -> list[str]:

@@ -1,6 +1,6 @@
 """Starts device processes: this one imports PyTorch once, and each device is a fork of it.
 
-    python -m torchwright_sim.nursery FD       the host sends it the device's end of a connection over the socket FD
+python -m torchwright_sim.nursery FD       the host sends it the device's end of a connection over the socket FD
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torchwright_sim.process import serve
 
 def main(host: socket.socket) -> None:
     """Fork a device process for each connection that comes, until the host is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their connection says when they end
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # nobody waits for them: their connection says when they end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, whose end is theirs
     while True:
         said, descriptors, _, _ = socket.recv_fds(host, 1, 1)

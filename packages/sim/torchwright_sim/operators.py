@@ -30,6 +30,10 @@ HOST_RESULTS = {"aten::_pack_padded_sequence": (1,)}
 """Results that lie on the host for any accelerator."""
 
 
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""The dtype of a tensor that PyTorch makes from a number; it gives way to those of other tensors."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Facts about an operator, from its schema."""
@@ -39,6 +43,8 @@ class Plan:
     base: str
     names: tuple[str, ...]
     written: frozenset[str]
+    tensors: frozenset[str]
+    """Arguments that are tensors: a number there is what PyTorch shows Python of a tensor made from a number."""
     returned: tuple[str | None, ...]
     """For each result the argument that it is, or None for a new tensor."""
     several: bool
@@ -68,6 +74,11 @@ def plan(op: Any) -> Plan:
         base=schema.name,
         names=tuple(argument.name for argument in schema.arguments),
         written=frozenset(names),
+        tensors=frozenset(
+            argument.name
+            for argument in schema.arguments
+            if str(argument.type) in ("Tensor", "Optional[Tensor]")
+        ),
         returned=tuple(returned),
         several=len(schema.returns) != 1,
         draws=torch.Tag.nondeterministic_seeded in op.tags,
@@ -122,6 +133,9 @@ class Call:
         writes = name in self.facts.written
         if writes:
             self.by_name[name] = value
+        if name in self.facts.tensors and isinstance(value, bool | int | float | complex):
+            number = torch.tensor(value, dtype=NUMBERS[type(value)])
+            return ["h", wire.name(number.dtype), bytes(wire.raw(number)).hex(), True]
         return self._encode(value, writes, name)
 
     def _encode(self, value: Any, writes: bool, name: str) -> Any:
@@ -145,17 +159,21 @@ class Call:
             return ["m", wire.name(value)]
         if isinstance(value, torch.Generator):
             if value.device.type != NAME:
-                raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{value.device.type}'")
+                raise RuntimeError(
+                    f"Expected a '{NAME}' device type for generator but found '{value.device.type}'"
+                )
             self.given = value
             return ["g"]
-        raise TypeError(f"{self.facts.name} has an argument {name} of type {type(value).__name__}, which {NAME} cannot send")
+        raise TypeError(
+            f"{self.facts.name} has an argument {name} of type {type(value).__name__}, which {NAME} cannot send"
+        )
 
     def _tensor(self, tensor: torch.Tensor, writes: bool, name: str) -> Any:
         if tensor.device.type == NAME:
             self.places.add(tensor.device.index)
         elif tensor.device.type == "cpu" and not writes and not tensor.dim():
             number = tensor.detach().resolve_conj().resolve_neg()
-            return ["h", wire.name(number.dtype), bytes(wire.raw(number)).hex(), _sim._is_wrapped_number.default(tensor)]
+            return ["h", wire.name(number.dtype), bytes(wire.raw(number)).hex(), False]
         elif tensor.device.type == "cpu" and name in HOST_ARGUMENTS.get(self.facts.base, ()):
             self.host.append(tensor)
             tensor = tensor.to(torch.device(NAME, min(self.places, default=0)))
@@ -166,7 +184,9 @@ class Call:
                 f"{tensor.device}! ({self.facts.name}, argument {name})"
             )
         if tensor.layout is not torch.strided:
-            raise NotImplementedError(f"{self.facts.name}: {NAME} has no tensors of the layout {tensor.layout}")
+            raise NotImplementedError(
+                f"{self.facts.name}: {NAME} has no tensors of the layout {tensor.layout}"
+            )
         (self.written if writes else self.read).append(tensor.untyped_storage().data_ptr())
         if writes:
             self.tensors.append(tensor)
@@ -176,7 +196,8 @@ class Call:
         if len(self.places) > 1:
             found = ", ".join(f"{NAME}:{index}" for index in sorted(self.places))
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, {found}! ({self.facts.name})"
+                f"Expected all tensors to be on the same device, but found at least two devices, {found}! "
+                f"({self.facts.name})"
             )
         return link(min(self.places, default=int(_sim._device.default())))
 
@@ -211,7 +232,9 @@ class Call:
             raise
         if made:
             device.check(self.facts.name, [], [each.untyped_storage().data_ptr() for each in made])
-            device.launch("store", {"from": reply["n"], "to": [place(each).encode() for each in made]}, held=made)
+            device.launch(
+                "store", {"from": reply["n"], "to": [place(each).encode() for each in made]}, held=made
+            )
             if not fresh:
                 found = [value.cpu() if index in on_host else value for index, value in enumerate(found)]
         if self.facts.several:
@@ -232,7 +255,9 @@ class Call:
         tag, *rest = value
         if tag == "t":
             dtype, size, stride = rest
-            made.append(torch.empty_strided(size, stride, dtype=wire.DTYPES[dtype], device=torch.device(NAME, device)))
+            made.append(
+                torch.empty_strided(size, stride, dtype=wire.DTYPES[dtype], device=torch.device(NAME, device))
+            )
             return made[-1]
         if tag == "l":
             return [self._result(device, each, made) for each in rest[0]]

@@ -21,7 +21,7 @@ class Use:
 
 @dataclass
 class _Uses:
-    write: Use
+    write: Use | None
     reads: dict[int, Use] = field(default_factory=dict)
     """The last of each stream since the write."""
 
@@ -63,9 +63,7 @@ class Order:
         found = None
         written = set(writes)
         for serial in set(reads) - written:
-            uses = self._uses.get(serial)
-            if uses is None:
-                continue
+            uses = self._uses.setdefault(serial, _Uses(None))
             found = found or self._missing(use, uses.write, "reads", "wrote")
             uses.reads[use.stream] = use
         for serial in written:
@@ -79,14 +77,17 @@ class Order:
                 del self._uses[next(iter(self._uses))]
         return found
 
-    def _missing(self, use: Use, earlier: Use, does: str, did: str) -> str | None:
-        if earlier.stream == use.stream:
+    def _missing(self, use: Use, earlier: Use | None, does: str, did: str) -> str | None:
+        if earlier is None or earlier.stream == use.stream:
             return None
-        waited = max(self._waited.get(use.stream, {}).get(earlier.stream, 0), self._host.get(earlier.stream, 0))
+        waited = max(
+            self._waited.get(use.stream, {}).get(earlier.stream, 0), self._host.get(earlier.stream, 0)
+        )
         if waited >= earlier.number:
             return None
         return (
             f"missing synchronisation on {self.place}: {use.operator} on stream {use.stream} {does} a tensor that "
-            f"{earlier.operator} {did} on stream {earlier.stream}, and stream {use.stream} has not waited for it; record "
-            f"an event on stream {earlier.stream} after {earlier.operator} and have stream {use.stream} wait for it"
+            f"{earlier.operator} {did} on stream {earlier.stream}, and stream {use.stream} has not waited for it; "
+            f"record an event on stream {earlier.stream} after {earlier.operator} and have stream {use.stream} wait "
+            f"for the event"
         )

@@ -77,8 +77,6 @@ class Device:
         self.progress = threading.Condition()
         self.sending = threading.Lock()
         torch.set_num_threads(self.threads)
-        if library := settings["library"]:
-            torch.ops.load_library(library)
 
     def run(self) -> None:
         while True:
@@ -137,7 +135,9 @@ class Device:
         results.pop(header["from"], None)
         return {}, b""
 
-    def _do_write(self, header: dict[str, Any], payload: bytearray, results: Any) -> tuple[dict[str, Any], Any]:
+    def _do_write(
+        self, header: dict[str, Any], payload: bytearray, results: Any
+    ) -> tuple[dict[str, Any], Any]:
         place = wire.Place.decode(header["to"])
         source = wire.from_raw(payload, wire.DTYPES[header["dtype"]], tuple(header["size"]))
         self.memory.tensor(place).copy_(source)

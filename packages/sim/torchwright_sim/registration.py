@@ -16,6 +16,7 @@ SPARE = "privateuseone"
 
 _starting = threading.RLock()
 _started: list[settings.Settings] = []
+_failed: list[str] = []
 
 
 def register() -> None:
@@ -39,17 +40,28 @@ def start() -> settings.Settings:
     with _starting:
         if _started:
             return _started[0]
+        if _failed:  # half of it may be registered, which cannot be undone
+            raise RuntimeError(f"the simulated devices could not be started: {_failed[0]}")
         chosen = settings.read()
-        torch.ops.load_library(str(build.library()))
-        torch.ops.sim._start(chosen.devices, chosen.memory)
-        from torchwright_sim import driver, faults, kernels
-
-        driver.start(chosen)
-        kernels.register()
-        faults.start(chosen)
+        library = build.library()
+        try:
+            _load(str(library), chosen)
+        except Exception as error:
+            _failed.append(f"{type(error).__name__}: {error}")
+            raise
         _started.append(chosen)
         importlib.import_module("torchwright_sim.module").started()
         return chosen
+
+
+def _load(library: str, chosen: settings.Settings) -> None:
+    torch.ops.load_library(library)
+    torch.ops.sim._start(chosen.devices, chosen.memory)
+    from torchwright_sim import driver, faults, kernels
+
+    driver.start(chosen)
+    kernels.register()
+    faults.start(chosen)
 
 
 def is_started() -> bool:

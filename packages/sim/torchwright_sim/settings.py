@@ -1,11 +1,11 @@
 """Settings of the simulated devices, from the environment variable TORCHWRIGHT_SIM.
 
-    TORCHWRIGHT_SIM="devices=8,memory=2GiB,sync=warn,fault=oom@sim:2#1000"
+TORCHWRIGHT_SIM="devices=8,memory=2GiB,sync=warn,fault=oom@sim:2#1000"
 
-    devices=N          devices, from 1 to 64 (1)
-    memory=SIZE        capacity of each, with a unit of KiB, MiB, GiB (2GiB)
-    sync=error|warn|ignore    what a missing synchronisation of streams leads to (error)
-    fault=KIND@PLACE[#N]      a fault; may be given more than once
+devices=N          devices, from 1 to 64 (1)
+memory=SIZE        capacity of each, with a unit of KiB, MiB, GiB (2GiB)
+sync=error|warn|ignore    what a missing synchronisation of streams leads to (error)
+fault=KIND@PLACE[#N]      a fault; may be given more than once
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Fault:
 
     On a device, at its Nth allocation or command: `oom` (the allocation fails), `kill` (its process dies), `error` (the
     command fails), `flip` (one bit of the command's result is wrong). On an operator, from its Nth call on a device on:
-    `wrong` (its result is off by one), `crash` (the device's process dies), `abort` (this process dies), `hang` (it never
-    returns).
+    `wrong` (its result is off by one), `crash` (the device's process dies), `abort` (this process dies), `hang` (it
+    never returns).
     """
 
     kind: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torchwright.hardware.devices.accelerator import Accelerator
-
 import torchwright_sim
+from torchwright.hardware.devices.accelerator import Accelerator
 
 
 class Sim(Accelerator):

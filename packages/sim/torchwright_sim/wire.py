@@ -5,7 +5,7 @@ A frame is two lengths, a header (JSON) and a payload (bytes). Values of operato
     null, true, 3, 0.5, "sum"      themselves
     ["l", [...]]                   a list
     ["t", {...}]                   a tensor of the device: where it lies in the device's memory
-    ["h", dtype, "hex", wrapped]   a number of the host, as a tensor without dimensions
+    ["h", dtype, "hex", plain]     a tensor of the host without dimensions; `plain`: made from a number
     ["d", "float32"]               a dtype; ["y", ...] a layout, ["m", ...] a memory format
     ["c", re, im]                  a complex number
     ["v"]                          the device itself
@@ -26,7 +26,9 @@ LENGTHS = struct.Struct("<IQ")
 MOST_HEADER = 1 << 26
 """Bytes of JSON: lists of sizes and of tensors, no contents."""
 DTYPES = {
-    str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
 }
 LAYOUTS = {"strided": torch.strided}
 FORMATS = {
@@ -119,9 +121,10 @@ def raw(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor, without a copy."""
     if not tensor.numel():
         return memoryview(b"")
+    # A contiguous tensor of one element may have any stride, with which PyTorch does not view it as bytes.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     # NumPy has no name for every dtype; bytes have one.
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.view(torch.uint8).numpy())
 
 
 def from_raw(data: bytes | bytearray, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:

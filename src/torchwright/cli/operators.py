@@ -22,7 +22,9 @@ def check(match: str | None) -> None:
     try:
         re.compile(match or "")
     except re.error as error:
-        raise click.UsageError(f"--match takes a regular expression, and '{match}' is not one: {error}") from None
+        raise click.UsageError(
+            f"--match takes a regular expression, and '{match}' is not one: {error}"
+        ) from None
 
 
 def run(device: str | None, match: str | None, into: Path | None, as_json: bool) -> None:
@@ -37,7 +39,9 @@ def run(device: str | None, match: str | None, into: Path | None, as_json: bool)
     else:
         with console().status("starting") as status:
             card = take(
-                name, match=match, tell=lambda done, total, entry: status.update(f"{done} of {total}: {entry}")
+                name,
+                match=match,
+                tell=lambda done, total, entry: status.update(f"{done} of {total}: {entry}"),
             )
     data = dataclasses.asdict(card)
     shares = [(share.family, share.passed, share.total) for share in card.shares()]

@@ -23,7 +23,9 @@ def render(card: dict[str, Any], shares: list[tuple[str, int, int]]) -> str:
         .get_template("operators.html.j2")
         .render(
             card=card,
-            rows=[(FAMILIES[family], passed, total, percent(passed, total)) for family, passed, total in shares],
+            rows=[
+                (FAMILIES[family], passed, total, percent(passed, total)) for family, passed, total in shares
+            ],
             faults=card["faults"][:MOST_LISTED],
             cut=max(0, len(card["faults"]) - MOST_LISTED),
             families=FAMILIES,

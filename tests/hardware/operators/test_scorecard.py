@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ from torchwright.hardware.operators.scorecard import Limits, take
 from torchwright.report import operators as page
 
 PAIR = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
+
+
+@pytest.fixture(autouse=True)
+def meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of these tests is one that nothing waits for."""
+    monkeypatch.setattr(child, "_settle", lambda device: None)
 
 
 def entry(*samples: Sample) -> Entry:
@@ -51,7 +58,9 @@ def test_an_error_is_a_refusal_and_the_cpus_own_is_not_counted(monkeypatch: pyte
     found = judge("meta", Sample(("forward",), fails), Sample(("forward",), never))
     assert found["counts"] == {"forward": {"refused": 1}}
     assert found["faults"][0]["message"] == "NotImplementedError: no such kernel"
-    assert judge("cpu", Sample(("forward",), never))["left_out"] == "it has no sample on which the CPU succeeds"
+    assert (
+        judge("cpu", Sample(("forward",), never))["left_out"] == "it has no sample on which the CPU succeeds"
+    )
 
 
 def test_after_a_lost_device_nothing_is_taken(monkeypatch: pytest.MonkeyPatch):
@@ -114,7 +123,15 @@ def test_the_command_refuses_what_does_not_belong_together(capsys: pytest.Captur
 @pytest.mark.slow  # imports PyTorch's test databases in two processes
 def test_the_cpu_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     into = tmp_path / "page.html"
-    words = ["doctor", "--device", "cpu", "--operators", "--match", "^(sin|linalg_inv|nn.Linear|Linear|Adam|dropout)", "--json"]
+    words = [
+        "doctor",
+        "--device",
+        "cpu",
+        "--operators",
+        "--match",
+        "^(sin|linalg_inv|nn.Linear|Linear|Adam|dropout)",
+        "--json",
+    ]
     assert main([*words, "--page", str(into)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["faults"] == []
@@ -135,12 +152,14 @@ def test_a_pattern_that_fits_nothing():
 
 @pytest.mark.slow
 def test_a_child_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch):
-    """Its limit is shorter than the import of anything."""
+    """What children say is written here: the first is silent after it began, the second takes what is left."""
+    ended = '{"end": 1, "counts": {}, "faults": [], "left_out": "x"}'
+
+    def said(self: scorecard._Child) -> Iterator[str | None]:
+        return iter(['{"begin": 0}', None] if 0 in (self.entries or ()) else [ended])
+
     monkeypatch.setattr(scorecard, "_entries", lambda limits: [("op_db", "sin"), ("op_db", "cos")])
-    monkeypatch.setattr(
-        scorecard._Child,
-        "_said",
-        lambda self: iter(['{"begin": 0}', None]) if 0 in self.entries else iter(['{"end": 1, "counts": {}, "faults": [], "left_out": "x"}']),
-    )
+    monkeypatch.setattr(scorecard._Child, "_said", said)
     card = take("cpu", Limits(seconds=1))
     assert [(fault.entry, fault.outcome) for fault in card.faults] == [("sin", "hung")]
+    assert card.left_out == {"op_db: cos": "x"}

@@ -1,6 +1,6 @@
 """One rank of a distributed run on simulated devices: DDP or FSDP2 against one process on the CPU.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python ranks.py ddp
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python ranks.py ddp
 """
 
 from __future__ import annotations

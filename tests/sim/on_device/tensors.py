@@ -48,10 +48,13 @@ def test_views_are_of_one_memory():
     same(copy.deepcopy(there), x)
     z = torch.randn(3, 4, dtype=torch.complex64)
     same(torch.view_as_real(z.to(SIM)), torch.view_as_real(z))
+    same(z.to(SIM).conj().clone(), z.conj().resolve_conj())
     same(z.to(SIM).conj() @ z.to(SIM).mT, z.conj() @ z.mT)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float8_e4m3fn, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float8_e4m3fn, torch.complex128]
+)
 def test_every_dtype_travels(dtype: torch.dtype):
     x = torch.tensor([0, 1, 2, 3]).to(dtype)
     assert x.to(SIM).cpu().equal(x) or dtype == torch.float8_e4m3fn
@@ -64,13 +67,16 @@ def test_numbers_promote_as_on_the_cpu():
             wanted, found = x * number, x.to(SIM) * number
             assert found.dtype == wanted.dtype
             same(found, wanted)
+    x = torch.tensor([-3, 4])
+    same(torch.copysign(x.to(SIM), -0.5), torch.copysign(x, -0.5))
+    same(torch.remainder(torch.tensor(5).to(SIM), 3), torch.remainder(torch.tensor(5), 3))
 
 
 def test_devices_do_not_mix():
     x, there = torch.randn(3), torch.randn(3).to(SIM)
-    with pytest.raises(RuntimeError, match="same device.*sim:0 and cpu"):
+    with pytest.raises(RuntimeError, match=r"same device.*sim:0 and cpu"):
         there + x
-    with pytest.raises(RuntimeError, match="same device.*sim:0 and sim:1"):
+    with pytest.raises(RuntimeError, match=r"same device.*sim:0 and sim:1"):
         there + x.to("sim:1")
     with pytest.raises(TypeError, match=r"Tensor.cpu"):
         there.numpy()
@@ -176,7 +182,10 @@ def test_attention_is_the_cpus():
     attention = nn.functional.scaled_dot_product_attention
     query = torch.randn(2, 3, 16, 8, requires_grad=True)
     there = query.detach().to(SIM).requires_grad_()
-    wanted, found = attention(query, query, query, is_causal=True), attention(there, there, there, is_causal=True)
+    wanted, found = (
+        attention(query, query, query, is_causal=True),
+        attention(there, there, there, is_causal=True),
+    )
     same(found.detach(), wanted.detach())
     wanted.sum().backward()
     found.sum().backward()

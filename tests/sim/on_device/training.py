@@ -13,6 +13,8 @@ import torchwright
 
 BUNDLED = Path(torchwright.__file__).parent / "workloads" / "bundled"
 STEPS = 10
+Loss = Callable[[nn.Module, torch.Tensor, int], torch.Tensor]
+"""(model, batch, step) → loss"""
 
 
 class Block(nn.Module):
@@ -49,11 +51,16 @@ def resnet() -> nn.Module:
 
 
 def train(
-    model: nn.Module, device: str, batches: list[torch.Tensor], loss_of: Callable[[nn.Module, torch.Tensor, int], torch.Tensor]
+    model: nn.Module,
+    device: str,
+    batches: list[torch.Tensor],
+    loss_of: Loss,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Ten steps from one seed: the losses and the parameters after them."""
     torch.manual_seed(1)
     model = copy.deepcopy(model).to(device)
+    if hasattr(model, "tie_weights"):  # PyTorch makes new parameters for a backend of another package
+        model.tie_weights()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step, batch in enumerate(batches):
@@ -66,7 +73,9 @@ def train(
 
 
 def same_training(
-    model: nn.Module, batches: list[torch.Tensor], loss_of: Callable[[nn.Module, torch.Tensor, int], torch.Tensor]
+    model: nn.Module,
+    batches: list[torch.Tensor],
+    loss_of: Loss,
 ) -> None:
     losses, wanted = train(model, "cpu", batches, loss_of)
     found_losses, found = train(model, "sim", batches, loss_of)

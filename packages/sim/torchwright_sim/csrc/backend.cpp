@@ -53,12 +53,6 @@ int64_t set_device(int64_t device) {
     return before;
 }
 
-at::Tensor wrap_number(const at::Tensor& tensor) {
-    at::Tensor wrapped = tensor.clone();
-    wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return wrapped;
-}
-
 TORCH_LIBRARY(sim, m) {
     m.def("_start(int devices, int capacity) -> ()", &start);
     m.def("_base(int device) -> int", [](int64_t device) { return reinterpret_cast<int64_t>(region(device).base); });
@@ -73,10 +67,6 @@ TORCH_LIBRARY(sim, m) {
         return current_stream(static_cast<c10::DeviceIndex>(device));
     });
     m.def("_default_generator(int device) -> Generator?", [](int64_t device) { return default_generator(device); });
-    m.def("_is_wrapped_number(Tensor tensor) -> bool", [](const at::Tensor& tensor) {
-        return tensor.unsafeGetTensorImpl()->is_wrapped_number();
-    });
-    m.def("_wrap_number(Tensor tensor) -> Tensor", &wrap_number);
     // Written in Python:
     m.def("_move(int to, int source, int count) -> ()");
     m.def("_record(int device, int stream, bool timed) -> int");

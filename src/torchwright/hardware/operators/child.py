@@ -121,7 +121,15 @@ class Judge:
 
 def _seeded(sample: Sample, device: str, family: str, seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed)
-    return [each.detach().cpu() for each in tensors(sample.run(device, family))]
+    out = tensors(sample.run(device, family))
+    if device != "cpu":
+        _settle(device)
+    return [each.detach().cpu() for each in out]
+
+
+def _settle(device: str) -> None:
+    """Wait for the device: a copy that does not block has its numbers only then."""
+    get_device(device).synchronize()
 
 
 def _same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:

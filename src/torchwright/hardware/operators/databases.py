@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 MOST_SAMPLES = 24
-"""Samples of one entry: some have hundreds, of shapes that differ in one size, and take half of the time for nothing."""
+"""Samples of one entry: some have hundreds, of shapes that differ in one size, and take half of the time."""
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 """The first that the CPU has for an operator is taken."""
 UNINITIALISED = {
@@ -64,7 +64,9 @@ def load() -> list[Entry]:
 
     operators = [Entry(op.formatted_name, "op_db", _bind(_operator_samples, op)) for op in op_db]
     modules = [Entry(info.name, "module_db", _bind(_module_samples, info)) for info in module_db]
-    optimizers = [Entry(info.optim_cls.__name__, "optim_db", _bind(_optimizer_samples, info)) for info in optim_db]
+    optimizers = [
+        Entry(info.optim_cls.__name__, "optim_db", _bind(_optimizer_samples, info)) for info in optim_db
+    ]
     return [*operators, *modules, *optimizers]
 
 
@@ -73,7 +75,7 @@ def _bind(samples: Callable[[Any], Iterator[Sample]], info: Any) -> Callable[[],
 
 
 def _stand_in_for_expecttest() -> None:
-    """Let PyTorch's test helpers be imported without the package `expecttest`, of which they take a base class alone."""
+    """Let PyTorch's test helpers be imported without `expecttest`, of which they take a base class alone."""
     if importlib.util.find_spec("expecttest") is None:
         stand_in: Any = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
@@ -95,7 +97,8 @@ def to(device: str, value: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {
-            key: device if key == "device" and each == "cpu" else to(device, each) for key, each in value.items()
+            key: device if key == "device" and each == "cpu" else to(device, each)
+            for key, each in value.items()
         }
     return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 FAMILIES = ("forward", "gradient", "modules", "optimizers")
@@ -46,7 +45,9 @@ class Scorecard:
     entries: int = 0
     """Operators, layers and optimizers of which at least one sample was taken."""
     seconds: float = 0.0
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: {family: Counter() for family in FAMILIES})
+    counts: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {family: dict.fromkeys(OUTCOMES, 0) for family in FAMILIES}
+    )
     faults: list[Fault] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Entries without a sample to compare, with the reason."""
