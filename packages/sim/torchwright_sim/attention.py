@@ -9,7 +9,7 @@ import torch
 from torchwright_sim import operators
 
 MATH, FLASH, OVERRIDEABLE = 0, 1, 4
-"""Of torch.nn.attention.SDPBackend: composed of operators, the CPU's fused kernel, another package's kernel."""
+"""Values of torch.nn.attention.SDPBackend: composed of operators, the CPU's fused kernel, another package's kernel."""
 
 _aten: Any = torch.ops.aten
 

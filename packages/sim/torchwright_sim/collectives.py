@@ -74,4 +74,5 @@ def _on_device(out: Any, there: dict[int, torch.Tensor], everything: list[torch.
 
 
 def _distributed() -> Any:
-    return torch._C._distributed_c10d
+    core: Any = torch._C
+    return core._distributed_c10d

@@ -23,18 +23,18 @@ from torchwright_sim.order import Order, Use
 
 MOST_PENDING = 256
 """Commands under way before their replies are read: a reply is small, and the socket holds thousands."""
-ERRORS: dict[str, type[Exception]] = {
-    each.__name__: each
-    for each in (
-        RuntimeError,
-        ValueError,
-        IndexError,
-        TypeError,
-        NotImplementedError,
-        ZeroDivisionError,
-        OverflowError,
-    )
-} | {"LinAlgError": torch.linalg.LinAlgError, "_LinAlgError": torch.linalg.LinAlgError}
+_linalg: Any = torch.linalg
+_KNOWN: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    TypeError,
+    NotImplementedError,
+    ZeroDivisionError,
+    OverflowError,
+    _linalg.LinAlgError,
+)
+ERRORS = {each.__name__: each for each in _KNOWN}
 """Errors of operators by name; others are raised as RuntimeError."""
 
 

@@ -47,7 +47,7 @@ class Evaluation:
     def run(
         self, header: dict[str, Any], payload: bytearray
     ) -> tuple[dict[str, Any], list[torch.Tensor], Any]:
-        """Run the operator; returns what to say of it, tensors that have no place yet, and a generator's new state."""
+        """Run the operator; returns its reply, tensors that have no place yet, and a generator's new state."""
         op = resolve(header["op"])
         self._count(header["op"])
         read = _Reader(self.memory, op)

@@ -93,4 +93,4 @@ RUNTIME = {
     "_wait": _wait,
     "_reached": _reached,
 }
-"""What the compiled part asks the driver; see csrc/driver.h."""
+"""Questions of the compiled part to the driver; see csrc/driver.h."""

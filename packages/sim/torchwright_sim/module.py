@@ -11,6 +11,7 @@ import torch
 
 from torchwright_sim import NAME, registration, settings
 
+_C: Any = torch._C
 _bad_fork: list[bool] = []
 Where = int | str | torch.device | None
 """A device: its number, its name, or None for the current one."""
@@ -22,7 +23,7 @@ class Properties(NamedTuple):
     name: str
     total_memory: int
     pid: int | None
-    """Of its process, once it has one."""
+    """The process's number, once there is one."""
 
 
 # ------------------------------------------------------------------------------------------------------- being there
@@ -273,7 +274,7 @@ def _generator(device: Where) -> torch.Generator:
 
 
 def _type() -> int:
-    return int(torch._C._autograd.DeviceType.PrivateUse1)
+    return int(_C._autograd.DeviceType.PrivateUse1)
 
 
 def _index(device: Where, default: int | None = None) -> int:

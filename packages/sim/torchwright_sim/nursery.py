@@ -1,4 +1,4 @@
-"""Starts device processes: this one imports PyTorch once, and each device is a fork of it.
+"""Starts device processes: this one imports PyTorch once, and each device is its fork.
 
 python -m torchwright_sim.nursery FD       the host sends it the device's end of a connection over the socket FD
 """

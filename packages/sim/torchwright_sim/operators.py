@@ -273,7 +273,7 @@ def place(tensor: torch.Tensor) -> wire.Place:
         offset,
         nbytes,
         tensor.dtype,
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tuple(tensor.size()),
         tensor.stride(),
         tensor.is_conj(),

@@ -55,7 +55,7 @@ class Memory:
         found = empty.set_(block.untyped_storage(), place.start, place.size, place.stride)
         if place.conj:
             found = torch.conj(found)
-        return torch._neg_view(found) if place.neg else found
+        return torch.ops.aten._neg_view(found) if place.neg else found
 
     def move(self, to: int, source: int, count: int) -> None:
         ctypes.memmove(self.address + to, self.address + source, count)

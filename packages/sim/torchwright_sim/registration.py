@@ -24,7 +24,7 @@ def register() -> None:
     taken: Any = torch._C._get_privateuse1_backend_name()
     if taken not in (SPARE, NAME):
         raise RuntimeError(f"PyTorch has room for one backend of another package, and '{taken}' has taken it")
-    settings.read()  # a mistake there is told before the place is taken
+    settings.read()  # a mistake there is an error before the place is taken
     module = importlib.import_module("torchwright_sim.module")
     utils: Any = torch.utils
     utils.rename_privateuse1_backend(NAME)
@@ -40,7 +40,7 @@ def start() -> settings.Settings:
     with _starting:
         if _started:
             return _started[0]
-        if _failed:  # half of it may be registered, which cannot be undone
+        if _failed:  # some operators may be registered, which cannot be undone
             raise RuntimeError(f"the simulated devices could not be started: {_failed[0]}")
         chosen = settings.read()
         library = build.library()

@@ -18,7 +18,7 @@ from torchwright_sim import VARIABLE
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 MOST_DEVICES = 64
-"""As csrc/streams.h has it."""
+"""The limit of csrc/streams.h."""
 MOST_MEMORY = 1 << 40
 DEVICE_FAULTS = ("oom", "kill", "error", "flip")
 OPERATOR_FAULTS = ("wrong", "crash", "abort", "hang")
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Settings:
-    """What TORCHWRIGHT_SIM says."""
+    """The settings of TORCHWRIGHT_SIM."""
 
     devices: int = 1
     memory: int = 2 << 30

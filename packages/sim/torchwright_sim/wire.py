@@ -1,4 +1,4 @@
-"""What crosses the border between the host and a device's process: JSON and raw bytes, nothing that can be executed.
+"""The frames between the host and a device's process: JSON and raw bytes, nothing that can be executed.
 
 A frame is two lengths, a header (JSON) and a payload (bytes). Values of operators are tagged lists:
 
@@ -51,7 +51,7 @@ class Place:
     """A tensor's place in a device's memory, as its storage and its strides have it."""
 
     offset: int
-    """Of the storage, in bytes."""
+    """Where the storage begins, in bytes."""
     nbytes: int
     dtype: torch.dtype
     start: int
@@ -93,7 +93,7 @@ def send(connection: socket.socket, header: dict[str, Any], payload: Any = b"") 
 
 
 def receive(connection: socket.socket, most: int) -> tuple[dict[str, Any], bytearray]:
-    """Wait for a frame with a payload of at most `most` bytes; raises `Closed`, also for what is no frame."""
+    """Wait for a frame with a payload of at most `most` bytes; raises `Closed`, also for bytes that are not a frame."""
     length, payload = LENGTHS.unpack(_exactly(connection, LENGTHS.size))
     if length > MOST_HEADER or payload > most:
         raise Closed(f"a frame of {length} and {payload} bytes, more than is allowed")
@@ -124,7 +124,8 @@ def raw(tensor: torch.Tensor) -> memoryview:
     # A contiguous tensor of one element may have any stride, with which PyTorch does not view it as bytes.
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     # NumPy has no name for every dtype; bytes have one.
-    return memoryview(flat.view(torch.uint8).numpy())
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def from_raw(data: bytes | bytearray, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:

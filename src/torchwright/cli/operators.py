@@ -18,7 +18,7 @@ LISTED = 40
 
 
 def check(match: str | None) -> None:
-    """Raise `UsageError` for a pattern that is no regular expression."""
+    """Raise `UsageError` for a pattern that is not a regular expression."""
     try:
         re.compile(match or "")
     except re.error as error:

@@ -1,4 +1,4 @@
-"""The child process of the scorecard: takes samples of the entries that it is told, and writes a line for each.
+"""The child process of the scorecard: takes samples of the entries in its job, and writes a line for each.
 
     python -m torchwright.hardware.operators.child      the job is JSON on stdin; lines of JSON go to stdout
 

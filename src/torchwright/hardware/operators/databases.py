@@ -12,9 +12,10 @@ import types
 import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 MOST_SAMPLES = 24
 """Samples of one entry: some have hundreds, of shapes that differ in one size, and take half of the time."""
@@ -64,9 +65,8 @@ def load() -> list[Entry]:
 
     operators = [Entry(op.formatted_name, "op_db", _bind(_operator_samples, op)) for op in op_db]
     modules = [Entry(info.name, "module_db", _bind(_module_samples, info)) for info in module_db]
-    optimizers = [
-        Entry(info.optim_cls.__name__, "optim_db", _bind(_optimizer_samples, info)) for info in optim_db
-    ]
+    classes: list[tuple[type[Any], Any]] = [(cast(Any, info.optim_cls), info) for info in optim_db]
+    optimizers = [Entry(cls.__name__, "optim_db", _bind(_optimizer_samples, info)) for cls, info in classes]
     return [*operators, *modules, *optimizers]
 
 
@@ -105,7 +105,7 @@ def to(device: str, value: Any) -> Any:
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a result, in their order."""
-    return [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 # ------------------------------------------------------------------------------------------------------------ operators

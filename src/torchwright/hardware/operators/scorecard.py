@@ -114,7 +114,7 @@ class _Child:
             self._process.stdin.write(json.dumps(job))
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield what the child says; for an entry that it did not survive, what became of it."""
+        """Yield what the child says; for an entry that it did not survive, the outcome."""
         current: int | None = None
         try:
             for line in self._said():
