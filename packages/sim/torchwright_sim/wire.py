@@ -51,7 +51,7 @@ class Place:
     """A tensor's place in a device's memory, as its storage and its strides have it."""
 
     offset: int
-    """Where the storage begins, in bytes."""
+    """The beginning of the storage, in bytes."""
     nbytes: int
     dtype: torch.dtype
     start: int
