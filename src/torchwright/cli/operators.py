@@ -11,7 +11,6 @@ import click
 from torchwright.cli.printing import console, print_json, say
 from torchwright.core.process.files import replacing
 from torchwright.core.process.interrupts import importing
-from torchwright.report import operators as page
 
 LISTED = 40
 """Failures that are printed; the page and the JSON have all."""
@@ -32,6 +31,7 @@ def run(device: str | None, match: str | None, into: Path | None, as_json: bool)
     with importing():
         from torchwright.hardware.devices import get_device
         from torchwright.hardware.operators.scorecard import take
+        from torchwright.report import operators as page
 
     name = get_device(device).name
     if as_json:

@@ -26,7 +26,7 @@ MOST_MESSAGE = 300
 
 
 def main() -> None:
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    lines = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     job = json.load(sys.stdin)
     warnings.simplefilter("ignore")

@@ -105,7 +105,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
+            encoding="utf-8",
             **system.apart(),
         )
         job = {"device": device, "entries": entries, "memory_bytes": limits.memory_bytes}
