@@ -109,6 +109,15 @@ class TestCalls:
             workload.check_adapted(original, workload.adapt(other))
 
 
+def test_batches_that_do_not_lie_together_are_observed_as_each_alone(workload):
+    run = run_of(workload.adapt(workload.build()))
+    with torch.inference_mode():
+        both, *each = (
+            workload.judged_by(sample).observe(run, torch.float32)["nll"] for sample in ([0, 2], [0], [2])
+        )
+    assert torch.equal(both, torch.cat(each))
+
+
 class TestMetric:
     @torch.inference_mode()
     def test_perplexity_is_that_of_transformers_in_float64(self, workload):

@@ -186,8 +186,8 @@ class LanguageWorkload(Workload):
         """Log-probabilities (N, V) in float16 and negative log-likelihoods (N,) in float32 over held-out text."""
         B, T = self.batch, self.prompt_tokens
         span = T + DECODE_STEPS + 1
-        sample = self.sample or range(self._rounds())
-        ids = self._tokens(sample.stop * B * span).view(-1, B, span)[sample.start :]
+        sample = list(self.sample or range(self._rounds()))
+        ids = self._tokens((sample[-1] + 1) * B * span).view(-1, B, span)[sample]
         keep_K = torch.arange(T, device=self.device)
         log_probabilities, nll = [], []
         for ids_BT in ids:
