@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,12 +52,13 @@ def main() -> int:
 
 def measured(base: Path, scratch: Path, options: Any) -> dict[str, list[float]]:
     loaded = load_decoder(base, torch.bfloat16)
-    adapters = list[Adapter]()
+    adapters = list[Adapter | None]()
     for seed in range(ROWS):
         folder = write_adapter(base, scratch / f"adapter{seed}", r=options.rank, seed=seed)
-        adapters.append(read_adapter(folder, loaded.decoder, base))
-    run.say(f"{adapters[0].bytes / 1e6:.1f} MB for each adapter")
-    owners: dict[str, list[Adapter | None] | None] = {
+        adapters.append(found := read_adapter(folder, loaded.decoder, base))
+        if not seed:
+            run.say(f"{found.bytes / 1e6:.1f} MB for each adapter")
+    owners: dict[str, Sequence[Adapter | None] | None] = {
         PLAIN: None,
         NONE: [None] * ROWS,
         "one for all rows": [adapters[0]] * ROWS,

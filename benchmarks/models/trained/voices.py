@@ -9,6 +9,7 @@ announcements, a folder for each speaker; every second recording is held out.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,8 +89,7 @@ def calls(people: list[list[Path]]) -> tuple[list[Inputs], torch.Tensor]:
 
 def mels(sound: torch.Tensor) -> torch.Tensor:
     """Return the mel spectrograms (PIECES, FRAMES, MELS) of a sound cut into pieces."""
-    import librosa
-
+    librosa = importlib.import_module("librosa")
     bands = torch.from_numpy(librosa.filters.mel(sr=RATE, n_fft=WINDOW, n_mels=MELS))
     power = spectrogram(as_loud(sound), WINDOW, HOP)[: PIECES * FRAMES]
     return (power @ bands.T).view(PIECES, FRAMES, MELS)

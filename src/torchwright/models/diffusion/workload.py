@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -195,7 +195,7 @@ class DiffusionWorkload(Workload):
             frames=self.frames,
         )
 
-    def _judged(self) -> range:
+    def _judged(self) -> Sequence[int]:
         """The numbers of the prompts that are drawn, which are their seeds."""
         return self.sample or range(min(self._most_judged, len(self.texts)))
 

@@ -185,16 +185,15 @@ class SpeechWorkload(Workload):
         model = self._recognizer(run, dtype)
         judged = self.sample or range(self._count())
         forced = [self._forced(model, index) for index in judged[:WINDOWS]]
-        heard = [
-            model.transcribe(path, language=self.language)
-            for path in self.recordings.audio[judged.start : judged.stop]
-        ]
+        references = self.recordings.references
+        recorded = [index for index in judged if index < len(self.recordings.audio)]
+        heard = [model.transcribe(self.recordings.audio[index], language=self.language) for index in recorded]
         return {
             "log_probabilities": torch.cat(forced),
             "texts": [found.text for found in heard],
             "tokens": [[token for segment in found.segments for token in segment.tokens] for found in heard],
             "language": self.language or next((found.language for found in heard), None) or "en",
-            "references": list(self.recordings.references[judged.start : judged.stop]),
+            "references": [references[index] for index in recorded if index < len(references)],
         }
 
     def unseen(self) -> Self | None:

@@ -340,8 +340,9 @@ class TrialSession:
 
         ran, first = self._observed.pop(unseen, (None, None)) if further else (None, None)
         first = first if ran is self.run else None
-        if first is not None:
-            workload = workload.judged_by(workload.sample[self.workload.sampled()[0] :])
+        sampled = self.workload.sampled()
+        if first is not None and sampled is not None:
+            workload = workload.judged_by(workload.sample[sampled[0] :])
         torch.manual_seed(self.seed)
         run, blamed = self.run, nullcontext()
         if self._is_original:

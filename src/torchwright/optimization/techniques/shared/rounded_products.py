@@ -52,7 +52,7 @@ class RoundProducts(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func not in (F.linear, F.conv2d):
             return func(*args, **(kwargs or {}))
-        given = dict(zip(NAMES, args, strict=False)) | dict(kwargs or {})
+        given: dict[str, Any] = dict(zip(NAMES, args, strict=False)) | dict(kwargs or {})
         if not given["input"].numel():  # an expert to whom no row was sent
             return func(**given)
         if self._count == len(self._weights):
