@@ -69,7 +69,7 @@ def measured(base: Path, scratch: Path, options: Any) -> dict[str, list[float]]:
     sequences = [cache.sequence(PROMPT) for _ in range(ROWS)]
 
     @torch.inference_mode()
-    def step(own: list[Adapter | None] | None) -> None:
+    def step(own: Sequence[Adapter | None] | None) -> None:
         batch = cache.append([(one, [5]) for one in sequences])
         if own is not None:
             batch = with_adapters(batch, [(one, 1) for one in own])
