@@ -207,8 +207,9 @@ def test_two_starts_by_torchruns_own_default_are_two_attempts(
     monkeypatch.setattr(write, "time", clock)
     for rank, named in ((0, None), (1, None), (0, "of train's own")):
         clock.sleep(100)
-        with Ledger(tmp_path, rank=rank, world=2, launch=named):
+        with Ledger(tmp_path, rank=rank, world=2, launch=named) as ledger:
             clock.sleep(1)
+        os.utime(ledger.path, (2e9, 2e9))  # a disk's times may be too coarse to tell them apart
     account = read_account(tmp_path)
     assert [sorted(attempt.lanes) for attempt in account.attempts] == [[0], [1], [0]]
 

@@ -250,7 +250,9 @@ def _after_the_last(folder: Path, clock: int) -> int:
     for path in folder.glob("rank*.jsonl"):
         with contextlib.suppress(FileNotFoundError):
             last = max(last, path.stat().st_mtime_ns)
-    return last if last - clock > CLOCKS_DIFFER else clock
+        with contextlib.suppress(ValueError, IndexError):  # two files may have one time of change
+            last = max(last, int(path.stem.split("-")[1]))
+    return last + 1 if last - clock > CLOCKS_DIFFER else clock
 
 
 def _launch() -> str:
