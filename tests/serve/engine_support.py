@@ -97,7 +97,11 @@ def take(results: Results, engine: ServingEngine) -> None:
 
 def answers(loaded: LoadedDecoder, submits: Iterable[Submit], *, pages: int = 256, **options: Any) -> Results:
     """What a new engine answers to all of them at once."""
-    made = engine(loaded, pages=pages, **options)
+    return answered(engine(loaded, pages=pages, **options), submits)
+
+
+def answered(made: ServingEngine, submits: Iterable[Submit]) -> Results:
+    """What this engine answers to all of them at once; it is closed."""
     for submit in submits:
         know(made, submit.grammar)
         assert made.submit(submit) is None

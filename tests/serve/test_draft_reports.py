@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from engine_support import Results, alone, bundled, compiled, drain, know, request, tiny_decoder, words
+from engine_support import (
+    Results,
+    alone,
+    answered,
+    bundled,
+    compiled,
+    drain,
+    request,
+    tiny_decoder,
+    words,
+)
 from test_engine_draft import FREE, chain, engine
 
 import drafts
@@ -40,14 +50,7 @@ def draft(
 
 
 def served(model: LoadedDecoder, draft: Draft, *submits: Submit, **options: Any) -> Results:
-    made = engine(model, draft, **options)
-    for submit in submits:
-        know(made, submit.grammar)
-        assert made.submit(submit) is None
-    try:
-        return drain(made)
-    finally:
-        made.close()
+    return answered(engine(model, draft, **options), submits)
 
 
 PROMPT = words(24, seed=7, vocabulary=4096)

@@ -169,7 +169,7 @@ class AdaptedCheckpoint(Checkpoint):
         if self.quantized:
             raise ModelError(
                 f"{folder} is quantized ({self.format}), and adapters are added to float weights",
-                next="take the model's original checkpoint, and --quantize for what becomes of it; or leave its "
+                next="take the model's original checkpoint, and --quantize the merged weights; or leave its "
                 "weights as they are, by `torchwright generate --adapter DIR` or `serve --adapter NAME=DIR`",
             )
         self._settings = AdapterSettings(adapter)

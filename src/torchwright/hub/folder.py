@@ -63,6 +63,7 @@ class Wanted:
 
 BUNDLED = "bundled"
 """The name of the language model that comes with the package, where no file or folder has it."""
+BUNDLED_FOLDER = Path(__file__).parents[1] / "workloads" / "bundled"
 ANY_MODEL = Wanted(TARGETS, "leave the model out to take the bundled one")
 
 
@@ -139,7 +140,7 @@ def resolve(target: str, wanted: Wanted = ANY_MODEL) -> Path:
     if path.exists():
         return local(path)
     if target == BUNDLED:
-        return Path(__file__).parents[1] / "workloads" / "bundled"
+        return BUNDLED_FOLDER
     if is_hub_id(target):
         return download(target, allowed=wanted.allowed)
     raise _missing(path, wanted)

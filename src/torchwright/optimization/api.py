@@ -9,6 +9,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +56,7 @@ from torchwright.optimization.search.result import Result
 from torchwright.optimization.search.state import Request
 from torchwright.optimization.search.verify_artifact import OriginalInProcess, original_in_process
 from torchwright.optimization.techniques.base import from_step, parse_step, techniques
-from torchwright.optimization.trial.client import TrialProcess
+from torchwright.optimization.trial.client import TrialProcess, judge
 from torchwright.report.terminal import LiveProgress
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_target, settings_of
@@ -342,11 +343,13 @@ def verify(
         reference = original.ask("observe", unseen=True)
         unseen = reference is not None
         reference = reference if unseen else original.ask("observe")
-        quality = candidate.ask("compare", reference=reference, unseen=unseen)
-        if quality.is_open(recipe.budget.max_drop):
-            more = original.ask("observe", unseen=unseen, further=True)
-            if more is not None:
-                quality = candidate.ask("compare", reference=more, unseen=unseen, further=True)
+        quality = judge(
+            candidate,
+            recipe.budget.max_drop,
+            reference=reference,
+            further=partial(original.ask, "observe", unseen=unseen, further=True),
+            unseen=unseen,
+        )
     over = recipe.steps and quality.drop_high > recipe.budget.max_drop
     differs = _other_original(recipe, workload) if over else None
     found = {

@@ -15,7 +15,15 @@ from torchwright.hub.architectures import (
     recognize,
     runs_on_transformers,
 )
-from torchwright.hub.folder import BUNDLED, HUGGING_FACE, download, is_hub_id, local, read_config
+from torchwright.hub.folder import (
+    BUNDLED,
+    BUNDLED_FOLDER,
+    HUGGING_FACE,
+    download,
+    is_hub_id,
+    local,
+    read_config,
+)
 from torchwright.hub.language_part import language_part
 from torchwright.models.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.models.speech.families import FAMILIES
@@ -63,7 +71,7 @@ def find(target: str | None) -> ServeTarget:
     that is not served.
     """
     if target is None or (target == BUNDLED and not Path(target).exists()):
-        return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parents[1] / "workloads" / "bundled")
+        return ServeTarget(name=BUNDLED_NAME, folder=BUNDLED_FOLDER)
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
         workload, served_as, engine = _workload(path)

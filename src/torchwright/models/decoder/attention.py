@@ -38,7 +38,7 @@ class PagedAttention(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         if self.config.head_dim % LANES or self.config.head_dim > LARGEST_HEAD:
             return f"heads of {self.config.head_dim} dimensions, which the compiled attention does not take"
         return not_packed(self.qkv, self.o)
@@ -177,7 +177,7 @@ class MemoryAttention(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         return not_packed(self.q, self.o)
 
     def write(self, states_SE: torch.Tensor, batch: Batch, angles: RotaryAngles, pages: LayerPages) -> None:

@@ -28,7 +28,7 @@ class GatedFeedForward(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         return not_packed(self.gate_up, self.down)
 
     def forward(self, x_TE: torch.Tensor, adapters: LayerAdapters | None = None) -> torch.Tensor:
@@ -52,7 +52,7 @@ class PlainFeedForward(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         return not_packed(self.up, self.down)
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ class RoutedExperts(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         if self.packed_router is None:
             return "a mixture of experts whose router is an operator of PyTorch"
         blocks = [cast(GatedFeedForward, expert) for expert in self.experts]

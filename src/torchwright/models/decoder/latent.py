@@ -90,7 +90,7 @@ class LatentAttention(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         if self.config.head_dim % LANES or self.config.head_dim > LARGEST_HEAD:
             return f"latent vectors of {self.config.head_dim} numbers, which the compiled attention does not take"
         if self.keys.packed is None or self.values.packed is None:

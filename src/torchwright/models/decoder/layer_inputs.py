@@ -115,7 +115,7 @@ class InputLayer(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         experts = None if self.experts is None else self.experts.unplanned
         inputs = not_packed(self.input_gate, self.input_out)
         return self.attention.unplanned or self.mlp.unplanned or experts or inputs

@@ -78,7 +78,7 @@ class Layer(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         blocks: list[Any] = [self.attention, self.mlp, *([] if self.memory is None else [self.memory])]
         return next((block.unplanned for block in blocks if block.unplanned), None)
 

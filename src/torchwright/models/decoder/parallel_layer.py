@@ -80,7 +80,7 @@ class ParallelLayer(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         return self.attention.unplanned or self.mixer.unplanned or not_packed(self.mlp.gate_up, self.mlp.down)
 
     def plan(

@@ -47,7 +47,7 @@ class ShortConvolution(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         return not_packed(self.conv_in, self.conv_out)
 
     def plan(self, program: Program, x: Cells, to: Cells, states: LayerStates) -> None:
@@ -92,7 +92,7 @@ class GatedDeltaNet(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         return _uneven(self.config) or not_packed(self.delta_in, self.delta_out, self.decay)
 
     def plan(self, program: Program, x: Cells, to: Cells, states: LayerStates) -> None:
@@ -156,7 +156,7 @@ class Mamba2(nn.Module):
 
     @property
     def unplanned(self) -> str | None:
-        """Why no plan takes it (`plan.py`), None where one does."""
+        """The reason for which no plan takes it (`plan.py`), or None."""
         uneven = self.out_norm is not None and self.out_norm.shape[-1] % LANES
         if uneven:
             return "norms of parts that the compiled kernels do not take"

@@ -6,10 +6,12 @@ technique that loses a fifth of the budget would be dropped two times in three.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torchwright.core.records import Quality
 from torchwright.optimization.search.state import Search
+from torchwright.optimization.trial import client
 from torchwright.optimization.trial.client import Candidate, TrialProcess
 
 SHARE = 0.1
@@ -24,13 +26,14 @@ def settle(search: Search, candidate: Candidate, *, unseen: bool = False, show: 
 
 def judge(search: Search, process: TrialProcess, *, unseen: bool, show: bool = False) -> Quality:
     """Return the metric of what a process runs; with `show` the process keeps what `pictures` then gives."""
-    reference = search.last_reference if unseen else search.reference
-    quality: Quality = process.ask("compare", reference=reference, unseen=unseen, show=show)
-    if not quality.is_open(search.budget.max_drop):
-        return quality
-    if (more := _observed_further(search, unseen=unseen)) is None:
-        return quality
-    return process.ask("compare", reference=more, unseen=unseen, further=True, show=show)
+    return client.judge(
+        process,
+        search.budget.max_drop,
+        reference=search.last_reference if unseen else search.reference,
+        further=partial(_observed_further, search, unseen=unseen),
+        unseen=unseen,
+        show=show,
+    )
 
 
 def _observed_further(search: Search, *, unseen: bool) -> Any:

@@ -369,6 +369,26 @@ def _patience(context: Context) -> Iterator[None]:
         context.deadline = deadline
 
 
+def judge(
+    process: TrialProcess,
+    max_drop: float,
+    *,
+    reference: Any,
+    further: Callable[[], Any],
+    unseen: bool,
+    show: bool = False,
+) -> Quality:
+    """Return the metric of what a process runs, on more of the data where the sample leaves the budget open.
+
+    `reference` and `further` are the original's observations, the latter asked for when they are needed: None for
+    want of data or time. With `show` the process keeps what `pictures` then gives.
+    """
+    quality: Quality = process.ask("compare", reference=reference, unseen=unseen, show=show)
+    if not quality.is_open(max_drop) or (more := further()) is None:
+        return quality
+    return process.ask("compare", reference=more, unseen=unseen, further=True, show=show)
+
+
 def start_candidate(
     context: Context,
     steps: tuple[Step, ...],

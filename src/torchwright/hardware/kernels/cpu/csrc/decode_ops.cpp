@@ -130,7 +130,7 @@ void DecodePlan::place(Step& now) {
   now.own = now.rooms + all;
 }
 
-// The whole program over one batch, then what `end` makes of it.
+// Run the whole program over one batch, and return the result of `end`.
 template <class End>
 void DecodePlan::run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
                      const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
