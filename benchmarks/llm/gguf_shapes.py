@@ -85,7 +85,7 @@ def _words(count: int) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": ["<", "0", "<0", *(f"<{token}>" for token in range(count - 3))],
-        "tokenizer.ggml.token_type": [files.U32(1)] * count,
+        "tokenizer.ggml.token_type": [files.I32(1)] * count,
         "tokenizer.ggml.merges": ["< 0"],
         "tokenizer.ggml.bos_token_id": files.U32(1),
         "tokenizer.ggml.eos_token_id": files.U32(2),

@@ -32,17 +32,23 @@ class U32(int):
     """A number that a file keeps as UINT32."""
 
 
+class I32(int):
+    """A number that a file keeps as INT32, which llama.cpp asks of the types of tokens."""
+
+
 def text(value: str | bytes) -> bytes:
     data = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(data)) + data
 
 
 def value(item: Any) -> bytes:
-    """A typed value: bool, U32, int (INT64), float (FLOAT32), str, or a list of one kind."""
+    """A typed value: bool, U32, I32, int (INT64), float (FLOAT32), str, or a list of one kind."""
     if isinstance(item, bool):
         return struct.pack("<I?", 7, item)
     if isinstance(item, U32):
         return struct.pack("<II", 4, item)
+    if isinstance(item, I32):
+        return struct.pack("<Ii", 5, item)
     if isinstance(item, int):
         return struct.pack("<Iq", 11, item)
     if isinstance(item, float):

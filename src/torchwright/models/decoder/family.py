@@ -292,7 +292,7 @@ def read_deepseek_experts(
     if count % groups or chosen_groups > groups:
         raise fields.wrong("n_group", f"a divisor of the {count} experts, and at least topk_group")
     if chosen > count // groups * chosen_groups:
-        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups")
+        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups (topk_group)")
     if groups > 1 and count // groups < 2:
         raise fields.wrong("n_group", "groups of two experts at least")
     inner = fields.integer("moe_intermediate_size")

@@ -63,7 +63,7 @@ def _deepseek_v2(fields: Fields, layers: int) -> dict[str, Any]:
     if count % groups or chosen_groups > groups:
         raise fields.wrong("n_group", f"a divisor of the {count} experts, and at least topk_group")
     if chosen > count // groups * chosen_groups:
-        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups")
+        raise fields.wrong("num_experts_per_tok", "at most the experts of the chosen groups (topk_group)")
     inner = fields.integer("moe_intermediate_size", 1407)
     dense = fields.integer("first_k_dense_replace", 0, minimum=0)
     if fields.flag("mlp_bias", False):
