@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import hang_programs as programs
 import pytest
 
-from preloaded import PRELOADED
+from preloaded import forking
 from torchwright.cli import main
 from torchwright.train.hang.analyse import analyse
 from torchwright.train.hang.read import read_dumps
@@ -30,8 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """
     asked = {item.name for item in request.session.items if item.path == request.path}
     folder = tmp_path_factory.mktemp("hangs")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = forking()
     jobs = [(programs.run_clean, (folder,))]
     jobs += [
         (programs.hang, (folder, hang.__name__))
