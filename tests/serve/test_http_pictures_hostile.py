@@ -201,11 +201,26 @@ def ask(http: httpx.Client, *parts: bytes | str) -> httpx.Response:
 
 
 @pytest.mark.plain(
-    *("nothing", "random", "svg", "html", "mp4", "heic without content", "png without data", "png of no size"),
+    *(
+        "nothing",
+        "random",
+        "svg",
+        "html",
+        "mp4",
+        "heic without content",
+        "png without data",
+        "png of no size",
+    ),
     *("png of huge sides", "png of one pixel", "png of 81 million pixels", "png with a wrong check"),
     *("bmp of negative sides", "bmp without rows", "gif of 65,535", "jpeg of 65,535", "jpeg of markers"),
     *("webp lossless of 16,384", "tiff that names itself", "tiff of huge sides", "tiff with strips far away"),
-    *("32 bits without a white", "sides of 1 to 300", "small", "WEBP cut in the middle", "PNG without its end"),
+    *(
+        "32 bits without a white",
+        "sides of 1 to 300",
+        "small",
+        "WEBP cut in the middle",
+        "PNG without its end",
+    ),
     *("GIF cut after its head", "png with a comment that swells", "png of 900 million pixels"),
 )
 @pytest.mark.parametrize("name", [*FILES, *BOMBS])
