@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 from fake_engine import CONTEXT
-from http_support import MODEL, Running, serving, wait_until
+from http_support import MODEL, serving, wait_until
 from page_support import again, answered, limit, opened, say
 
 from browser_support import Browser
@@ -132,7 +132,7 @@ def test_old_messages_are_left_out_when_the_context_is_full(page: Browser) -> No
     assert page.count("#fault .strong") == 0
 
 
-def test_a_server_that_is_gone_is_told_in_words_and_tried_again(page_server: Running, page: Browser) -> None:
+def test_a_server_that_is_gone_is_told_in_words_and_tried_again(page: Browser) -> None:
     limit(page, 3)
     page.ask("Network.enable")
     offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
