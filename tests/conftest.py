@@ -11,6 +11,9 @@ import pytest
 
 # OpenMP's threads spin while they wait, for what another process's threads would compute on the same processor.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Inductor compiles a program for each instruction set of the processor to see that the compiler has it, 14 s of a run
+# with a cache of its own. The kernels' build asks the same compiler for the same sets.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Tests of other processes are other programs to a search: what it chooses does not depend on them.
 os.environ.setdefault("TORCHWRIGHT_ASSUME_QUIET", "1")
 # pytest-xdist's workers have 80: tables are as wide as in a file without it.
