@@ -190,9 +190,7 @@ def made(request: pytest.FixtureRequest, tiny: Subject, tmp_path_factory: pytest
 
 
 QUICK = ("safetensors-bf16-flipped", "gguf-q4_0-halved")
-"""One in plain and one in quantized weights, one of each format.
-
-The verifier's search for the module takes 3 s of processor time for each."""
+"""One in plain and one in quantized weights, one of each format; the verifier's search takes 3 s for each."""
 
 
 @pytest.mark.parametrize(
