@@ -26,7 +26,7 @@ def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def reference(workload: Workload) -> Any:
-    """What the metric sees of the original."""
+    """Return the original's answers as the metric takes them."""
     with torch.inference_mode():
         return workload.observe(run_of(adapted(workload)), torch.float32)
 
