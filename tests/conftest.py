@@ -109,7 +109,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_pycollect_makeitem(
     collector: pytest.Collector, name: str, obj: object
 ) -> list[pytest.Item] | None:
-    """Make no items of nightly tests in the plain run: of a test with many parameters that takes longer than a test."""
+    """Make no items of tests that are nightly as a whole in the plain run."""
     if name.startswith("test") and _is_plain(collector.config):
         marks = getattr(obj, "pytestmark", [])
         if isinstance(marks, list) and any(mark.name in NIGHTLY for mark in marks):
