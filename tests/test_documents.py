@@ -35,6 +35,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder / "torchwright"
 
 
+@pytest.mark.slow  # `.ci/check` runs it beside the plain tests
 def test_the_layout_is_the_laws_and_no_file_is_in_a_circle() -> None:
     command = [sys.executable, "scripts/rooms.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -49,7 +49,8 @@ def sentences(folder: Path) -> Workload:
 
 
 def pictures(folder: Path) -> Workload:
-    return ImageWorkload(folders.save(folders.image("ViT"), folder, tokenizer=False), batch=8)
+    workload = ImageWorkload(folders.save(folders.image("ViT"), folder, tokenizer=False), batch=8)
+    return workload.judged_by(range(4))
 
 
 @pytest.fixture

@@ -64,9 +64,10 @@ by `test_engines_guards` and `test_engines_inner_nan`, which give the same check
 COVERED_TESTS = {
     "test_an_engine_and_its_artifacts_keep_the_classes": ("aot", "jit"),
     "test_what_changes_its_inputs_is_refused_or_changes_them": ("aot", "jit"),
+    "test_ceilings_are_positive": ("cpu",),
 }
-"""Tests by engine's name, likewise: `eager` keeps the classes in the plain run, and `test_engines_call_dispatcher`
-gives graphs whose inputs change."""
+"""Tests by name, likewise: `eager` keeps the classes in the plain run, `test_engines_call_dispatcher` gives graphs
+whose inputs change, and `test_devices` measures the CPU with smaller sizes."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,6 +79,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         values = item.callspec.params
         if any(values.get(name) == value for name, value in COVERED) or (
-            values.get("name") in COVERED_TESTS.get(item.originalname, ())
+            {values.get("name"), values.get("device")} & set(COVERED_TESTS.get(item.originalname, ()))
         ):
             item.add_marker("sweep")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,13 @@ def test_the_check_sees_names_tuples_and_unions() -> None:
 
 
 def _checks(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if "nn" not in text or not re.search(r"\b(isinstance|issubclass)\b", text):
+        return
+    tree = ast.parse(text)
     if not any(
         isinstance(node, ast.Name) and node.id in ("isinstance", "issubclass") for node in ast.walk(tree)
     ):
-        return
-    if "nn" not in path.read_text(encoding="utf-8"):
         return
     name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     try:

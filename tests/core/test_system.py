@@ -144,7 +144,7 @@ def test_one_process_holds_a_lock_file(tmp_path: Path) -> None:
             [sys.executable, "-c", other, str(tmp_path / "lock"), str(tmp_path / "told")]
         )
         with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(1)
+            waiting.wait(0.5)
         assert not (tmp_path / "told").exists()
     assert waiting.wait(30) == 0
     assert (tmp_path / "told").read_text() == "held"

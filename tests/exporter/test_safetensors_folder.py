@@ -61,7 +61,7 @@ def test_weights_are_off_by_half_a_step_or_by_what_is_cut(layout: LinearFormat) 
     assert bool((codes[0, :32] == 0).all())
 
 
-@pytest.mark.plain("w8a8-0.02")
+@pytest.mark.slow  # the contract writes and reads a smaller model
 @pytest.mark.parametrize(("precision", "allowed"), [("bf16", 0.0), ("w8a8", 0.02), ("w4a16", 0.2)])
 def test_the_bundled_model_comes_back(
     precision: str, allowed: float, bundled: Subject, tmp_path: Path

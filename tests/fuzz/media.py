@@ -40,8 +40,8 @@ def sounds() -> dict[str, bytes]:
 
 
 @functools.cache
-def picture_bombs() -> dict[str, bytes]:
-    """Return files of a few kilobytes that declare or decompress to gigabytes."""
+def picture_bombs() -> dict[str, Callable[[], bytes]]:
+    """Return makers of files of a few kilobytes that declare or decompress to gigabytes."""
     from PIL import Image
 
     small = {form: _saved(Image.new("RGB", (16, 16)), form) for form in ("GIF", "BMP", "JPEG", "TIFF")}
@@ -54,20 +54,26 @@ def picture_bombs() -> dict[str, bytes]:
     frame = jpeg.index(b"\xff\xc0") + 5
     jpeg[frame : frame + 4] = struct.pack(">HH", SIDE, SIDE)
     return {
-        "PNG of 60,000 x 60,000": _png(SIDE, SIDE, zlib.compress(b"\0" * 10_000_000)),
-        "PNG of -1 x -1": _png(2**32 - 1, 2**32 - 1, b""),
-        "PNG with a text that swells": _png(16, 16, b"", (b"zTXt", b"a\0\0" + zlib.compress(b"x" * 10**8))),
-        "PNG with a profile that swells": _png(
+        "PNG of 60,000 x 60,000": lambda: _png(SIDE, SIDE, zlib.compress(b"\0" * 10_000_000)),
+        "PNG of -1 x -1": lambda: _png(2**32 - 1, 2**32 - 1, b""),
+        "PNG with a text that swells": lambda: _png(
+            16, 16, b"", (b"zTXt", b"a\0\0" + zlib.compress(b"x" * 10**8))
+        ),
+        "PNG with a profile that swells": lambda: _png(
             16, 16, b"", (b"iCCP", b"a\0\0" + zlib.compress(b"x" * 10**8))
         ),
-        "PNG whose pixels swell": _png(16, 16, zlib.compress(b"\0" * 10**8)),
-        "WebP of 60,000 x 60,000": riff + sides,
-        "GIF of 60,000 x 60,000": small["GIF"][:6] + struct.pack("<HH", SIDE, SIDE) + small["GIF"][10:],
-        "BMP of 60,000 x -60,000": small["BMP"][:18] + struct.pack("<ii", SIDE, -SIDE) + small["BMP"][26:],
-        "JPEG of 60,000 x 60,000": bytes(jpeg),
-        "AVIF": b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + b"\0" * 200,
-        "TIFF with a tag of 2 GiB": bytes(tiff),
-        "TIFF in a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
+        "PNG whose pixels swell": lambda: _png(16, 16, zlib.compress(b"\0" * 10**8)),
+        "WebP of 60,000 x 60,000": lambda: riff + sides,
+        "GIF of 60,000 x 60,000": lambda: (
+            small["GIF"][:6] + struct.pack("<HH", SIDE, SIDE) + small["GIF"][10:]
+        ),
+        "BMP of 60,000 x -60,000": lambda: (
+            small["BMP"][:18] + struct.pack("<ii", SIDE, -SIDE) + small["BMP"][26:]
+        ),
+        "JPEG of 60,000 x 60,000": lambda: bytes(jpeg),
+        "AVIF": lambda: b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + b"\0" * 200,
+        "TIFF with a tag of 2 GiB": lambda: bytes(tiff),
+        "TIFF in a circle": lambda: b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
     }
 
 

@@ -54,7 +54,7 @@ def told(call: Callable[[Path], None], path: Path, what: str) -> bool:
 @pytest.mark.parametrize("name", media.picture_bombs())
 def test_a_picture_bomb_is_refused(tmp_path: Path, name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (tmp_path / "a.png").write_bytes(media.picture_bombs()[name])
+    (tmp_path / "a.png").write_bytes(media.picture_bombs()[name]())
     refused = told(picture, tmp_path / "a.png", name)
     assert refused or name == "PNG whose pixels swell"  # what is behind the last row is not looked at
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY_KB

@@ -4,6 +4,7 @@ import json
 import logging
 import mmap
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -268,24 +269,21 @@ def test_a_processor_without_the_int8_kernel_has_no_int8_ceiling(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("key", "flags", "isa"),
+    ("flags", "isa"),
     [
         (
-            "flags",
             "fpu avx2 fma avx512f avx512_vnni amx_tile amx_int8",
             "avx2 fma avx512f avx512_vnni amx_tile amx_int8",
         ),
-        ("Features", "fp asimd asimdhp asimddp i8mm bf16 sve", "neon fp16 dotprod i8mm bf16 sve"),
+        ("fp asimd asimdhp asimddp i8mm bf16 sve", "neon fp16 dotprod i8mm bf16 sve"),
     ],
 )
-def test_instruction_sets_have_one_name_each(monkeypatch, key, flags, isa):
-    monkeypatch.setattr(cpu, "_cpuinfo", {key: flags}.get)
-    assert cpu.instruction_sets() == tuple(isa.split())
+def test_instruction_sets_have_one_name_each(flags, isa):
+    assert cpu._named(flags.split()) == tuple(isa.split())
 
 
 def test_emulated_arm_has_its_own_instruction_sets_not_the_hosts(monkeypatch):
     """Under qemu-user /proc/cpuinfo may be the x86 host's."""
-    monkeypatch.setattr(cpu, "_cpuinfo", {"flags": "avx2 fma avx512f"}.get)
     monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
     vector = {cpu.AT_HWCAP: 1 << 1 | 1 << 20, cpu.AT_HWCAP2: 1 << 13 | 1 << 14}
     monkeypatch.setattr(cpu, "_auxiliary", vector.__getitem__)
@@ -297,11 +295,13 @@ def test_the_auxiliary_vector_is_read():
 
 
 def test_without_proc_torch_tells_the_instruction_sets(monkeypatch):
-    monkeypatch.setattr(cpu, "_cpuinfo", lambda key: None)
     capabilities = {"avx2": True, "avx512_f": True, "avx512_vnni": False, "num_sockets": 1}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
-    assert cpu.instruction_sets() == ("avx2", "avx512f")
+    assert cpu._named(cpu._torchs_flags(capabilities, "x86_64")) == ("avx2", "avx512f")
+    assert "neon" in cpu._named(cpu._torchs_flags({}, "arm64"))
+    monkeypatch.setattr(cpu, "_cpuinfo", lambda key: None)
+    assert cpu.instruction_sets() == cpu._named(
+        cpu._torchs_flags(torch.cpu.get_capabilities(), platform.machine())
+    )
 
 
 def test_a_cgroup_limits_the_memory(monkeypatch):

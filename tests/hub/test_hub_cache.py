@@ -130,7 +130,7 @@ def torchwright(hub: Hub, home: Path, *words: str, **environment: str) -> subpro
     return subprocess.run(command, env=ours, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_model_is_pulled_listed_used_and_removed(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert "no model of the hub is here" in torchwright(hub, home, "list").stdout
     pulled = torchwright(hub, home, "pull", REPOSITORY, "--revision", "v1", "--json", HF_TOKEN="hf_secret")
@@ -147,15 +147,21 @@ def test_a_model_is_pulled_listed_used_and_removed(hub: Hub, tmp_path: Path) -> 
     line = torchwright(hub, home, "list").stdout
     assert line.startswith(REPOSITORY)
     assert "v1" in line
-    prompt = ("--prompt", "ab", "--max-new-tokens", "2", "--dtype", "fp32", "--json")
-    answered = torchwright(hub, home, "generate", f"{REPOSITORY}@v1", *prompt, HF_HUB_OFFLINE="1")
-    assert answered.returncode == 0, answered.stderr
-    assert json.loads(answered.stdout)["new_tokens"] <= 2
     near = torchwright(hub, home, "rm", "some/modle")
     assert near.returncode == 2
     assert f"did you mean {REPOSITORY}?" in near.stderr
     assert "are free again" in torchwright(hub, home, "rm", REPOSITORY).stdout
     assert json.loads(torchwright(hub, home, "list", "--json").stdout) == []
+
+
+@pytest.mark.slow  # 4 s to import torch; other commands open folders alike
+def test_a_pulled_model_answers_offline(hub: Hub, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert torchwright(hub, home, "pull", REPOSITORY, "--revision", "v1").returncode == 0
+    prompt = ("--prompt", "ab", "--max-new-tokens", "2", "--dtype", "fp32", "--json")
+    answered = torchwright(hub, home, "generate", f"{REPOSITORY}@v1", *prompt, HF_HUB_OFFLINE="1")
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["new_tokens"] <= 2
 
 
 def test_a_download_that_was_cut_goes_on(hub: Hub, tmp_path: Path) -> None:

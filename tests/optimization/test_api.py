@@ -103,6 +103,7 @@ def test_the_public_names_are_these_and_no_others():
 
 
 @pytest.mark.quick
+@pytest.mark.plain("tensor", "list")
 @pytest.mark.parametrize(
     ("inputs", "call"),
     [

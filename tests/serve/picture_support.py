@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +90,29 @@ def text(words: str) -> dict[str, Any]:
 
 def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
     return {"role": "user", "content": [text(one) if isinstance(one, str) else one for one in parts]}
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(
+    width: int, height: int, *, rows: bytes = b"", more: bytes = b"", depth: int = 8, color: int = 2
+) -> bytes:
+    """A PNG whose head says what it likes."""
+    head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    data = chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + data + chunk(b"IEND", b"")
+
+
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "png of 100 million pixels": lambda: png(10_000, 10_000, rows=bytes(30_010_000)),
+    "png of 900 million pixels": lambda: png(30_000, 30_000, rows=bytes(90_000_000)),
+    "png with a comment that swells": lambda: png(
+        56, 56, rows=bytes(56 * 169), more=chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(200_000_000)))
+    ),
+    "png with a profile that swells": lambda: png(
+        56, 56, rows=bytes(56), more=chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(100_000_000)))
+    ),
+}
+"""Made for their tests alone: the compression takes a second."""

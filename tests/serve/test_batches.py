@@ -17,10 +17,11 @@ from torchwright.core.errors import WorkloadError
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.batches import lines
 from torchwright.serve.batches.lines import FileFaults
-from torchwright.serve.batches.records import StoredBatch, StoredFile, new_id
+from torchwright.serve.batches.records import StoredBatch, StoredFile
 from torchwright.serve.batches.run import Reply
 from torchwright.serve.batches.runner import Batches
 from torchwright.serve.batches.store import Store
+from torchwright.serve.ids import new_id
 from torchwright.serve.limits import Limits
 
 CHAT = "/v1/chat/completions"

@@ -332,6 +332,7 @@ def test_a_batch_next_to_other_requests_gives_their_answers(client: openai.OpenA
     }
 
 
+@pytest.mark.slow  # `test_http_trouble` kills a fake engine
 def test_the_engine_is_killed_under_load_and_comes_back(server: Command, http: httpx.Client) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
     before = _metric(http, "generation_tokens_total")

@@ -62,6 +62,7 @@ def test_embeddings_are_those_of_sentence_transformers(client: openai.OpenAI) ->
     assert plain_NE[0] @ plain_NE[1] > plain_NE[0] @ plain_NE[2] + 0.3
 
 
+@pytest.mark.plain("/v2/rerank")
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 def test_documents_are_ranked_by_their_cosine(server: Command, path: str) -> None:
     from sentence_transformers import SentenceTransformer, util

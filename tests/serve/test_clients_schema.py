@@ -28,7 +28,7 @@ schema.config.phases.coverage.enabled = False  # a thousand requests for each op
 
 
 @schema.parametrize()
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_requests_made_from_the_document_meet_no_fault(server: Command, case: Any) -> None:
     response = case.call(base_url=server.url, timeout=60)
     assert response.status_code < 500, response.text

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from http_support import Running, error, serving
-from picture_support import PLACE, TEMPLATE, TOKEN, part, picture, saved, text, url, user, write_folder
+from picture_support import BOMBS, PLACE, TEMPLATE, TOKEN, part, picture, saved, text, url, user, write_folder
 from PIL import Image
 
 from torchwright.models.vision.reader import takes_pictures
@@ -236,6 +236,17 @@ def test_low_detail_scales_down_first(language: Language) -> None:
         tokens.append(found.tokens)
     [by_hand] = [language.pictures.read(Image.open(io.BytesIO(large)).resize((512, 256))).picture.tokens]
     assert tokens[1] == by_hand <= tokens[0]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_and_the_server_lives(http: httpx.Client, server: Running, name: str) -> None:
+    body = {"messages": [user("A", part(WIDE), part(BOMBS[name]()))], "max_tokens": 1}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400, response.text
+    found = error(response)
+    assert found["code"] in ("invalid_image", "request_limit")
+    assert "picture 2 cannot be used" in found["message"] or "memory" in found["message"]
+    assert server.service.client.restarts == 0
 
 
 WORDS = ["<|image_pad|>", "<|image_pad|>" * 3, PLACE, "a <|image_pad|>"]

@@ -57,6 +57,7 @@ def test_a_template_is_rendered_apart(tmp_path: Path, monkeypatch: pytest.Monkey
         assert load_language(tmp_path).tokenizer.decode(ids) == "hi!"
 
 
+@pytest.mark.plain("time", "memory")
 @pytest.mark.parametrize(
     ("source", "words"),
     [

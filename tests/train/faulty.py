@@ -1,15 +1,11 @@
-"""Processes of training runs, in one of which something goes wrong; `runs.run_processes` asks for them.
+"""A process of a training run, in which something may go wrong; `runs.run_processes` starts one for each rank.
 
-A line of JSON on standard input is a run: a process for each of its `files`. The fault happens on the process `rank`,
-in its step FROM or the checkpoint after it. What each process says goes to the file RUN.toml.PROCESS.err, the exit
-codes as a line of JSON to standard output.
-
-They are forked from this one, which has imported everything and does nothing else: that takes longer than the runs.
+The fault happens in its step FROM or the checkpoint after it. What the process says goes to the file
+RUN.toml.PROCESS.err.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
@@ -20,17 +16,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-warnings.simplefilter("error")
+import torch
+import torch.distributed as dist
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-
-from torchwright.cli.failures import exit_code  # noqa: E402
-from torchwright.train.data.shards import DataError  # noqa: E402
-from torchwright.train.kinds import kind_of, verb  # noqa: E402
-from torchwright.train.run.loop import trainer  # noqa: E402
-from torchwright.train.run.objectives import learner, setup  # noqa: E402
-from torchwright.train.run.runtime import checkpoint, corpus  # noqa: E402
+from torchwright.cli.failures import exit_code
+from torchwright.train.data.shards import DataError
+from torchwright.train.kinds import kind_of, verb
+from torchwright.train.run.loop import trainer
+from torchwright.train.run.objectives import learner, setup
+from torchwright.train.run.runtime import checkpoint, corpus
 
 FROM, SLOW = 4, 6.0
 gradients = learner.gradients
@@ -143,26 +137,12 @@ def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     return exit_code(run, [])
 
 
-def fork(path: Path, place: int, asked: dict[str, Any]) -> int:
-    """Start one process as its caller would have; its id."""
-    child = os.fork()
-    if child:
-        return child
+def start(path: Path, place: int, environment: dict[str, str], fault: str, resume: bool) -> None:
+    """Be the process `place` of a run, as its caller would have started it; end with its exit code."""
+    warnings.simplefilter("error")
     file = os.open(f"{path}.{place}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 2)
-    os.chdir(asked["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    world = len(asked["files"])
-    if world > 1:
-        os.environ |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(world)}
-    fault = asked["fault"] if place == asked["rank"] else "none"
-    sys.exit(one_process(path, place, fault, asked["resume"]))
-
-
-if __name__ == "__main__":
-    for line in sys.stdin:
-        asked = json.loads(line)
-        children = [fork(Path(path), place, asked) for place, path in enumerate(asked["files"])]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(json.dumps(codes), flush=True)
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # as OMP_NUM_THREADS says, which the server has read as it started
+    sys.exit(one_process(path, place, fault, resume))

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
-import select
-import signal
 import socket
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import faulty
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from preloaded import forking
 from torchwright.train.run.observe.metrics import read_figures
 from torchwright.train.run.runtime.checkpoint import FOLDER, whole
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "workloads" / "bundled"
 VOCABULARY = 128
+LIMIT = 240.0
+"""Seconds for the processes of a run, on a busy machine."""
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -126,36 +125,29 @@ def run_processes(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    asked = {"files": [*map(str, files)], "rank": rank, "fault": fault, "resume": resume}
-    codes = ask({**asked, "environment": {**os.environ, **meet}, "folder": os.getcwd()})
+    context = forking()
+    started: list[Any] = []
+    for place, path in enumerate(files):
+        environment = {**os.environ, **meet}
+        if len(files) > 1:
+            environment |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(len(files))}
+        asked = (path, place, environment, fault if place == rank else "none", resume)
+        started.append(context.Process(target=faulty.start, args=asked))
+        started[-1].start()
+    codes = exit_codes(started)
     told = [Path(f"{file}.{place}.err").read_text(errors="replace") for place, file in enumerate(files)]
     return list(zip(codes, told, strict=True))
 
 
-@functools.cache
-def parent() -> subprocess.Popen[str]:
-    """The process that those of runs are forked from; it ends with this one."""
-    return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("faulty.py"))],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
-
-
-def ask(run: dict[str, Any]) -> list[int]:
+def exit_codes(processes: list[Any]) -> list[int]:
     """The exit codes of a run's processes; none of them outlives a run that takes too long."""
-    forks = parent()
-    assert forks.stdin is not None
-    assert forks.stdout is not None
-    print(json.dumps(run), file=forks.stdin, flush=True)
+    until = time.monotonic() + LIMIT
     try:
-        assert select.select([forks.stdout], [], [], 240)[0], "its processes take more than 240 s"
-        return json.loads(forks.stdout.readline())
-    except BaseException:
-        parent.cache_clear()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(forks.pid, signal.SIGKILL)
-        raise
+        for process in processes:
+            process.join(max(0.0, until - time.monotonic()))
+            assert process.exitcode is not None, f"its processes take more than {LIMIT:g} s"
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]

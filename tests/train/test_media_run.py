@@ -150,6 +150,7 @@ def test_a_classifier_learns_what_it_is_shown(tmp_path: Path) -> None:
     assert right >= 24
 
 
+@pytest.mark.slow  # its steps and its loss are held against transformers
 def test_a_recognizer_learns_what_it_is_told(tmp_path: Path) -> None:
     run = make_speech(tmp_path, count=16, samples=30 * 8, batch=8)
     train(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 import torch
 from shared_peers import JOBS, WAYS, call_once, open_memory, peer
 
-from preloaded import PRELOADED
+from preloaded import forking
 from torchwright.hardware.kernels.cpu import shared_memory
-from torchwright.train.prove import processes
 
 ROOM = 1024
 """Bytes of a slot: small, so that few numbers take several rounds."""
@@ -30,9 +28,7 @@ def start(native: Any) -> Iterator[Start]:
 
     What still runs in the end is killed.
     """
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    processes._start_forkserver()
+    context = forking()
     running = []
 
     def all_of(function: Callable[..., None], *arguments: tuple[Any, ...]) -> tuple[list[Any], Any]:

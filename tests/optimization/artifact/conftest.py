@@ -13,18 +13,18 @@ from language_artifacts import native_artifact
 from small_artifacts import made, mlp
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def eager(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("eager"), mlp(), ["dtype"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def free(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact whose graph has free sizes, guards, keywords and nested inputs and outputs."""
     return free_artifact(tmp_path_factory.mktemp("free") / "artifact")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("native")
     return native_artifact(save(causal(head_dim=16), folder / "model"), folder / "artifact")

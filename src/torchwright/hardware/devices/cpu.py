@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,25 +133,27 @@ class CPU(Device):
 
 def instruction_sets() -> tuple[str, ...]:
     """The vector and matrix instruction sets of this processor that kernels ask for."""
-    flags = _arm_features() or set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
-    if not flags:  # no /proc: torch's own detection spells avx512_f where the kernel writes avx512f
-        flags = {
-            key.replace("avx512_f", "avx512f")
-            for key, has in torch.cpu.get_capabilities().items()
-            if has is True
-        }
-        flags |= {"asimd"} if platform.machine() in ("arm64", "aarch64") else set()
+    # Under emulation (qemu-user, containers of another architecture) /proc/cpuinfo may be the host's.
+    if platform.machine() == "aarch64" and sys.platform.startswith("linux"):
+        return _named(_arm_features(_auxiliary))
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
+    return _named(flags or _torchs_flags(torch.cpu.get_capabilities(), platform.machine()))
+
+
+def _named(flags: Collection[str]) -> tuple[str, ...]:
+    """Return instruction sets by one name each, from the names that the kernel or torch has for them."""
     return tuple(dict.fromkeys(name for flag, name in ISA.items() if flag in flags))
 
 
-def _arm_features() -> set[str]:
-    """Return what Linux says that all cores of an Arm processor have; nothing on other machines.
+def _arm_features(auxiliary: Callable[[int], int]) -> set[str]:
+    """Return what Linux says in the auxiliary vector that all cores of an Arm processor have."""
+    return {name for name, (entry, bit) in ARM_BITS.items() if auxiliary(entry) >> bit & 1}
 
-    Under emulation (qemu-user, containers of another architecture) /proc/cpuinfo may be the host's.
-    """
-    if platform.machine() != "aarch64" or not sys.platform.startswith("linux"):
-        return set()
-    return {name for name, (entry, bit) in ARM_BITS.items() if _auxiliary(entry) >> bit & 1}
+
+def _torchs_flags(capabilities: Mapping[str, object], machine: str) -> set[str]:
+    """Return what torch detected, in the kernel's spelling: avx512f for its avx512_f."""
+    flags = {key.replace("avx512_f", "avx512f") for key, has in capabilities.items() if has is True}
+    return flags | ({"asimd"} if machine in ("arm64", "aarch64") else set())
 
 
 def _auxiliary(entry: int) -> int:

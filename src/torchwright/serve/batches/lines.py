@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.batches.records import BatchFault, Usage, new_id
+from torchwright.serve.batches.records import BatchFault, Usage
+from torchwright.serve.ids import new_id
 
 CUSTOM_ID_CHARACTERS = 512
 """OpenAI's limit; every name of a batch is held in memory."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Any, Literal
 
 import msgspec
+
+from torchwright.serve.ids import new_id
 
 Purpose = Literal["batch", "batch_output"]
 Status = Literal[
@@ -152,8 +153,3 @@ class StoredBatch(msgspec.Struct, kw_only=True):
 def now() -> float:
     """Return seconds since 1970: these times outlive the server, and clients read them."""
     return time.time()
-
-
-def new_id(prefix: str) -> str:
-    """Return an id that nothing else has and nobody can guess."""
-    return f"{prefix}{secrets.token_hex(12)}"

@@ -28,7 +28,8 @@ from torchwright.core.paths import UnsafeFolder, private_folder
 from torchwright.core.process.files import open_own, replacing
 from torchwright.core.system import try_lock
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.batches.records import Purpose, StoredBatch, StoredFile, new_id, now
+from torchwright.serve.batches.records import Purpose, StoredBatch, StoredFile, now
+from torchwright.serve.ids import new_id
 from torchwright.serve.limits import Limits
 
 Record = TypeVar("Record", StoredFile, StoredBatch)

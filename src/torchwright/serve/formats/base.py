@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torchwright.serve.formats.json_text import ObjectScanner
-from torchwright.serve.formats.reader import CallArguments, CallBegin, Reader, Reading, Text, new_id
+from torchwright.serve.formats.reader import CallArguments, CallBegin, Reader, Reading, Text, new_call_id
 
 FREE = {
     "qwen_xml": "<parameter=a>\n…\n</parameter>",
@@ -176,7 +176,7 @@ class CallReader(Reader):
     def _begin(self, name: str) -> int:
         """Begin a call and return its index."""
         self._forget()
-        self._events.append(CallBegin(self.begun, new_id(), name))
+        self._events.append(CallBegin(self.begun, new_call_id(), name))
         self.begun += 1
         return self.begun - 1
 

@@ -223,6 +223,6 @@ def merged(events: Sequence[Event]) -> list[Event]:
     return found
 
 
-def new_id() -> str:
+def new_call_id() -> str:
     """Return a new call's id."""
     return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))

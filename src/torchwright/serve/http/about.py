@@ -18,8 +18,9 @@ from starlette.responses import Response
 
 from torchwright.models.speech.transcript import Options
 from torchwright.serve.api_error import unavailable
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
+from torchwright.serve.ids import new_id
 from torchwright.serve.wire.messages import (
     Embed,
     Embedded,
@@ -140,7 +141,7 @@ async def health_generate(service: Service, request: Request) -> Response:
 @contextlib.asynccontextmanager
 async def _probe(service: Service) -> AsyncIterator[Probe]:
     """The least that the served model can be asked for."""
-    id = new_id("probe")
+    id = new_id("probe-")
     if service.sounds is not None:
         async with service.sounds.place() as place:
             place.samples.write_bytes(bytes(PROBE_BYTES))

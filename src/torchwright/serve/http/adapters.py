@@ -12,7 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from torchwright.hub.adapter_files import CONFIG, WEIGHTS
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.http.guard import held_body
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.adapter_request import LoadAdapterRequest, UnloadAdapterRequest
 from torchwright.serve.openai.generation import expect
 from torchwright.serve.openai.parse import Body, parse
@@ -40,7 +41,7 @@ async def load_lora_adapter(service: Service, request: Request) -> Response:
             f"there is an adapter '{name}' already; load_inplace replaces it", "lora_name", "adapter_exists"
         )
     folder = folder_below(allowed, body.lora_path)
-    message = LoadAdapter(id=new_id("load"), name=name, folder=str(folder), replace=body.load_inplace)
+    message = LoadAdapter(id=new_id("load-"), name=name, folder=str(folder), replace=body.load_inplace)
     expect(_as_asked(await _answer(service, message), str(folder), body.lora_path), AdapterLoaded)
     service.adapters[name] = folder
     service.client.adapters[name] = message
@@ -54,7 +55,7 @@ async def unload_lora_adapter(service: Service, request: Request) -> Response:
     if service.adapters.pop(name, None) is None:
         raise ApiError(404, f"there is no adapter '{name}'", param="lora_name", code="adapter_not_found")
     service.client.adapters.pop(name, None)
-    expect(await _answer(service, UnloadAdapter(id=new_id("unload"), name=name)), AdapterUnloaded)
+    expect(await _answer(service, UnloadAdapter(id=new_id("unload-"), name=name)), AdapterUnloaded)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -14,7 +14,8 @@ from torchwright.serve.batches.lines import error_body
 from torchwright.serve.batches.run import Reply
 from torchwright.serve.http.guard import BATCHED, AccessRecord, Guard
 from torchwright.serve.http.openapi import Handler
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.generation import Gone
 from torchwright.serve.wire.client import EARLY_SECONDS
 
@@ -38,7 +39,7 @@ class BatchHost:
         self._service, self._guard, self._handlers = service, guard, handlers
 
     async def ask(self, path: str, body: bytes) -> Reply:
-        id = new_id("req")
+        id = new_id("req-")
         given = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Any:

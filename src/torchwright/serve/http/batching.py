@@ -14,12 +14,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from torchwright.serve.api_error import ApiError, invalid
-from torchwright.serve.batches.records import StoredBatch, StoredFile, new_id, now
+from torchwright.serve.batches.records import StoredBatch, StoredFile, now
 from torchwright.serve.batches.runner import Batches
 from torchwright.serve.http.guard import held_body
 from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
 from torchwright.serve.http.upload import read_form
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.batch_request import BatchRequest, FileRequest
 from torchwright.serve.openai.generation import Gone
 from torchwright.serve.openai.parse import checked, parse

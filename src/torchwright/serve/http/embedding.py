@@ -8,8 +8,9 @@ import struct
 
 from starlette.requests import Request
 
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import watch
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.generation import expect
 from torchwright.serve.wire.mailbox import Dropped
 from torchwright.serve.wire.messages import Embed, Embedded
@@ -38,7 +39,7 @@ async def embed(
     Raises `ApiError` when the engine refuses the texts, fails or dies, and `Gone` when the client leaves; what is left
     of the texts is then not embedded.
     """
-    client, id = service.client, new_id("embd")
+    client, id = service.client, new_id("embd-")
     mailbox, vectors, tokens = client.mailbox(), dict[int, list[float]](), 0
     watcher = asyncio.create_task(watch(request, lambda reason: mailbox.put(Dropped(reason))))
     client.submit(Embed(id=id, texts=texts, pairs=pairs, special=special), mailbox)

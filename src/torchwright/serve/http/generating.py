@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from torchwright.serve.api_error import invalid
 from torchwright.serve.http.guard import BATCHED, IGNORED, held_body, record_of, while_there
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import respond
+from torchwright.serve.ids import new_id
 from torchwright.serve.log import one_line
 from torchwright.serve.openai.answers import Facts, ResponseWriter
 from torchwright.serve.openai.anthropic_answer import MessagesAnswer
@@ -47,7 +48,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, ChatRequest)
     model, ready = service.decoder(body.model)
     wanted = of_chat(body, model)
-    id = new_id("chatcmpl")
+    id = new_id("chatcmpl-")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     answer = ChatAnswer(facts, logprobs=body.logprobs)
@@ -58,7 +59,7 @@ async def completions(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, CompletionRequest)
     model, ready = service.decoder(body.model)
     wanted = of_completion(body, ready)
-    id = new_id("cmpl")
+    id = new_id("cmpl-")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     echo = [submit.ids for submit in prepared.submits] if body.echo else None
@@ -70,7 +71,7 @@ async def responses(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, ResponsesRequest)
     model, ready = service.decoder(body.model)
     wanted = of_response(body, model)
-    id = new_id("resp")
+    id = new_id("resp-")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(
         service, request, id, body, prepared, model, ready, stream=StreamOptions(include_usage=True)
@@ -83,7 +84,7 @@ async def messages(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, MessagesRequest)
     model, ready = service.decoder(body.model)
     wanted = of_messages(body, model)
-    id = new_id("msg")
+    id = new_id("msg-")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=None)
     answer = MessagesAnswer(facts, body.stops)

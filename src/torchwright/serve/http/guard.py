@@ -206,12 +206,6 @@ class Guard:
         return found
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a JSON request; raises as `held_body` does."""
-    async with held_body(request, limits) as body:
-        return body
-
-
 @contextlib.asynccontextmanager
 async def held_body(request: Request, limits: Limits) -> AsyncIterator[bytes]:
     """Yield the body of a JSON request; its memory is accounted for until the block ends.

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchwright.serve.http.guard import record_of
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json, collect
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.generation import Generation
 from torchwright.serve.openai.language import Prompts
 from torchwright.serve.openai.prepare import Wanted, prepare
@@ -30,7 +31,7 @@ async def judge(service: Service, request: Request, body: ScoreRequest) -> Respo
     wanted = Wanted(max_tokens=1, logprobs=0, logprob_ids=tuple(labels), continues=True)
     shared = Shared.model_validate({"model": body.model, "temperature": 0.0})
     begun = record_of(request).begun
-    prepared = await prepare(new_id("score"), shared, prompts, wanted, model, ready, begun=begun)
+    prepared = await prepare(new_id("score-"), shared, prompts, wanted, model, ready, begun=begun)
     generation = Generation(prepared, service.client, model.tokenizer, service.metrics, every_token=True)
     scores: dict[int, list[float]] = {}
     for step in await collect(request, generation):

@@ -10,8 +10,9 @@ from starlette.responses import PlainTextResponse, Response
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.http.generating import read_request
 from torchwright.serve.http.guard import held_body, record_of
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import respond
+from torchwright.serve.ids import new_id
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.generate_answer import GenerateAnswer
 from torchwright.serve.openai.generate_request import GenerateRequest, PromptOptions
@@ -33,7 +34,7 @@ async def generate(service: Service, request: Request) -> Response:
     body, prompts = await read_request(service, request, GenerateRequest)
     begun = record_of(request).begun
     model, ready = service.decoder(None)
-    asked = body.prompts(len(prompts.items), new_id("gen"))
+    asked = body.prompts(len(prompts.items), new_id("gen-"))
     parts = []
     for item, options in zip(prompts.items, asked, strict=True):
         check_model(options.shared.model, service.names)
@@ -82,7 +83,7 @@ async def flush_cache(service: Service, request: Request) -> Response:
 
 async def flush_cache_plainly(service: Service, request: Request) -> Response:
     service.decoder(None)
-    await control(service, FlushCache(id=new_id("flush")), Controlled)
+    await control(service, FlushCache(id=new_id("flush-")), Controlled)
     return PlainTextResponse("The prefix cache is empty.\n")
 
 

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from torchwright.models.diffusion.limits import Style
 from torchwright.serve.http.guard import held_body, record_of
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json, watch
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.generation import expect
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.wire.mailbox import Dropped
@@ -53,7 +54,7 @@ async def paint(service: Service, request: Request, body: ImageRequest, seeds: r
     """
     client = service.client
     mailbox, pictures = client.mailbox(), dict[str, Painted]()
-    ids = [new_id("img") for _ in seeds]
+    ids = [new_id("img-") for _ in seeds]
     watcher = asyncio.create_task(watch(request, lambda reason: mailbox.put(Dropped(reason))))
     for id, seed in zip(ids, seeds, strict=True):
         asked = Paint(

@@ -14,8 +14,9 @@ from torchwright.serve.api_error import invalid
 from torchwright.serve.http.embedding import embed, vector_of
 from torchwright.serve.http.guard import held_body, record_of
 from torchwright.serve.http.judging import judge
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.scoring_request import (
     Asked,
     ClassifyRequest,
@@ -43,7 +44,7 @@ async def classify(service: Service, request: Request) -> Response:
     param = "input" if body.messages is None else "messages"
     rows, tokens = await embed(service, request, texts, body.seconds, special=special, param=param)
     if body.text is not None:
-        id = new_id("classify")
+        id = new_id("classify-")
         found = [{"embedding": logits, "meta_info": {"id": f"{id}_{i}"}} for i, logits in enumerate(rows)]
         return Json(found[0] if isinstance(body.text, str) else found)
     data = []
@@ -59,7 +60,7 @@ async def classify(service: Service, request: Request) -> Response:
         )
     return Json(
         {
-            "id": new_id("classify"),
+            "id": new_id("classify-"),
             "object": "list",
             "created": int(time.time()),
             "model": service.name,
@@ -78,7 +79,7 @@ async def score(service: Service, request: Request) -> Response:
     scores, tokens = await _scores(service, request, body, first, second, param="text_2")
     return Json(
         {
-            "id": new_id("score"),
+            "id": new_id("score-"),
             "object": "list",
             "created": int(time.time()),
             "model": service.name,
@@ -107,7 +108,7 @@ async def pooling(service: Service, request: Request) -> Response:
     ]
     return Json(
         {
-            "id": new_id("pool"),
+            "id": new_id("pool-"),
             "object": "list",
             "created": int(time.time()),
             "model": service.name,
@@ -130,7 +131,7 @@ async def rerank(service: Service, request: Request) -> Response:
         | ({"document": {"text": texts[index]}} if body.return_documents else {})
         for index in best
     ]
-    return Json({"id": new_id("rerank"), "model": service.name, "results": results, "usage": _usage(tokens)})
+    return Json({"id": new_id("rerank-"), "model": service.name, "results": results, "usage": _usage(tokens)})
 
 
 async def _scores(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -202,8 +201,3 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for a model that is not the served one."""
         check_model(name, self.names)
-
-
-def new_id(prefix: str) -> str:
-    """An id that no other request has."""
-    return f"{prefix}-{secrets.token_hex(12)}"

@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from torchwright.models.speech.transcript import Options, Window
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.guard import while_there
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import STREAM_HEADERS, watch
 from torchwright.serve.http.upload import read_form
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.generation import Gone, expect
 from torchwright.serve.openai.parse import checked
 from torchwright.serve.openai.transcription_answer import TranscriptionAnswer
@@ -60,7 +61,7 @@ async def hear(
     Raises `ApiError` when the engine refuses it, fails or dies, and `Gone` when the client leaves; the rest is then not
     transcribed.
     """
-    client, id = service.client, new_id("hear")
+    client, id = service.client, new_id("hear-")
     mailbox, ended = client.mailbox(), False
     watcher = asyncio.create_task(watch(request, lambda reason: mailbox.put(Dropped(reason))))
     client.submit(Transcribe(id=id, samples=samples, options=options), mailbox)

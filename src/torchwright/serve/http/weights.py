@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.native import control, read_control
-from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.weights_request import (
     AbortRequest,
@@ -44,7 +45,7 @@ async def update_weights_from_disk(service: Service, request: Request) -> Respon
     body, allowed = await _read(service, request, UpdateWeightsRequest)
     path = weights_below(allowed, body.model_path)
     message = UpdateWeights(
-        id=new_id("weights"),
+        id=new_id("weights-"),
         folder=str(path),
         version=body.weight_version,
         abort=body.abort_all_requests,
@@ -72,7 +73,7 @@ async def update_weights_from_disk(service: Service, request: Request) -> Respon
 
 async def update_weight_version(service: Service, request: Request) -> Response:
     body, _ = await _read(service, request, NameWeightsRequest)
-    message = NameWeights(id=new_id("name"), version=body.new_version, abort=body.abort_all_requests)
+    message = NameWeights(id=new_id("name-"), version=body.new_version, abort=body.abort_all_requests)
     updated = await control(service, message, WeightsUpdated)
     client = service.client
     if client.weights is not None:
@@ -88,14 +89,14 @@ async def weight_version(service: Service, request: Request) -> Response:
 async def pause_generation(service: Service, request: Request) -> Response:
     """Requests that come later wait until /continue_generation."""
     body, _ = await _read(service, request, PauseRequest)
-    done = await control(service, Pause(id=new_id("pause"), mode=body.mode), Controlled)
+    done = await control(service, Pause(id=new_id("pause-"), mode=body.mode), Controlled)
     service.client.paused = True
     return Json({"status": "ok", "message": "generation is paused", "num_paused_requests": done.requests})
 
 
 async def continue_generation(service: Service, request: Request) -> Response:
     await _read(service, request, ContinueRequest)
-    done = await control(service, Resume(id=new_id("resume")), Controlled)
+    done = await control(service, Resume(id=new_id("resume-")), Controlled)
     service.client.paused = False
     return Json({"status": "ok", "message": "generation goes on", "num_paused_requests": done.requests})
 

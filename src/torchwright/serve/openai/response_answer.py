@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from torchwright.serve.formats.reader import CallArguments, CallBegin, Event, Reasoning
+from torchwright.serve.ids import new_id
 from torchwright.serve.openai.answers import Facts, timing, usage
 from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.openai.responses import ResponsesRequest
@@ -64,7 +64,7 @@ class ResponseAnswer:
             call: dict[str, Any] = {"type": "function_call", "call_id": item.id, "name": item.name}
             if item.name in self._namespaces:
                 call["namespace"], call["name"] = self._namespaces[item.name]
-            return self._close_last() + self._open({**call, "arguments": "", "id": _new_id("fc")})
+            return self._close_last() + self._open({**call, "arguments": "", "id": new_id("fc_")})
         if isinstance(item, CallArguments):
             assert last is not None, "arguments without a call"
             last.grown.append(item.text)
@@ -156,7 +156,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 def _message_item() -> dict[str, Any]:
-    return {"type": "message", "role": "assistant", "content": [], "id": _new_id("msg")}
+    return {"type": "message", "role": "assistant", "content": [], "id": new_id("msg_")}
 
 
 def _reasoning_item() -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _reasoning_item() -> dict[str, Any]:
         "summary": [],
         "content": [],
         "encrypted_content": None,
-        "id": _new_id("rs"),
+        "id": new_id("rs_"),
     }
 
 
@@ -178,7 +178,3 @@ def _usage(facts: Facts) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": facts.generation.totals.reasoning_tokens},
         "total_tokens": used["total_tokens"],
     }
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"

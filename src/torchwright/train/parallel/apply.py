@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.tensor_parallel.shape import check_counts, check_kv_heads, divided_counts
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.transformer import Transformer
@@ -152,41 +153,18 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
             allowed="ep=1",
             next="use dp_shard in its place",
         )
-    _check_heads(config, layout.tp)
-    divided = [("tp", layout.tp, "query heads", config.heads)]
-    if not all(config.sparse):
-        divided.append(("tp", layout.tp, "feed-forward features", config.feed_forward))
-    if config.experts is not None:
-        divided.append(("tp", layout.tp, "features of an expert", config.experts.feed_forward))
-        divided.append(("tp", layout.tp, "features of the shared expert", config.experts.shared))
-        divided.append(("ep", layout.ep, "experts", config.experts.count))
-    for axis, degree, what, count in divided:
-        if count % degree:
-            raise LayoutError(
-                f"the layout has {axis}={degree}, which does not divide the model's {what}",
-                found=f"{count} {what}",
-                allowed=", ".join(str(ways) for ways in range(1, count + 1) if count % ways == 0)[:60],
-                next=f"choose another {axis}",
-            )
-
-
-def _check_heads(config: DecoderConfig, tp: int) -> None:
-    """Raise `LayoutError` where key-value heads neither divide over tp nor are shared by whole groups of processes."""
     heads = config.expanded_kv_heads
-    if heads % tp and tp % heads:
+    check_kv_heads(heads, layout.tp, LayoutError)
+    if heads % layout.tp and config.qk_norm == "projection":
         raise LayoutError(
-            f"the layout has tp={tp}, which does not divide the model's key-value heads, nor do they divide it",
-            found=f"{heads} key-value heads",
-            allowed=f"a divisor of {heads}, or a multiple, of which several processes have the same head",
-            next="choose another tp",
-        )
-    if heads % tp and config.qk_norm == "projection":
-        raise LayoutError(
-            f"the layout has tp={tp}, more than the model's key-value heads, whose keys are normed all together",
+            f"tp={layout.tp} is more than the model's key-value heads, whose keys are normed all together",
             found=f"{heads} key-value heads",
             allowed=f"divisors of {heads}",
             next="choose another tp",
         )
+    check_counts(divided_counts(config), "tp", layout.tp, LayoutError)
+    if config.experts is not None:
+        check_counts({"experts": config.experts.count}, "ep", layout.ep, LayoutError)
 
 
 def _expert_placement(layout: Layout) -> Callable[[nn.Parameter], Shard | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torchwright.core.errors import ModelError
+from torchwright.core.errors import ModelError, TorchwrightError
 from torchwright.core.scheme import Scheme
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.tensor_parallel.processes import own
@@ -51,28 +51,10 @@ def check_divides(config: DecoderConfig, ways: int, scheme: Scheme | None) -> No
             allowed="attention whose heads are alike, feed-forward blocks and experts",
             next="compute it in one process",
         )
-    counts = {"query heads": config.heads}
-    if not all(config.sparse):
-        counts["feed-forward features"] = config.feed_forward
-    if config.experts is not None:
-        counts["features of an expert"] = config.experts.feed_forward
-        counts["features of the shared expert"] = config.experts.shared
-    for what, count in counts.items():
-        if count % ways:
-            raise ModelError(
-                f"tp={ways} does not divide the model's {what}",
-                found=f"{count} {what}",
-                allowed=", ".join(str(each) for each in range(1, count + 1) if count % each == 0)[:60],
-                next="choose another tp",
-            )
-    kv_heads = config.kv_heads
-    if config.latent is None and kv_heads % ways and ways % kv_heads:
-        raise ModelError(
-            f"tp={ways} does not divide the model's key-value heads, nor do they divide it",
-            found=f"{kv_heads} key-value heads",
-            allowed=f"a divisor of {kv_heads}, or a multiple, of which several processes have the same head",
-            next="choose another tp",
-        )
+    counts = divided_counts(config)
+    check_counts(counts, "tp", ways, ModelError)
+    if config.latent is None:
+        check_kv_heads(config.kv_heads, ways, ModelError)
     inputs = {"attention's output": config.heads * _value_size(config), **counts}
     inputs.pop("query heads")
     for what, count in inputs.items():
@@ -82,6 +64,40 @@ def check_divides(config: DecoderConfig, ways: int, scheme: Scheme | None) -> No
                 found=f"{what}: {count // ways} of {count} for each process, not whole groups of {scheme.group}",
                 next="choose a smaller tp or group_size, or quantize='w8a8', which has no groups",
             )
+
+
+def divided_counts(config: DecoderConfig) -> dict[str, int]:
+    """Return what tensor parallelism divides evenly: its name → how many there are."""
+    counts = {"query heads": config.heads}
+    if not all(config.sparse):
+        counts["feed-forward features"] = config.feed_forward
+    if config.experts is not None:
+        counts["features of an expert"] = config.experts.feed_forward
+        counts["features of the shared expert"] = config.experts.shared
+    return counts
+
+
+def check_counts(counts: dict[str, int], axis: str, ways: int, error: type[TorchwrightError]) -> None:
+    """Raise `error` for the first of `counts` that the `axis` of so many processes does not divide."""
+    for what, count in counts.items():
+        if count % ways:
+            raise error(
+                f"{axis}={ways} does not divide the model's {what}",
+                found=f"{count} {what}",
+                allowed=", ".join(str(each) for each in range(1, count + 1) if count % each == 0)[:60],
+                next=f"choose another {axis}",
+            )
+
+
+def check_kv_heads(heads: int, ways: int, error: type[TorchwrightError]) -> None:
+    """Raise `error` where key-value heads neither divide over tp nor are shared by whole groups of processes."""
+    if heads % ways and ways % heads:
+        raise error(
+            f"tp={ways} does not divide the model's key-value heads, nor do they divide it",
+            found=f"{heads} key-value heads",
+            allowed=f"a divisor of {heads}, or a multiple, of which several processes have the same head",
+            next="choose another tp",
+        )
 
 
 def _value_size(config: DecoderConfig) -> int:

@@ -25,11 +25,10 @@ from torchwright.optimization.engines.dispatch.integer_ranges import (
     IntegerBounds,
     IntegerRanges,
     OutOfBounds,
-    Range,
     TooWide,
-    operator_name,
     widest,
 )
+from torchwright.optimization.engines.dispatch.integer_rules import Range, operator_name
 from torchwright.optimization.engines.dispatch.messages import say_slower
 from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard, NumberDomain, OutsideDomain
 

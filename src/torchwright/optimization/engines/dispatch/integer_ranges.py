@@ -7,8 +7,6 @@ does; a call within them needs no check of what the graph computes in between.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +16,16 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-Range = tuple[int, int]
+from torchwright.optimization.engines.dispatch.integer_rules import (
+    Range,
+    is_whole,
+    operator_name,
+    rule_of,
+    size_hint,
+    type_limits,
+    within,
+)
+
 INDEXED = {
     "embedding": (0, 1, False),
     "index_select": (0, 2, False),
@@ -29,52 +36,6 @@ INDEXED = {
     "take_along_dim": (0, 1, False),
 }
 """Operator → the argument that is indexed, the index, and whether PyTorch takes negative ones."""
-KEPT = frozenset(
-    {
-        "_to_copy",
-        "_unsafe_view",
-        "alias",
-        "amax",
-        "amin",
-        "chunk",
-        "clone",
-        "contiguous",
-        "detach",
-        "diagonal",
-    }
-    | {"dropout", "expand", "expand_as", "flatten", "flip", "gather", "index", "index_select", "lift_fresh"}
-    | {
-        "lift_fresh_copy",
-        "movedim",
-        "mT",
-        "narrow",
-        "numpy_T",
-        "permute",
-        "repeat",
-        "repeat_interleave",
-        "reshape",
-    }
-    | {
-        "roll",
-        "select",
-        "slice",
-        "sort",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "swapaxes",
-        "t",
-        "to",
-        "values",
-    }
-    | {"take_along_dim", "tensor_split", "transpose", "type_as", "unbind", "unflatten", "unfold", "unsqueeze"}
-    | {"view", "view_as"}
-)
-"""Their results hold values of their first argument and no others."""
-TRUTH = frozenset(
-    {"all", "any", "eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "lt", "ne"}
-    | {"logical_and", "logical_not", "logical_or", "logical_xor"}
-)
 
 
 def exact_integers(bits: int) -> Range:
@@ -136,7 +97,7 @@ class IntegerRanges:
                 self.inputs.append(node)
             elif not user and spec is not None:
                 value = held.get(str(spec.target))
-                if isinstance(value, torch.Tensor) and _is_whole(value) and value.numel():
+                if isinstance(value, torch.Tensor) and is_whole(value) and value.numel():
                     self._constants[node] = int(value.min()), int(value.max())
 
     def check(self, given: dict[fx.Node, Range], rules: IntegerBounds) -> None:
@@ -156,11 +117,11 @@ class IntegerRanges:
     def _check_width(self, node: fx.Node, limits: Range | None, exact: Range) -> None:
         """Engines that compute in fewer bits saturate narrower types, where PyTorch's wrap."""
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not _is_whole(value) or value.dtype == torch.bool:
+        if not isinstance(value, torch.Tensor) or not is_whole(value) or value.dtype == torch.bool:
             return
         if limits is None and node not in self._of_floats:
             raise OutOfBounds(node, self.sources[node])
-        if limits is not None and not (_within(limits, exact) and _within(limits, _limits(value.dtype))):
+        if limits is not None and not (within(limits, exact) and within(limits, type_limits(value.dtype))):
             raise TooWide(str(node.target))
 
     def _range(
@@ -175,11 +136,11 @@ class IntegerRanges:
         if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
             return 0, 1
         if isinstance(value, int | torch.SymInt):
-            size = _hint(value)
+            size = size_hint(value)
             return None if size is None else (size, size)
         if node.op != "call_function":
             return None
-        rule = _rule(node)
+        rule = rule_of(node)
         if rule is None:
             return None
         try:
@@ -210,7 +171,7 @@ class IntegerRanges:
         dims = range(len(indices)) if negative else [_dim(node)]
         for dim, index in zip(dims, indices, strict=False):
             if isinstance(index, fx.Node) and self.sources[index] and index.meta["val"].dtype != torch.bool:
-                yield index, _hint(indexed.shape[dim]), negative
+                yield index, size_hint(indexed.shape[dim]), negative
 
 
 def widest(
@@ -248,11 +209,6 @@ def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
     return good
 
 
-# ------------------------------------------------------------------------------------------------- operators
-
-_Of = Callable[[Any], Range]
-
-
 def _of(argument: Any, found: dict[fx.Node, Range | None]) -> Range:
     """The range of an argument. Raises `TypeError` where it has none."""
     if isinstance(argument, fx.Node):
@@ -265,316 +221,6 @@ def _of(argument: Any, found: dict[fx.Node, Range | None]) -> Range:
     raise TypeError
 
 
-def _rule(node: fx.Node) -> Callable[[fx.Node, _Of], Range | None] | None:
-    name = operator_name(node)
-    if name in RULES:
-        return RULES[name]
-    if name in KEPT:
-        return lambda node, of: _cast(node, of(node.args[0]))
-    if name in TRUTH:
-        return lambda node, of: (0, 1)
-    if node.target is operator.getitem:
-        return _item
-    return None
-
-
-def _cast(node: fx.Node, limits: Range) -> Range | None:
-    """A cast to a narrower type wraps, so its range is unknown."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and _is_whole(value) and value.dtype != torch.bool:
-        whole = _limits(value.dtype)
-        return limits if _within(limits, whole) else whole
-    return limits
-
-
-def _item(node: Any, of: _Of) -> Range | None:
-    """A result of several: positions from sort, topk and max, or values of the first argument."""
-    parent, place = node.args[0], node.args[1]
-    assert isinstance(parent, fx.Node)
-    name = operator_name(parent)
-    if name in ("sort", "topk", "max", "min", "kthvalue", "mode", "cummax") and place == 1:
-        return _position(parent, of)
-    return of(parent.args[0])
-
-
-def _position(node: Any, of: _Of) -> Range | None:
-    value = node.args[0].meta["val"]
-    dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    if operator_name(node) in ("topk", "kthvalue"):
-        dim = node.args[2] if len(node.args) > 2 else -1
-    if operator_name(node) == "sort" and dim is None:
-        dim = -1
-    size = value.numel() if dim is None else value.shape[dim]
-    hint = _hint(size)
-    return None if hint is None else (0, max(0, hint - 1))
-
-
-def _corners(compute: Callable[[int, int], int]) -> Callable[[fx.Node, _Of], Range]:
-    def rule(node: Any, of: _Of) -> Range:
-        scale = node.kwargs.get("alpha", 1)
-        (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-        if not isinstance(scale, int):
-            raise TypeError
-        values = [compute(x, y * scale) for x in (a, b) for y in (c, d)]
-        return min(values), max(values)
-
-    return rule
-
-
-def _remainder(node: Any, of: _Of) -> Range:
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    if c <= 0:
-        raise ValueError  # of a negative divisor, or by zero
-    return (a, b) if a >= 0 and b < c else (0, d - 1)
-
-
-def _fmod(node: Any, of: _Of) -> Range:
-    """The result has the sign of the dividend."""
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    if c <= 0:
-        raise ValueError
-    return max(a, min(1 - d, 0)) if a < 0 else 0, min(b, d - 1) if b > 0 else 0
-
-
-def _power(node: Any, of: _Of) -> Range:
-    """A fixed exponent that is not negative; a larger one than 64 leaves every type from 2 on."""
-    (a, b), (exponent, last) = of(node.args[0]), of(node.args[1])
-    if exponent != last or not 0 <= exponent <= 64:
-        raise ValueError
-    values = [x**exponent for x in (a, b)]
-    return min(*values, 0) if a < 0 < b else min(values), max(values)
-
-
-def _square(node: Any, of: _Of) -> Range:
-    a, b = of(node.args[0])
-    return 0 if a < 0 < b else min(a * a, b * b), max(a * a, b * b)
-
-
-def _product(node: Any, of: _Of) -> Range:
-    """A matrix product: sums of as many products as the last dimension of the first argument holds."""
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    count = _hint(node.args[0].meta["val"].shape[-1])
-    if count is None:
-        raise ValueError
-    values = [count * x * y for x in (a, b) for y in (c, d)]
-    return min(*values, 0), max(*values, 0)
-
-
-def _inverted(node: Any, of: _Of) -> Range:
-    a, b = of(node.args[0])
-    return ~b, ~a
-
-
-def _triangle(node: Any, of: _Of) -> Range:
-    return _union(of(node.args[0]), (0, 0))
-
-
-def _written(place: int) -> Callable[[Any, _Of], Range]:
-    """Values of the first argument and of the one at `place`."""
-    return lambda node, of: _union(of(node.args[0]), of(node.args[place]))
-
-
-def _counted(node: Any, of: _Of) -> Range:
-    count = _hint(node.args[0].meta["val"].numel())
-    if count is None:
-        raise ValueError
-    return 0, count
-
-
-def _floor_divide(node: Any, of: _Of) -> Range:
-    if node.kwargs.get("rounding_mode", "floor") not in ("floor", "trunc") or of(node.args[1])[0] <= 0:
-        raise ValueError
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    values = [x // y for x in (a, b) for y in (c, d)]
-    return min(values), max(values) + 1  # `trunc` rounds negative quotients up
-
-
-def _negated(node: Any, of: _Of) -> Range:
-    a, b = of(node.args[0])
-    return -b, -a
-
-
-def _absolute(node: Any, of: _Of) -> Range:
-    a, b = of(node.args[0])
-    return (0 if a <= 0 <= b else min(abs(a), abs(b))), max(abs(a), abs(b))
-
-
-def _clamp(node: Any, of: _Of) -> Range:
-    name = operator_name(node)
-    low = node.args[1] if len(node.args) > 1 else node.kwargs.get("min")
-    high = node.args[2] if len(node.args) > 2 else node.kwargs.get("max")
-    if name == "clamp_max":
-        low, high = None, low
-    try:
-        a, b = of(node.args[0])
-    except TypeError:
-        a, b = -math.inf, math.inf
-    if low is not None:
-        a, b = max(a, of(low)[0]), max(b, of(low)[1])
-    if high is not None:
-        a, b = min(a, of(high)[0]), min(b, of(high)[1])
-    return int(a), int(b)
-
-
-def _lesser(node: Any, of: _Of) -> Range:
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    return min(a, c), min(b, d)
-
-
-def _greater(node: Any, of: _Of) -> Range:
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    return max(a, c), max(b, d)
-
-
-def _extreme(of_two: Callable[[fx.Node, _Of], Range]) -> Callable[[fx.Node, _Of], Range]:
-    """The rule of `max` and `min`: of two tensors, or of the values of one."""
-    return lambda node, of: of_two(node, of) if _has_two(node) else of(node.args[0])
-
-
-def _has_two(node: fx.Node) -> bool:
-    return len(node.args) > 1 and isinstance(node.args[1], fx.Node)
-
-
-def _union(*ranges: Range) -> Range:
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
-def _where(node: Any, of: _Of) -> Range:
-    return _union(of(node.args[1]), of(node.args[2]))
-
-
-def _filled(node: Any, of: _Of) -> Range:
-    return _union(of(node.args[0]), of(node.args[2]))
-
-
-def _joined(node: Any, of: _Of) -> Range:
-    return _union(*(of(part) for part in node.args[0]))
-
-
-def _padded(node: Any, of: _Of) -> Range:
-    fill = node.args[2] if len(node.args) > 2 else 0
-    return _union(of(node.args[0]), of(int(fill)))
-
-
-def _sum(node: Any, of: _Of) -> Range:
-    """The sum, or the running sum, of as many values as the reduced dimensions hold."""
-    a, b = of(node.args[0])
-    value = node.args[0].meta["val"]
-    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    dims = range(value.dim()) if dims is None or dims == [] else dims if isinstance(dims, list) else [dims]
-    count = math.prod(_hint(value.shape[dim]) or 0 for dim in dims)
-    return min(a, a * count, 0), max(b, b * count, 0)
-
-
-def _arange(node: Any, of: _Of) -> Range:
-    ends = [of(argument) for argument in node.args[:2]]
-    low, high = ((0, 0), ends[0]) if len(ends) == 1 else ends
-    return min(low[0], high[0]), max(low[1], high[1])
-
-
-def _full(node: Any, of: _Of) -> Range:
-    return of(int(node.args[1]))
-
-
-def _bucket(node: Any, of: _Of) -> Range:
-    boundaries = node.args[1].meta["val"] if operator_name(node) == "bucketize" else node.args[0].meta["val"]
-    return 0, int(_hint(boundaries.shape[-1]) or 0)
-
-
-def _bits(node: Any, of: _Of) -> Range:
-    """For operands that are not negative the result needs no more bits than they do."""
-    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
-    if min(a, c) < 0:
-        raise ValueError
-    return 0, min(b, d) if "and" in operator_name(node) else (1 << max(b, d).bit_length()) - 1
-
-
-def _constant(low: int, high: int) -> Callable[[fx.Node, _Of], Range]:
-    return lambda node, of: (low, high)
-
-
-RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
-    "add": _corners(lambda x, y: x + y),
-    "sub": _corners(lambda x, y: x - y),
-    "rsub": _corners(lambda x, y: y - x),
-    "mul": _corners(lambda x, y: x * y),
-    "neg": _negated,
-    "abs": _absolute,
-    "remainder": _remainder,
-    "fmod": _fmod,
-    "pow": _power,
-    "square": _square,
-    "mm": _product,
-    "bmm": _product,
-    "matmul": _product,
-    "mv": _product,
-    "dot": _product,
-    "bitwise_not": _inverted,
-    "tril": _triangle,
-    "triu": _triangle,
-    "copy": _written(1),
-    "select_scatter": _written(1),
-    "slice_scatter": _written(1),
-    "diagonal_scatter": _written(1),
-    "masked_scatter": _written(2),
-    "index_put": _written(2),
-    "index_fill": _written(3),
-    "index_copy": _written(3),
-    "scatter": _written(3),
-    "count_nonzero": _counted,
-    "floor_divide": _floor_divide,
-    "div": _floor_divide,
-    "clamp": _clamp,
-    "clamp_min": _clamp,
-    "clamp_max": _clamp,
-    "minimum": _lesser,
-    "maximum": _greater,
-    "min": _extreme(_lesser),
-    "max": _extreme(_greater),
-    "where": _where,
-    "masked_fill": _filled,
-    "cat": _joined,
-    "stack": _joined,
-    "constant_pad_nd": _padded,
-    "pad": _padded,
-    "sum": _sum,
-    "cumsum": _sum,
-    "arange": _arange,
-    "full": _full,
-    "full_like": _full,
-    "new_full": lambda node, of: of(node.args[2]),
-    "fill": lambda node, of: of(node.args[1]),
-    "scalar_tensor": lambda node, of: of(node.args[0]),
-    "zero": _constant(0, 0),
-    "zeros": _constant(0, 0),
-    "zeros_like": _constant(0, 0),
-    "new_zeros": _constant(0, 0),
-    "ones": _constant(1, 1),
-    "ones_like": _constant(1, 1),
-    "new_ones": _constant(1, 1),
-    "sign": _constant(-1, 1),
-    "one_hot": _constant(0, 1),
-    "argmax": _position,
-    "argmin": _position,
-    "argsort": _position,
-    "bucketize": _bucket,
-    "searchsorted": _bucket,
-    "bitwise_and": _bits,
-    "bitwise_or": _bits,
-    "bitwise_xor": _bits,
-    "__lshift__": _corners(lambda x, y: x << y),
-    "bitwise_left_shift": _corners(lambda x, y: x << y),
-    "__rshift__": _corners(lambda x, y: x >> y),
-    "bitwise_right_shift": _corners(lambda x, y: x >> y),
-}
-
-
-def operator_name(node: fx.Node) -> str:
-    """Such as `add`, of `aten.add_.Tensor`; operators of other libraries keep the library's name."""
-    name = str(node.target).rpartition(".")[0].removeprefix("aten.")
-    return name if name.startswith("__") else name.rstrip("_")
-
-
 def _dim(node: Any) -> int:
     if operator_name(node) == "embedding":
         return 0
@@ -583,26 +229,6 @@ def _dim(node: Any) -> int:
     return dim
 
 
-def _hint(size: Any) -> int | None:
-    """The size that a graph was exported with."""
-    if isinstance(size, int):
-        return size
-    return size.node.hint if isinstance(size, torch.SymInt) else None
-
-
-def _within(limits: Range, others: Range) -> bool:
-    return others[0] <= limits[0] and limits[1] <= others[1]
-
-
-def _limits(dtype: torch.dtype) -> Range:
-    info = torch.iinfo(dtype)
-    return info.min, info.max
-
-
 def _is_float(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not _is_whole(value)
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+    return isinstance(value, torch.Tensor) and not is_whole(value)

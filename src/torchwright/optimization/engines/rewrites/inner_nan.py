@@ -17,7 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
-from torchwright.optimization.engines.dispatch.integer_ranges import KEPT, exact_integers, operator_name
+from torchwright.optimization.engines.dispatch.integer_ranges import exact_integers
+from torchwright.optimization.engines.dispatch.integer_rules import KEPT, operator_name
 from torchwright.optimization.engines.rewrites.attention_graph import varying
 from torchwright.optimization.techniques.shared.joining import make_call
 

@@ -286,11 +286,6 @@ def matches(node: Node, text: str) -> bool:
     return nullable(node)
 
 
-def is_empty(node: Node) -> bool:
-    """Check whether no text is in the language. Raises `TooLarge`."""
-    return node == NOTHING or (not is_plain(node) and not automaton(node).steps)
-
-
 def lengths(node: Node) -> tuple[int, int | None]:
     """Return bounds of the texts' lengths, perhaps wider than necessary; None means unbounded."""
     match node:

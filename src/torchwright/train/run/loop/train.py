@@ -65,34 +65,9 @@ def train(
     )
 
 
-def train_run(
-    run: Run,
-    folder: Path,
-    *,
-    text: str | None = None,
-    fresh: bool = False,
-    resume: bool = False,
-    live: bool = True,
-    profile: range = range(0),
-    trust: bool = False,
-    tokens: Path | None = None,
-) -> TrainingOutcome:
-    """Train as `train` does, with paths relative to `folder`; write `text` to RUN/run.toml once the run has begun.
-
-    `tokens` is a folder of its shards, which becomes RUN/tokens if that is missing.
-    """
-    return in_session(
-        Trainer,
-        run,
-        folder,
-        text=text,
-        fresh=fresh,
-        resume=resume,
-        live=live,
-        profile=profile,
-        trust=trust,
-        tokens=tokens,
-    )
+def train_run(run: Run, folder: Path, **how: Any) -> TrainingOutcome:
+    """Train as `train` does, with paths relative to `folder`; `how` is what `in_session` takes besides."""
+    return in_session(Trainer, run, folder, **how)
 
 
 def refuse(kind: str, **asked: bool) -> None:
@@ -115,7 +90,11 @@ def in_session(
     trust: bool = False,
     tokens: Path | None = None,
 ) -> Outcome:
-    """Train a run of any kind as `train_run`; `kind(run, folder, out, place, ledger, live=…)` is its session."""
+    """Train a run of any kind; `kind(run, folder, out, place, ledger, live=…)` is its session.
+
+    Writes `text` to RUN/run.toml once the run has begun. `tokens` is a folder of its shards, which becomes RUN/tokens
+    if that is missing.
+    """
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     check_wandb(run.wandb)
