@@ -16,10 +16,12 @@ import drafts
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.draft import load_draft
 from torchwright.models.decoder.draft.eagle import EagleDraft
+from torchwright.models.decoder.draft.mtp import MtpDraft
 from torchwright.train.data.shards import Shards
 from torchwright.train.draft.config import HeadSection
 from torchwright.train.draft.files import file_tensors, new_head, started_head, write_head
 from torchwright.train.draft.head import EagleHead
+from torchwright.train.draft.mtp_head import MtpHead
 from torchwright.train.draft.objective import DraftBatch, DraftLoss, DraftModel
 from torchwright.train.draft.shape import frequent_tokens
 from torchwright.train.draft.target import TargetModel
@@ -51,10 +53,11 @@ def made(target: TargetModel, folder: Path, **section: Any) -> EagleHead:
 
 
 def served_chain(
-    draft: EagleDraft, ids_T: torch.Tensor, features_TF: torch.Tensor, slot: int, steps: int
+    draft: EagleDraft | MtpDraft, ids_T: torch.Tensor, features_TF: torch.Tensor, slot: int, steps: int
 ) -> list[torch.Tensor]:
     """The states of a chain that a served draft begins at `slot`, over the text's own tokens."""
-    cache = PagedCache(draft.config.layer, pages=4, dtype=torch.float32, draft=draft.page_shapes)
+    layer = draft.config if isinstance(draft, MtpDraft) else draft.config.layer
+    cache = PagedCache(layer, pages=4, dtype=torch.float32, draft=draft.page_shapes)
     sequence = cache.sequence(slot + 1)
     with torch.inference_mode():
         batch = cache.append([(sequence, ids_T[1 : slot + 2].tolist())])
@@ -66,9 +69,11 @@ def served_chain(
     return states
 
 
-def assert_served_alike(head: EagleHead, draft: EagleDraft, target: TargetModel) -> None:
+def assert_served_alike(head: EagleHead | MtpHead, draft: EagleDraft | MtpDraft) -> None:
+    """Every slot of two documents in a window, three steps: states and proposals."""
     ids_BT, documents_BT = token_ids(1, 20), torch.tensor([[0] * 8 + [8] * 12])
-    features_BTF = torch.randn(1, 20, 3 * 64, generator=torch.Generator().manual_seed(5))
+    wide = 64 * len(head.observed)
+    features_BTF = torch.randn(1, 20, wide, generator=torch.Generator().manual_seed(5))
     positions_BT = torch.arange(20)[None] - documents_BT
     with torch.no_grad():
         chains = [*head.chains(ids_BT, features_BTF, positions_BT, documents_BT, STEPS)]
@@ -87,11 +92,10 @@ def assert_served_alike(head: EagleHead, draft: EagleDraft, target: TargetModel)
 
 
 def test_unrolled_steps_are_the_served_chain(target: TargetModel, tmp_path: Path) -> None:
-    """Two documents of a window, every slot, three steps: states and proposals."""
     head = made(target, tmp_path / "head")
     draft = load_draft(tmp_path / "head", target.loaded)
     assert isinstance(draft, EagleDraft)
-    assert_served_alike(head, draft, target)
+    assert_served_alike(head, draft)
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
@@ -101,12 +105,12 @@ def test_a_head_trained_elsewhere_goes_on(layout: str, target: TargetModel, tmp_
     theirs, config = started_head(str(folder), target)
     draft = load_draft(folder, target.loaded)
     assert isinstance(draft, EagleDraft)
-    assert_served_alike(theirs, draft, target)
+    assert_served_alike(theirs, draft)
     write_head(file_tensors(theirs, target, torch.float32), config, tmp_path / "ours")
     again = load_draft(tmp_path / "ours", target.loaded)
     assert isinstance(again, EagleDraft)
     assert again.observed == draft.observed
-    assert_served_alike(theirs, again, target)
+    assert_served_alike(theirs, again)
 
 
 def test_the_file_has_specforges_names_shapes_and_types(target: TargetModel, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torchwright.core.errors import ModelError, TorchwrightError
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.draft import load_draft
 from torchwright.train.data.shards import open_part, open_shard
-from torchwright.train.draft import producers, trainer
+from torchwright.train.draft import producers, run_head
 from torchwright.train.draft.config import read_draft
 from torchwright.train.draft.regenerate import PART
 from torchwright.train.draft.trainer import DraftOutcome
@@ -35,10 +35,10 @@ BYTES = 320
 """A vocabulary with room for `byte_tokenizer`'s tokens."""
 
 
-def make_draft(folder: Path, *, vocabulary: int = VOCABULARY, **changes: Any) -> Path:
+def make_draft(folder: Path, *, model: str = "llama", vocabulary: int = VOCABULARY, **changes: Any) -> Path:
     """A run file over token shards, some of them held out, and a random target of three layers."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(build("llama", vocab_size=vocabulary), folder / "target")
+    save(build(model, vocab_size=vocabulary), folder / "target")
     random = np.random.default_rng(0)
     for name, size in (("a.npy", 3000), ("held.npy", 400)):
         steps = random.integers(1, 4, size)
@@ -247,10 +247,21 @@ def test_words_make_a_run_and_the_command_says_what_it_did(tmp_path: Path) -> No
         str(out),
     ]
     more = ["--set", "head.steps=2", "--set", "context=64", "--epochs", "0.3", "--quiet", "--json"]
+    more += ["--set", "evaluation.served_s=2"]
     found = CliRunner().invoke(verb_train.command, [*words, *more], catch_exceptions=False)
     told = json.loads(found.stdout)
     assert told["model"] == str(out / "model")
     assert len(told["acceptance"]) == 2
+    assert [(row["batch"], row["temperature"]) for row in told["served"]] == [
+        (1, 0),
+        (1, 0.8),
+        (4, 0),
+        (4, 0.8),
+    ]
+    assert json.loads((out / "model" / "acceptance.json").read_text())["served"] == told["served"]
+    page = (out / "report.html").read_text()
+    assert "Acceptance by position" in page
+    assert "Served with the head" in page
     run = read_draft(out / "run.toml")
     assert run.head.steps == 2
     assert run.target.folder == str(target)
@@ -265,6 +276,8 @@ def test_words_make_a_run_and_the_command_says_what_it_did(tmp_path: Path) -> No
         ({"context": 4, "head": {"steps": 4}}, "too short"),
         ({"features": {"threads": 2}}, "for producers"),
         ({"layout": {"tp": 2}}, "divides windows"),
+        ({"head": {"method": "mtp", "layers": [1, 1, 2]}}, "for heads of EAGLE-3"),
+        ({"head": {"method": "mtp"}}, "MTP layers of LlamaForCausalLM are not known"),
         ({"batch_tokens": 100}, "cannot be divided"),
         ({"optimizer": {"rate": 1.0}}, "optimizer.rate"),
         ({"context": 256, "batch_tokens": 512}, "positions reach"),
@@ -305,7 +318,7 @@ def test_a_full_disk_keeps_the_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "write_head", full)
+        patched.setattr(run_head, "write_head", full)
         with pytest.raises(CheckpointError, match="could not be written"):
             train(run)
     assert train(run).model is not None

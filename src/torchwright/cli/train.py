@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ SIGNALLED = 128
 )
 @click.option(
     "--draft",
-    metavar="eagle3",
-    help="With --model: train a head that proposes tokens to it, which `serve MODEL --draft OUT/model` uses.",
+    metavar="eagle3|mtp",
+    help="With --model: train a head that proposes tokens to it, or its MTP layer; `serve MODEL --draft OUT/model`.",
 )
 @click.option("--quantize", metavar="SCHEME", help="With --draft: the scheme that the model is served in.")
 @click.option(
@@ -65,7 +66,7 @@ SIGNALLED = 128
     help="With --model: train on all of the data; else 5% of it, 512 rows or files at the most, are held out.",
 )
 @set_option
-@click.option("--merge", is_flag=True, help="Write the model with its adapters in it as well.")
+@click.option("--merge", is_flag=True, help="Write the model with its adapters, or MTP layer, in it as well.")
 @click.option(
     "-o", "--out", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="With --model."
 )
@@ -183,7 +184,19 @@ def _from_file(path: Path, merge: bool, settings: dict[str, Any], how: dict[str,
         train = verb(kind, "train")
     if settings and kind not in (DEFAULT, "draft"):
         raise click.UsageError(f"--set changes run files of language models and drafts: change {path} itself")
+    if kind == "draft":
+        how |= _measures()
     return train(path, merge=merge, **({"settings": settings} if settings else {}), **how)
+
+
+def _measures() -> dict[str, Any]:
+    """Return what measures a draft's served gain: the server's engine, where the server is installed."""
+    if find_spec("msgspec") is None:
+        say("the served gain is left out: pip install 'torchwright[serve]'", err=True)
+        return {}
+    from torchwright.serve.engine.served_gain import served_gain
+
+    return {"measure": served_gain}
 
 
 def _from_words(
@@ -197,6 +210,8 @@ def _from_words(
         wanted = Wanted("the Hugging Face folder or hub id of a model that is to be trained")
         kind = "draft" if "draft" in options else kind_of_model(resolve(model, wanted))
         words = verb(kind, "words")
+        if kind == "draft":
+            how |= _measures()
     fresh = how.pop("fresh")
     with words(model, data, world=torchrun.started() or 1, out=out, fresh=fresh, **options) as (text, train):
         if show:

@@ -21,6 +21,7 @@ from torchwright.hub.context import longest_context
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import MTP, find_object, read_config, resolve
 from torchwright.hub.language_part import language_part, loaded_tensors
+from torchwright.hub.mtp import is_mtp_layer
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
 from torchwright.serve.folder import ServeTarget
@@ -268,8 +269,11 @@ def _draft(
     described = Fields(folder / "config.json", read_config(folder))
     layer = described.section("transformer_layer_config")  # of heads in speculators' layout
     draft = ServeTarget(name="draft", folder=folder)
+    weights = _weights(draft, scheme, _plain(options))[0]
+    if is_mtp_layer(name for file in folder.glob("*.safetensors") for name, _ in _shapes(file)):
+        return weights, token_bytes // config.integer("num_hidden_layers")
     fields = layer if layer.data else described
-    return _weights(draft, scheme, _plain(options))[0], _token_bytes(draft, fields, kv)
+    return weights, _token_bytes(draft, fields, kv)
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -94,11 +94,35 @@ def test_an_mtp_layer_is_the_familys_own_layer(name: str, tmp_path: Path) -> Non
             found.append(draft(batch, states_TE[chunk], cache.draft))
         found_TE = torch.cat(found)
         tokens, _ = draft.best(found_TE)
-        if not draft.normed:
-            found_TE = draft._normed(found_TE)
     torch.testing.assert_close(found_TE, wanted_TE, rtol=1e-4, atol=1e-4)
     if config.tied:
         assert tokens == logits_TV.argmax(-1).tolist()
+
+
+def stack_experts(file: Path) -> None:
+    """Put the experts of every layer in a file into two tensors, as published files of Qwen3.5 hold them."""
+    tensors, stacked = load_file(file), dict[str, list[torch.Tensor]]()
+    for name in sorted(tensors, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
+        layer, found, rest = name.partition(".experts.")
+        if found:
+            stacked.setdefault(f"{layer}.experts.{rest.split('.')[1]}", []).append(tensors.pop(name))
+    for name in [name for name in stacked if name.endswith("gate_proj")]:
+        layer = name.removesuffix("gate_proj")
+        gate, up, down = (torch.stack(stacked[f"{layer}{part}_proj"]) for part in ("gate", "up", "down"))
+        tensors |= {f"{layer}gate_up_proj": torch.cat([gate, up], dim=1), f"{layer}down_proj": down}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_experts_in_two_tensors_are_those_one_by_one(tmp_path: Path) -> None:
+    """Of the model (Qwen3.5-35B-A3B), and of its layer as well (Qwen3.6)."""
+    with_mtp("qwen3.5-moe", tmp_path)
+    loaded = load_decoder(tmp_path)
+    draft, logits_BTV = load_draft("mtp", loaded), loaded.logits(token_ids(9)[None])
+    stack_experts(tmp_path / "model.safetensors")
+    again = load_decoder(tmp_path)
+    assert torch.equal(again.logits(token_ids(9)[None]), logits_BTV)
+    state = load_draft("mtp", again).state_dict()
+    assert all(tensor.equal(state[name]) for name, tensor in draft.state_dict().items())
 
 
 def test_a_checkpoint_without_the_layer_is_refused(tmp_path: Path) -> None:

@@ -70,6 +70,15 @@ class Names:
     """The last norm's whole name."""
 
     @property
+    def stacked_experts(self) -> tuple[str, str]:
+        """The tensors of all experts' gates and ups, and downs, where a file holds them in two."""
+        if "{}" not in self.expert_down:
+            return self.expert_gate_up[0], self.expert_down
+        return self.expert_gate_up[0].replace(".{}.gate_proj", ".gate_up_proj"), self.expert_down.replace(
+            ".{}", ""
+        )
+
+    @property
     def expert_bias(self) -> str:
         """The bias by which experts are chosen in addition to their shares."""
         return self.choice_bias or f"{self.router}.e_score_correction_bias"

@@ -181,8 +181,9 @@ class DecoderWeights(DecoderParts):
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
         """gate_up and down of one expert."""
         assert self.config.experts
-        if "{}" not in self.names.expert_down:
-            return self._stacked(layer, expert, self.config.experts)
+        both, down = self.names.stacked_experts
+        if "{}" not in self.names.expert_down or f"model.layers.{layer}.{both}" in self.checkpoint:
+            return self._stacked(layer, expert, self.config.experts, both, down)
         F, E = self.config.experts.feed_forward, self.config.model
         gate_up = [name.format(expert) for name in self.names.expert_gate_up]
         down = self.names.expert_down.format(expert)
@@ -214,13 +215,14 @@ class DecoderWeights(DecoderParts):
         name = f"model.layers.{layer}.self_attn.sinks"
         return self.checkpoint.weight(name, (heads,)).rows(0, heads).float()
 
-    def _stacked(self, layer: int, expert: int, experts: ExpertsConfig) -> tuple[nn.Module, nn.Module]:
+    def _stacked(
+        self, layer: int, expert: int, experts: ExpertsConfig, both: str, down: str
+    ) -> tuple[nn.Module, nn.Module]:
         """gate_up and down of one expert, where a file holds those of all in one tensor.
 
         gpt-oss has them transposed, gate and up alternate row by row, and their names are those of parameters.
         """
         F, E = experts.feed_forward, self.config.model
-        (both,), down = self.names.expert_gate_up, self.names.expert_down
         if not experts.linear_bias:
             gate_up_NK = self._of_expert(layer, expert, both, 2 * F, E)
             down_NK = self._of_expert(layer, expert, down, E, F)

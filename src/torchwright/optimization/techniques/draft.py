@@ -33,7 +33,7 @@ class Draft(Technique):
     served: ClassVar[bool] = True
 
     folder: str | None = None
-    """The draft's folder or hub id: an EAGLE-3 head, or a small model with the same tokens."""
+    """The draft's folder or hub id: an EAGLE-3 head, an MTP layer, or a small model with the same tokens."""
 
     def variants(self, target: Target) -> Iterable[Self]:
         return ()  # no draft is known that nobody names

@@ -6,6 +6,7 @@ of them the same prompts, pieces of a text, and the same seeds.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -114,13 +115,17 @@ def cut(ids: Sequence[int], tokens: int) -> list[list[int]]:
     return random.Random(0).sample(prompts, len(prompts))
 
 
-def contenders(loaded: LoadedPagedModel, draft: Draft, sizes: Sizes) -> dict[str, ServingEngine]:
-    """Engines over one decoder, by what proposes in them."""
+def contenders(
+    loaded: LoadedPagedModel,
+    draft: Draft,
+    sizes: Sizes,
+    speculations: Sequence[Literal["none", "ngram"]] = ("none", "ngram"),
+) -> dict[str, ServingEngine]:
+    """Engines over one decoder, by what proposes in them; each of `speculations` without the draft and with it."""
     need = sizes.prompt_tokens + sizes.new_tokens
     pages = sizes.batch * (-(-(need + AHEAD) // PAGE)) + PAGE
     copies = sizes.batch * PAGE if loaded.config.state_shapes else 0
     found: dict[str, ServingEngine] = {}
-    speculations: tuple[Literal["none", "ngram"], ...] = ("none", "ngram")
     for drafted in (None, draft):
         shapes = drafted.page_shapes if drafted else ()
         for speculate in speculations:
@@ -143,10 +148,16 @@ def in_rounds(
     sizes: Sizes,
     temperature: float,
     rounds: int,
+    end: float = math.inf,
 ) -> dict[str, list[Served]]:
-    """Serve the same prompts by every engine in each round, in an order that changes, after a round that warms up."""
+    """Serve the same prompts by every engine in each round, in an order that changes, after a round that warms up.
+
+    No round begins after `end`, a time of `time.perf_counter`.
+    """
     order, found = random.Random(0), {name: list[Served]() for name in engines}
     for number in range(rounds + 1):
+        if time.perf_counter() > end:
+            break
         some = [prompts[(number * sizes.batch + place) % len(prompts)] for place in range(sizes.batch)]
         for name in order.sample(list(engines), len(engines)):
             served = answered(engines[name], some, sizes.new_tokens, temperature, number)

@@ -16,7 +16,7 @@ from torchwright.train.run.config.run import EvaluationSection, HeldOut, Positiv
 from torchwright.train.run.config.run_file import parse_file, read_toml, with_settings
 
 KIND = "draft"
-METHODS = ("eagle3",)
+METHODS = ("eagle3", "mtp")
 MOST_TOKENS = 32_000
 """Tokens that a head proposes where its file names no number, as in the heads that EAGLE's authors published."""
 FREE = (
@@ -39,9 +39,11 @@ class Target(Section):
 class HeadSection(Section):
     """The head that is trained."""
 
-    method: Literal["eagle3"] = "eagle3"
+    method: Literal["eagle3", "mtp"] = "eagle3"
+    """`mtp` is the layer that checkpoints of some families hold behind their last one."""
     start: str | None = None
-    """A folder of a head that is trained further; its shape and vocabulary are kept."""
+    """A folder of a head that is trained further; its shape and vocabulary are kept. A target's own MTP layer needs
+    none."""
     vocabulary: Positive | None = None
     """Tokens that it can propose, the data's most frequent; by default `MOST_TOKENS`, or all of fewer."""
     layers: list[int] | None = Field(default=None, min_length=3, max_length=3)
@@ -101,6 +103,8 @@ class DraftEvaluation(HeldOut):
 
     tokens: Positive = 65_536
     """Held-out tokens of one evaluation, at most."""
+    served_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    """Seconds, about, in which the target is served with the trained head and without; 0 leaves that out."""
 
 
 class DraftRun(RunFile):
@@ -155,7 +159,15 @@ class DraftRun(RunFile):
             data=self.data,
             schedule=language.Schedule(**self.schedule.model_dump()),
             layout=self.layout,
-            evaluation=EvaluationSection(**self.evaluation.model_dump()),
+            evaluation=EvaluationSection(**self.evaluation.model_dump(exclude={"served_s"})),
+        )
+
+
+def check_merge(run: DraftRun) -> None:
+    """Raise `RunError` where `--merge` puts nothing into a model."""
+    if run.head.method != "mtp":
+        raise RunError(
+            "--merge puts an MTP layer into a copy of its model", found=run.head.method, next="leave it out"
         )
 
 
@@ -196,9 +208,15 @@ def _check(run: DraftRun) -> None:
             found="data.begin_every or data.packing",
             next="leave both out",
         )
-    if run.head.start is not None:
-        for field in ("vocabulary", "layers", "feed_forward"):
-            if getattr(run.head, field) is not None:
-                raise RunError(
-                    f"head.{field} does not go with head.start, whose head has one", next="leave it out"
-                )
+    for field in ("vocabulary", "layers", "feed_forward"):
+        if getattr(run.head, field) is None:
+            continue
+        if run.head.method == "mtp":
+            raise RunError(
+                f"head.{field} is for heads of EAGLE-3: an MTP layer is as the target's own layers",
+                next="leave it out",
+            )
+        if run.head.start is not None:
+            raise RunError(
+                f"head.{field} does not go with head.start, whose head has one", next="leave it out"
+            )

@@ -38,7 +38,7 @@ def started_head(start: str, target: TargetModel) -> tuple[EagleHead, dict[str, 
     path = resolve(start)
     draft = load_draft(path, target.loaded)  # checks every tensor, in words
     if not isinstance(draft, EagleDraft):
-        raise RunError(f"head.start = {start} is not an EAGLE-3 head", found="a language model")
+        raise RunError(f"head.start = {start} is not an EAGLE-3 head", found=f"a draft of kind {draft.kind}")
     config = read_config(path)
     read = eagle_config(config, path / CONFIG, target_layers=target.decoder.config.layers)
     files = TensorFiles(path)
@@ -48,7 +48,7 @@ def started_head(start: str, target: TargetModel) -> tuple[EagleHead, dict[str, 
     if "d2t" in tensors:
         ids_D = ids_D + tensors["d2t"].long()
     if "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = _output_layer(target)
+        tensors["lm_head.weight"] = output_layer(target)
     head = EagleHead(read, draft.get_buffer("embedding"), ids_D)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -76,13 +76,13 @@ def new_head(
             else:
                 parameter.copy_(torch.randn(parameter.shape, generator=random) * DEVIATION)
         head.fc.weight[:, -E:] += torch.eye(E)
-        head.lm_head.weight.copy_(_output_layer(target)[head.ids])
+        head.lm_head.weight.copy_(output_layer(target)[head.ids])
         if (norm_E := target.decoder.norm) is not None:
             head.norm.weight.copy_(norm_E)
     return head, config
 
 
-def _output_layer(target: TargetModel) -> torch.Tensor:
+def output_layer(target: TargetModel) -> torch.Tensor:
     """The target's output layer (V, E) in float32, however the loaded one is packed."""
     config = target.decoder.config
     checkpoint = Checkpoint(target.folder, language_part(read_config(target.folder)))

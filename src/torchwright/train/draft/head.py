@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -12,27 +11,12 @@ from torch.nn import functional as F
 from torchwright.hardware.kernels.reference import ACTIVATIONS
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.draft.eagle_config import EagleConfig
-from torchwright.models.decoder.rope import angles
-from torchwright.train.model.attention import visible
+from torchwright.train.draft.chain import Chain, following, step_angles
 from torchwright.train.model.blocks import RMSNorm, rotate
 
 
-@dataclass
-class Chain:
-    """Keys and values of the steps so far: those of the text, and each slot's own behind it."""
-
-    hidden_BQS: torch.Tensor
-    """True where a query does not see a slot of the text."""
-    keys: list[torch.Tensor] = field(default_factory=list)
-    values: list[torch.Tensor] = field(default_factory=list)
-
-
 class SelfAttention(nn.Module):
-    """Attention of a chain's newest step: to the text up to its slot, and to the slot's own earlier steps.
-
-    Step 0 holds keys of all slots, computed of the target's features. Step k of slot j stands k places behind it: it
-    sees the slots up to j of step 0 and, of the steps after, slot j alone, exactly as a served chain does.
-    """
+    """The attention of a head's layer, by `Chain`."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -52,20 +36,8 @@ class SelfAttention(nn.Module):
         )
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        K, G = k.shape[1], q.shape[1] // k.shape[1]
-        chain.keys.append(k)
-        chain.values.append(v)
-        q_BKGTD = (q * self.scale).unflatten(1, (K, G))
-        text_BKGTS = (q_BKGTD.flatten(2, 3) @ chain.keys[0].transpose(-1, -2)).unflatten(2, (G, -1))
-        text_BKGTS = text_BKGTS.masked_fill(chain.hidden_BQS[:, None, None], float("-inf"))
-        own = [(q_BKGTD * key[:, :, None]).sum(-1, keepdim=True) for key in chain.keys[1:]]
-        weight = torch.cat([text_BKGTS, *own], -1).softmax(-1, dtype=torch.float32).to(v.dtype)
-        T = k.shape[2]
-        mixed = (weight[..., :T].flatten(2, 3) @ chain.values[0]).unflatten(2, (G, -1))
-        for step, value in enumerate(chain.values[1:]):
-            mixed = mixed + weight[..., T + step, None] * value[:, :, None]
-        return self.o_proj(mixed.flatten(1, 2).transpose(1, 2).flatten(2))
+        mixed_BHTD = chain.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.scale)
+        return self.o_proj(mixed_BHTD.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -128,6 +100,7 @@ class EagleHead(nn.Module):
         self.input_norm = RMSNorm(wide, layer.eps, 0.0) if config.norm_before_fuse else None
         self.register_buffer("embedding", embedding_VE, persistent=False)
         self.register_buffer("ids", ids_D, persistent=False)
+        self.observed = config.observed
 
     def chains(
         self,
@@ -142,20 +115,12 @@ class EagleHead(nn.Module):
         `observed_BTF` are the target's features. Slots whose tokens lie behind the row's or the document's end read
         something else, and nothing that counts reads them.
         """
-        rope = self.config.layer.ropes[0]
-        T = ids_BT.shape[1]
-        places_T = torch.arange(T, device=ids_BT.device)
-        seen = visible(places_T, places_T, 0, documents_BT)
-        chain = Chain(~seen if seen.ndim == 3 else ~seen[None])
+        rope, chain = self.config.layer.ropes[0], Chain.over(ids_BT, documents_BT)
         features_BTF = observed_BTF.to(self.fc.weight.dtype)
         state_BTE = self.fc(features_BTF if self.input_norm is None else self.input_norm(features_BTF))
         for step in range(steps):
-            next_BT = F.pad(ids_BT[:, 1 + step :], (0, min(1 + step, T)))
-            embedded_BTE = F.embedding(next_BT, self.embedding).to(state_BTE.dtype)
-            cos = sin = None
-            if rope is not None:
-                turned_BT = positions_BT + step
-                cos, sin = angles(rope, turned_BT, turned_BT.new_full((1,), T + steps))
+            embedded_BTE = F.embedding(following(ids_BT, step), self.embedding).to(state_BTE.dtype)
+            cos, sin = step_angles(rope, positions_BT, step, steps)
             state_BTE = self.midlayer(embedded_BTE, state_BTE, cos, sin, chain)
             yield state_BTE
 

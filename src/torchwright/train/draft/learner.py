@@ -9,6 +9,7 @@ import torch
 
 from torchwright.train.draft.config import DraftRun
 from torchwright.train.draft.head import EagleHead
+from torchwright.train.draft.mtp_head import MtpHead
 from torchwright.train.draft.objective import DraftBatch, DraftLoss, DraftModel
 from torchwright.train.draft.target import TargetModel
 from torchwright.train.parallel import make_mesh
@@ -24,7 +25,7 @@ from torchwright.train.run.objectives.step import StepFigures, gradients
 class DraftLearner:
     """A run's head and optimizer, on this process's part of its layout."""
 
-    def __init__(self, run: DraftRun, head: EagleHead, target: TargetModel, device: str) -> None:
+    def __init__(self, run: DraftRun, head: EagleHead | MtpHead, target: TargetModel, device: str) -> None:
         self.run, self.device = run, device
         mesh = make_mesh(run.parallel, device)
         self.model = DraftModel(head.to(device), target, run.head.steps, run.head.decay)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from torchwright.train.draft.head import EagleHead
+from torchwright.train.draft.mtp_head import MtpHead
 from torchwright.train.draft.target import HiddenStates, TargetModel
 from torchwright.train.run.objectives.objective import MicroBatch
 
@@ -27,7 +28,7 @@ class DraftBatch:
 class DraftModel(nn.Module):
     """The head as a run trains it: in one call all steps and their sums, so that FSDP gathers it once."""
 
-    def __init__(self, head: EagleHead, target: TargetModel, steps: int, decay: float) -> None:
+    def __init__(self, head: EagleHead | MtpHead, target: TargetModel, steps: int, decay: float) -> None:
         super().__init__()
         self.head, self._steps = head, steps
         self._target = (target,)  # in a tuple: its parts are not this module's

@@ -1,4 +1,4 @@
-"""A draft head's run made from words: `torchwright train --draft eagle3 --model DIR --data FILE`."""
+"""A draft head's run made from words: `torchwright train --draft eagle3|mtp --model DIR --data FILE`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE_RATE = 1e-4
 """Peak learning rate for targets of a billion parameters or more, SpecForge's; smaller ones take more."""
 FULL_RATE = 2e-5
 """The rate that `quick_run` chooses for whole weights of such a model, by which others are scaled alike."""
-OWN = ("target.", "head.", "features.", "regenerate.")
+OWN = ("target.", "head.", "features.", "regenerate.", "evaluation.served_s")
 """Fields that runs of text do not have."""
 SHARED = (
     "tokens",
@@ -62,8 +62,7 @@ def from_words(
             raise RunError(
                 f"--{name} trains the model itself, and --draft a head for it", next="leave one out"
             )
-    if options.pop("merge", False):
-        raise RunError("--merge puts adapters into a model, and --draft trains a head", next="leave it out")
+    merge = options.pop("merge", False)
     section = {"method": draft} | ({} if start is None else {"start": str(resolve(start).resolve())})
     more: dict[str, Any] = {"target": {} if quantize is None else {"quantize": quantize}, "head": section}
     if regenerate is not None:
@@ -77,7 +76,8 @@ def from_words(
     with made_once(make, world=world, out=out, fresh=fresh) as (made, beside):
         run = parse_draft(made.values, "the run that these words make")
         text = made.written()
-        yield text, partial(train_draft_run, run, out, text=text, fresh=fresh, tokens=beside)
+        how = {"text": text, "fresh": fresh, "merge": merge, "tokens": beside}
+        yield text, partial(train_draft_run, run, out, **how)
 
 
 def _made(

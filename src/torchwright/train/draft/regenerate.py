@@ -85,6 +85,18 @@ class Span:
     """The last token of the answer that stood there."""
 
 
+def prompts(shards: Shards, end: int | None, *, tokens: int, most: int) -> list[list[int]]:
+    """Return the beginnings of documents from all over the shards, up to the first token that is trained on.
+
+    Of plain texts the first `tokens` are taken; longer prompts are cut at their beginning.
+    """
+    how = Regenerate(prompt_tokens=tokens, tokens=tokens)
+    places = [place for shard in range(len(shards.paths)) for place in _places(shards, shard, end, how)]
+    spread = places[:: max(1, len(places) // most)][:most]
+    spans = [_spans(_document(shards, *place), tokens) for place in spread]
+    return [kept for some in spans if some and (kept := some[0].kept[-tokens:])]
+
+
 def answer(
     documents: list[Document], how: Regenerate, target: TargetModel, seeds: list[int]
 ) -> list[Document]:

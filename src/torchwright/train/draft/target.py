@@ -101,7 +101,8 @@ class TargetModel:
                 here = slice(start, start + ROWS)
                 logits_NV = self.decoder.logits(final_NE[here])
                 best_N[here] = logits_NV.argmax(-1)
-                chances_ND[here] = (logits_NV[:, ids_D] - logits_NV.logsumexp(-1, keepdim=True)).exp()
+                some_ND = logits_NV if len(ids_D) == logits_NV.shape[1] else logits_NV[:, ids_D]
+                chances_ND[here] = (some_ND - logits_NV.logsumexp(-1, keepdim=True)).exp()
         return chances_ND, best_N
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from torchwright.hub.run_folder import MODEL
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.data.shards import Shards
 from torchwright.train.data.streams import ORDER
-from torchwright.train.draft.config import FREE, MOST_TOKENS, DraftRun, read_draft
+from torchwright.train.draft.config import FREE, DraftRun, check_merge, read_draft
 from torchwright.train.draft.feed import Feed
-from torchwright.train.draft.files import file_tensors, new_head, started_head, write_head
-from torchwright.train.draft.head import EagleHead
 from torchwright.train.draft.learner import DraftLearner
+from torchwright.train.draft.mtp_files import check_mergeable
 from torchwright.train.draft.objective import COLUMNS, DraftBatch
 from torchwright.train.draft.producers import Producers
 from torchwright.train.draft.regenerate import regenerated
 from torchwright.train.draft.report import REPORT, Acceptance
-from torchwright.train.draft.shape import frequent_tokens
+from torchwright.train.draft.run_head import RunHead, located
+from torchwright.train.draft.served import Measure, measure_served, served_lines
 from torchwright.train.draft.target import TargetModel
 from torchwright.train.hang.watch import Beat
 from torchwright.train.ledger import Ledger
@@ -46,11 +47,14 @@ from torchwright.train.run.runtime.corpus import (
     walk_of,
 )
 from torchwright.train.run.runtime.processes import ProcessRank, on_first
+from torchwright.train.run.runtime.signals import Leaving
 
 ANSWERS = "answers"
 """The part of a run folder that holds data whose answers the target wrote."""
 HELD = "held-out"
 """The part of these that is held out."""
+MERGED = "merged"
+"""The part of a run folder that holds a copy of the target with its MTP layer in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,10 @@ class DraftOutcome(RunOutcome):
     """Held-out figures by the position of a proposal: `agree`, `overlap` and `chain`."""
     accepted_tokens: float | None
     """Proposals of a chain that are right one after the other, in the mean, of `head.steps`."""
+    served: list[dict[str, Any]]
+    """Ratios to serving without the head, with their intervals, by batch and temperature."""
+    merged: Path | None
+    """The copy of the target with its MTP layer in it, with `merge`."""
 
 
 def train_draft(
@@ -73,7 +81,11 @@ def train_draft(
     trust: bool = False,
     **how: Any,
 ) -> DraftOutcome:
-    """Train as `train` for language models, a draft head; there is nothing to `merge` or compiled to `trust`."""
+    """Train as `train` for language models, a draft head; there is nothing compiled to `trust`.
+
+    `merge` puts an MTP layer into a copy of its model. `measure` is the engine's `served_gain`, by which the target is
+    served with the head and without at the end; nothing is served without it.
+    """
     run = read_draft(path, settings)
     inside = (path.parent / run.out).resolve() == path.parent.resolve()
     text = path.read_text(encoding="utf-8") if inside else None
@@ -81,11 +93,19 @@ def train_draft(
 
 
 def train_draft_run(
-    run: DraftRun, folder: Path, *, merge: bool = False, trust: bool = False, **how: Any
+    run: DraftRun,
+    folder: Path,
+    *,
+    merge: bool = False,
+    trust: bool = False,
+    measure: Measure | None = None,
+    **how: Any,
 ) -> DraftOutcome:
-    """Train as `train_run`, a draft head."""
-    refuse(run.kind, merge=merge, trust=trust)
-    return in_session(DraftTrainer, run, folder, **how)
+    """Train as `train_run`, a draft head; see `train_draft`."""
+    refuse(run.kind, trust=trust)
+    if merge:
+        check_merge(run)
+    return in_session(partial(DraftTrainer, merge=merge, measure=measure), run, folder, **how)
 
 
 class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
@@ -103,18 +123,21 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
         *,
         live: bool,
         profile: range = range(0),
+        merge: bool = False,
+        measure: Measure | None = None,
     ) -> None:
         super().__init__(run, out, place, ledger, steps=steps(run.text), live=live, profile=profile)
-        self.folder = folder
+        self.folder, self.merge, self.measure = folder, merge, measure
         wanted = run.target
-        self.target = TargetModel(
-            _located(wanted.folder, folder), wanted.dtype, wanted.quantize, place.device
-        )
+        self.target = TargetModel(located(wanted.folder, folder), wanted.dtype, wanted.quantize, place.device)
         config = self.target.decoder.config
+        if merge:
+            check_mergeable(self.target)
         self.text = run.text
         check_context(self.text, config)
         self.corpus = self._corpus(config)
-        head, self.head_config = self._head(config)
+        self.made = RunHead(run, folder, self.target, self.corpus)
+        head = self.made.head
         self.ids = hashlib.sha256(head.ids.cpu().numpy().tobytes()).hexdigest()[:16]
         self.learner = DraftLearner(run, head, self.target, place.device)
         self.held = held_out(self.text, self.corpus, config.bos)
@@ -122,17 +145,7 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
         self.acceptance: Acceptance | None = None
         self.validation_loss: float | None = None
         self._walk = walk_of(self.text, self.corpus, run.context, config.bos, 0)
-        self.feed = Feed(self._windows, run.micro_batches, self.last, self.target, head.config.observed)
-
-    def _head(self, config: DecoderConfig) -> tuple[EagleHead, dict[str, Any]]:
-        section = self.run.head
-        if section.start is not None:
-            return started_head(_located(section.start, self.folder), self.target)
-        wanted = section.vocabulary or MOST_TOKENS
-        ids_D = on_first(
-            lambda: frequent_tokens(self.corpus.train.values(), config.vocabulary, wanted, config.eos)
-        )
-        return new_head(section, ids_D, self.target, self.run.seed)
+        self.feed = Feed(self._windows, run.micro_batches, self.last, self.target, head.observed)
 
     def _corpus(self, config: DecoderConfig) -> Corpus:
         """The run's data, with the target's own answers if they are wanted."""
@@ -161,7 +174,7 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
             if run.features.producers and self.done < self.last:
                 name = str(self.target.folder)
                 self.feed.produce_by(
-                    Producers(run, name, self.learner.model.head.config.observed, self.place.device)
+                    Producers(run, name, self.learner.model.head.observed, self.place.device)
                 )
             return super().go(beat)
         finally:
@@ -172,6 +185,8 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
 
     def begin(self) -> None:
         self.tell_rows(self.corpus.reports, numbered="row")
+        if self.made.begun and not self.done:
+            self.metrics.show(f"begins with {self.made.begun}")
         self.recall_best()
         if self.run.data.hold_out is not None:
             held = self.corpus.validation
@@ -235,9 +250,14 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
             self.checkpoints.wait()
             if finished:
                 self.write(MODEL, self._save_head)
+                if self.merge:
+                    self.write(MERGED, self._save_merged)
         for line in self.acceptance.lines() if finished and self.acceptance else ():
             self.metrics.show(line)
+        served = self._serve() if finished else []
         report = self.acceptance.as_dict() if self.acceptance else {"positions": [], "accepted_tokens": None}
+        if finished:
+            self.metrics.event("acceptance", at=self.done, positions=report["positions"], served=served)
         return DraftOutcome(
             out=self.out,
             steps=self.done,
@@ -246,20 +266,50 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
             validation_loss=self.validation_loss,
             acceptance=report["positions"],
             accepted_tokens=report["accepted_tokens"],
+            served=served,
+            merged=self.out / MERGED if finished and self.merge else None,
             effective_time=self.ledger.effective(),
             model=self.out / MODEL if finished else None,
             signal=self.leave_signal(finished),
         )
 
     def _save_head(self, folder: Path) -> None:
-        dtype = torch.float32 if self.run.precision == "fp32" else torch.bfloat16
-        tensors = file_tensors(self.learner.model.head, self.target, dtype)
-        if not self.place.first:
-            return
-        write_head(tensors, self.head_config, folder)
+        tensors = self.made.tensors()
+        if self.place.first:
+            self.made.write(tensors, folder)
+            self._write_report(folder, [])
+
+    def _save_merged(self, folder: Path) -> None:
+        tensors = self.made.tensors()
+        if self.place.first:
+            self.made.write_merged(tensors, folder)
+
+    def _write_report(self, folder: Path, served: list[dict[str, Any]]) -> None:
         if self.acceptance is not None:
-            text = json.dumps(self.acceptance.as_dict(), indent=1)
+            text = json.dumps(self.acceptance.as_dict() | {"served": served}, indent=1)
             (folder / REPORT).write_text(text + "\n", encoding="utf-8")
+
+    def _serve(self) -> list[dict[str, Any]]:
+        """Serve the target with the head and without; empty where that is left out, or broken off by a signal."""
+        run, measure, held = self.run, self.measure, self.corpus.validation
+        if measure is None or not run.evaluation.served_s or held is None or self.acceptance is None:
+            return []
+        first, head = self.acceptance.positions[0], self.out / MODEL
+
+        def serve() -> list[dict[str, Any]]:
+            self.metrics.show(f"serving with the head and without, for about {run.evaluation.served_s:.0f} s")
+            rows = measure_served(measure, run, self.target, head, held, self.corpus.end, first)
+            self._write_report(head, rows)
+            return rows
+
+        try:
+            with self.ledger.phase("evaluation"), self.dropping():
+                rows = on_first(serve)
+        except Leaving:
+            return []
+        for line in served_lines(rows):
+            self.metrics.show(line)
+        return rows
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -269,8 +319,3 @@ class DraftTrainer(RunSession[DraftRun, DraftOutcome]):
             "draft_tokens": self.ids,
             "base": self.base,
         }
-
-
-def _located(name: str, folder: Path) -> str:
-    """A model by a path that starts from the run file's folder, or by any other name."""
-    return str(folder / name) if (folder / name).exists() else name

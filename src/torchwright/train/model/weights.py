@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,14 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
     names = FAMILIES[config.architecture].names
     yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
     for layer in range(config.layers):
-        yield from _layer_tensors(config, names, layer)
+        yield from layer_tensors(config, names, layer)
     yield FileTensor(name="model.norm.weight", parameters=("norm.weight",))
     if not config.tied:
         yield FileTensor(name=f"{output}.weight", parameters=("head.weight",))
 
 
-def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
+def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
+    """Every tensor of one layer's files."""
     file, ours = f"model.layers.{layer}.", f"layers.{layer}."
     norms = {
         part: getattr(names, part) for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
@@ -103,6 +104,8 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
                 )
 
 
+Wanted = tuple[FileTensor, Sequence[torch.Tensor | FourBit]]
+"""A tensor of a file and the parameters that it fills."""
 Linears = list[tuple[tuple[str, ...], tuple[str, ...], bool]]
 """Tensors of files, our layers that they hold, and whether these have biases."""
 
@@ -133,16 +136,24 @@ def load_weights(model: Transformer, folder: Path) -> None:
     Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
     """
     checkpoint, biased = _open_float(folder)
+    wanted, tied = list(_wanted(model)), EMBEDDING if model.config.tied else None
+    for tensor, parameters in wanted:
+        if tensor.name == tied:
+            fill(parameters[0], _tied_table(checkpoint, tuple(parameters[0].shape)))
+    fill_from(checkpoint, [one for one in wanted if one[0].name != tied], biased=biased)
+    checkpoint.close()
+
+
+@torch.no_grad()
+def fill_from(checkpoint: Checkpoint, wanted: Iterable[Wanted], *, biased: bool) -> None:
+    """Fill parameters from a checkpoint's tensors; biases that choose experts are zero unless it is `biased`."""
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
-    for tensor, parameters in _wanted(model):
+    for tensor, parameters in wanted:
         if tensor.bias and not biased:
             fill(parameters[0], torch.zeros(()))
             continue
         shapes = [tuple(parameter.shape) for parameter in parameters]
-        if tensor.name == EMBEDDING and model.config.tied:
-            fill(parameters[0], _tied_table(checkpoint, shapes[0]))
-            continue
         if tensor.expert is not None:
             (name,), (shape,) = tensor.parameters, shapes
             parts = gathered.setdefault(name, [])
@@ -153,7 +164,6 @@ def load_weights(model: Transformer, folder: Path) -> None:
         full = _whole(checkpoint, tensor.name, _file_shape(tensor, shapes))
         for parameter, part in zip(parameters, full.split([shape[0] for shape in shapes]), strict=True):
             fill(parameter, part)
-    checkpoint.close()
 
 
 def check_shapes(model: Transformer, folder: Path) -> None:
@@ -189,7 +199,7 @@ def _has_biases(described: dict[str, Any], folder: Path) -> bool:
     return bool(experts and experts.bias)
 
 
-def _wanted(model: Transformer) -> Iterator[tuple[FileTensor, list[torch.Tensor | FourBit]]]:
+def _wanted(model: Transformer) -> Iterator[Wanted]:
     """Yield the tensors that this process's part of the model reads, each with its parameters."""
     parameters: dict[str, torch.Tensor | FourBit] = {**named_tensors(model)}
     parameters |= {name: part for name, part in model.named_modules() if isinstance(part, FourBit)}
@@ -252,7 +262,7 @@ def save_folder(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        dtype = _write_tensors(value, file_tensors(config, model.output), temporary)
+        dtype = write_tensors(value, file_tensors(config, model.output), temporary)
         if temporary is not None:
             if source is not None:
                 _copy_files(source, temporary, dtype, biased=bool(config.experts and config.experts.bias))
@@ -269,8 +279,8 @@ def parameter_values(model: Transformer) -> Callable[[str], torch.Tensor]:
     return lambda name: whole(tensors[name])
 
 
-def _write_tensors(
-    whole_value: Callable[[str], torch.Tensor], tensors: Iterator[FileTensor], folder: Path | None
+def write_tensors(
+    whole_value: Callable[[str], torch.Tensor], tensors: Iterable[FileTensor], folder: Path | None
 ) -> torch.dtype:
     """Write the shards and their index, and say what type they have; with no folder only take part in gathering."""
     dtype: torch.dtype | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,34 @@ import torch
 from torchwright.core.errors import ModelError
 from torchwright.core.scheme import read_scheme
 from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.files import TensorFiles
 from torchwright.hub.folder import MTP, read_config, resolve
 from torchwright.hub.language_part import language_part
+from torchwright.hub.mtp import is_mtp_layer
 from torchwright.hub.tokenizer import find_tokenizer
+from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.draft.draft import Draft
 from torchwright.models.decoder.draft.eagle import EagleDraft, HeadWeights
 from torchwright.models.decoder.draft.eagle_config import eagle_config, is_eagle
 from torchwright.models.decoder.draft.mtp import MtpDraft, check_mtp
 from torchwright.models.decoder.draft.small import SmallDraft
+from torchwright.models.decoder.families import decoder_config
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.load import linear_maker, load_decoder
 from torchwright.models.decoder.model import Decoder
 
+OF_TEXT = ("eos", "bos", "context")
+"""Fields of a configuration that change no tensor and no token's state."""
+
 
 def load_draft(folder: str | Path, loaded: LoadedPagedModel, quantize: str | None = None) -> Draft:
-    """The draft in a folder (or of a hub id) for a loaded decoder: an EAGLE-3 head, or a small model of equal tokens.
+    """The draft in a folder (or of a hub id) for a loaded decoder: a head, MTP layer, or small model of its tokens.
 
     `MTP` is the MTP layer in the model's own folder. `quantize` takes what `load_decoder` does. Raises `ModelError` for
-    a head or model of other sizes or tokens.
+    a head, layer or model of other sizes or tokens.
     """
     if folder == MTP:
-        return _own(loaded, quantize).eval()
+        return _mtp(loaded.folder, read_config(loaded.folder), loaded, quantize).eval()
     path = resolve(str(folder))
     if path.resolve() == loaded.folder.resolve():
         raise ModelError(
@@ -40,8 +48,16 @@ def load_draft(folder: str | Path, loaded: LoadedPagedModel, quantize: str | Non
             next="take an EAGLE-3 head, or a smaller model with the same tokens",
         )
     config = read_config(path)
-    draft = _eagle(path, config, loaded, quantize) if is_eagle(config) else _small(path, loaded, quantize)
-    return draft.eval()
+    if is_eagle(config):
+        return _eagle(path, config, loaded, quantize).eval()
+    if is_mtp_folder(path):
+        return _mtp(path, config, loaded, quantize).eval()
+    return _small(path, loaded, quantize).eval()
+
+
+def is_mtp_folder(path: Path) -> bool:
+    """Check whether a folder holds an MTP layer alone, as `torchwright train --draft mtp` writes it."""
+    return any(path.glob("*.safetensors")) and is_mtp_layer(TensorFiles(path).names())
 
 
 def _eagle(path: Path, config: dict[str, Any], loaded: LoadedPagedModel, quantize: str | None) -> Draft:
@@ -68,7 +84,7 @@ def _eagle(path: Path, config: dict[str, Any], loaded: LoadedPagedModel, quantiz
     return EagleDraft(read, HeadWeights(path, read, dtype, make_linear, loaded.device), decoder)
 
 
-def _own(loaded: LoadedPagedModel, quantize: str | None) -> Draft:
+def _mtp(path: Path, config: dict[str, Any], loaded: LoadedPagedModel, quantize: str | None) -> Draft:
     decoder = loaded.decoder
     if not isinstance(decoder, Decoder):
         raise ModelError(
@@ -80,10 +96,30 @@ def _own(loaded: LoadedPagedModel, quantize: str | None) -> Draft:
             f"--draft {MTP}: {decoder.ways} processes divide {loaded.folder}, and its MTP layer is not divided",
             next="take an EAGLE-3 head or a small model as the draft, or no draft",
         )
-    checkpoint = Checkpoint(loaded.folder, language_part(read_config(loaded.folder)))
-    check_mtp(loaded.folder, decoder, checkpoint)
+    if path != loaded.folder:
+        check_trained_for(path, config, decoder.config, loaded.folder)
+    checkpoint = Checkpoint(path, language_part(config))
+    check_mtp(path, decoder.config, checkpoint)
     dtype = decoder.embedding.dtype
     return MtpDraft(decoder, checkpoint, dtype, linear_maker(read_scheme(quantize), dtype, loaded.device))
+
+
+def check_trained_for(path: Path, config: dict[str, Any], target: DecoderConfig, folder: Path) -> None:
+    """Raise `ModelError` for an MTP layer in `path` whose config.json is not that of the model in `folder`."""
+    described, file = language_part(config), path / "config.json"
+    own = decoder_config(described, file)
+    different = [
+        field.name
+        for field in fields(target)
+        if field.name not in OF_TEXT and getattr(own, field.name) != getattr(target, field.name)
+    ]
+    if different:
+        name = different[0]
+        raise ModelError(
+            f"the MTP layer in {path} was trained for another model than {folder}",
+            found=f"{name.replace('_', ' ')}: {getattr(own, name)}",
+            allowed=str(getattr(target, name)),
+        )
 
 
 def _small(path: Path, loaded: LoadedPagedModel, quantize: str | None) -> Draft:

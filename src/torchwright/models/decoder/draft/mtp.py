@@ -35,8 +35,9 @@ class MtpNames:
     embedding_norm: str
     hidden_norm: str
     final_norm: str
-    normed: bool
-    """True if the next step reads what is behind the final norm, and not what is before it."""
+    embedding: str | None = None
+    output: str | None = None
+    """Copies of the model's embedding and output layer that published files hold with the layer."""
 
 
 QWEN = MtpNames(
@@ -45,7 +46,6 @@ QWEN = MtpNames(
     embedding_norm="mtp.pre_fc_norm_embedding",
     hidden_norm="mtp.pre_fc_norm_hidden",
     final_norm="mtp.norm",
-    normed=True,
 )
 DEEPSEEK = MtpNames(
     layer="model.layers.{}",
@@ -53,7 +53,8 @@ DEEPSEEK = MtpNames(
     embedding_norm="model.layers.{}.enorm",
     hidden_norm="model.layers.{}.hnorm",
     final_norm="model.layers.{}.shared_head.norm",
-    normed=False,
+    embedding="model.layers.{}.embed_tokens",
+    output="model.layers.{}.shared_head.head",
 )
 FAMILIES = {
     "Qwen3NextForCausalLM": QWEN,
@@ -88,7 +89,10 @@ class _Renamed:
 
 
 class MtpDraft(Draft):
-    """One layer over the next token's embedding and the model's last hidden state (DeepSeek-AI, 2024)."""
+    """One layer over the next token's embedding and the model's last hidden state (DeepSeek-AI, 2024).
+
+    Both the model's state and its own are read behind the final norm, as vLLM and SGLang do (vllm#45895, #47448).
+    """
 
     kind: ClassVar[str] = "MTP"
     lag: ClassVar[int] = 1
@@ -102,7 +106,7 @@ class MtpDraft(Draft):
     ) -> None:
         super().__init__()
         names, config = FAMILIES[decoder.config.architecture], decoder.config
-        self.normed, self.config, self.observed = names.normed, _one_layer(config), (config.layers,)
+        self.config, self.observed = one_layer(config), (config.layers,)
         self.page_shapes = self.config.page_shapes
         E, device = config.model, decoder.embedding.device
         renamed: Any = _Renamed(checkpoint, names.layer.format(config.layers))
@@ -137,36 +141,47 @@ class MtpDraft(Draft):
         stream_TE = self.join(torch.cat(joined, dim=-1))
         (angles,) = self.rotary.by_layer(batch)
         delta_TE, stream_TE = self.layer(None, stream_TE, batch, angles, pages.layers[0])
-        stream_TE = stream_TE + delta_TE
-        return self._normed(stream_TE) if self.normed else stream_TE
+        stream_TE = (stream_TE + delta_TE).contiguous()
+        return ops.rms_norm(stream_TE, self.final_norm, self.config.eps)
 
     def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
         """See `Draft`."""
-        x_NE = hidden_NE if self.normed else self._normed(hidden_NE)
-        return most_likely(shape_logits(self.config, self.head(x_NE).float()))
-
-    def _normed(self, x_TE: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x_TE.contiguous(), self.final_norm, self.config.eps)
+        return most_likely(shape_logits(self.config, self.head(hidden_NE).float()))
 
 
-def check_mtp(folder: Path, decoder: Decoder, checkpoint: Checkpoint) -> None:
-    """Raise `ModelError` unless the folder's checkpoint has an MTP layer that is known here."""
-    names = FAMILIES.get(decoder.config.architecture)
+def mtp_names(config: DecoderConfig) -> MtpNames:
+    """Names of the MTP layer's tensors of a model; raises `ModelError` where its family's are not known."""
+    names = FAMILIES.get(config.architecture)
     if names is None:
         raise ModelError(
-            f"--draft mtp: MTP layers of {decoder.config.architecture} are not known here",
+            f"--draft mtp: MTP layers of {config.architecture} are not known here",
             allowed=", ".join(FAMILIES),
         )
-    name = f"{names.join.format(decoder.config.layers)}.weight"
-    if name not in checkpoint:
+    return names
+
+
+def has_mtp(config: DecoderConfig, checkpoint: Checkpoint) -> bool:
+    """Check whether a checkpoint holds the MTP layer of a model of a known family."""
+    return join_name(config) in checkpoint
+
+
+def join_name(config: DecoderConfig) -> str:
+    """The tensor by which an MTP layer is recognized: the one that joins a token's embedding and the state."""
+    return f"{mtp_names(config).join.format(config.layers)}.weight"
+
+
+def check_mtp(folder: Path, config: DecoderConfig, checkpoint: Checkpoint) -> None:
+    """Raise `ModelError` unless the folder's checkpoint has an MTP layer that is known here."""
+    if not has_mtp(config, checkpoint):
         raise ModelError(
             f"--draft mtp: {folder} has no MTP layer",
-            found=f"no tensor '{name}'",
-            next="files that transformers has saved lack it: take the published checkpoint",
+            found=f"no tensor '{join_name(config)}'",
+            next="files that transformers has saved lack it: take the published checkpoint, or train one with "
+            "`torchwright train --draft mtp`",
         )
 
 
-def _one_layer(config: DecoderConfig) -> DecoderConfig:
+def one_layer(config: DecoderConfig) -> DecoderConfig:
     """The configuration of a decoder that is one full-attention layer of this one, the last."""
     layer = max(
         index

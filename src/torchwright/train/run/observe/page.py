@@ -103,6 +103,8 @@ def render(folder: Path, history: History, *, live: bool = False) -> str:
             following=next_commands(folder, history, live=live),
             tiles=list(_tiles(history)),
             charts=list(charts(history)),
+            proposals=_proposals(history),
+            served=_served(history),
             account=_account(folder),
             sources=list(_sources(history)),
             notes=[
@@ -161,6 +163,34 @@ def _tiles(history: History) -> Iterator[tuple[str, str, str]]:
             yield f"{unit.capitalize()} per second", f"{latest[f'{unit}_per_s']:,.0f}", ""
     if "memory_bytes" in latest:
         yield "Peak memory", wording.size(latest["memory_bytes"]), ""
+
+
+def _proposals(history: History) -> list[tuple[Any, ...]]:
+    """Return a draft head's acceptance by the position of a proposal: (position, agree, overlap, chain)."""
+    return [
+        (one["position"], *(f"{one[name]:.1%}" for name in ("agree", "overlap", "chain")))
+        for event in history.of("acceptance")[-1:]
+        for one in event["positions"]
+    ]
+
+
+def _served(history: History) -> list[tuple[str, ...]]:
+    """Return the served gain of a draft head: (batch, temperature, ratio, interval, verdict, accepted)."""
+    return [
+        (
+            str(row["batch"]),
+            f"{row['temperature']:g}",
+            *(
+                (wording.MISSING, wording.MISSING)
+                if row["speedup"] is None
+                else (f"{row['speedup']:.2f}x", f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}")
+            ),
+            str(row["verdict"]),
+            f"{row['accepted_tokens']:,} of {row['proposed_tokens']:,}",
+        )
+        for event in history.of("acceptance")[-1:]
+        for row in event["served"]
+    ]
 
 
 def _best(history: History, name: str) -> str:
