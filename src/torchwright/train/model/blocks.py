@@ -52,6 +52,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
         self.v = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
         self.o = nn.Linear(heads * D, E, bias=config.o_bias)
+        self.gate = nn.Linear(E, heads * D, bias=config.qkv_bias) if config.output_gate else None
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm != "none":
@@ -79,7 +80,8 @@ class Attention(nn.Module):
             q, k = rotate(q, *rotary_angles), rotate(k, *rotary_angles)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out_BHTD = self.attend(q, k, v, self.scores, documents_BS)
-        return self.o(out_BHTD.transpose(1, 2).flatten(2))
+        out_BTF = out_BHTD.transpose(1, 2).flatten(2)
+        return self.o(out_BTF if self.gate is None else out_BTF * self.gate(x_BTE).sigmoid())
 
 
 class FeedForward(nn.Module):
