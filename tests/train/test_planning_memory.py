@@ -51,6 +51,55 @@ LATENT = KNOWN["deepseek-v3"] | {
     "n_group": 2,
     "topk_group": 1,
 }
+FEW = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 768,
+}
+CONVOLUTIONS = (
+    KNOWN["lfm2-1.2b"] | FEW | {"intermediate_size": 672, "block_multiple_of": 32, "full_attn_idxs": [1]}
+)
+DELTA = (
+    KNOWN["qwen3-next-80b-a3b"]
+    | FEW
+    | {
+        "head_dim": 16,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "shared_expert_intermediate_size": 96,
+    }
+)
+STATE_SPACE = (
+    KNOWN["granite-4.0-h-micro"]
+    | FEW
+    | {
+        "shared_intermediate_size": 448,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 32,
+    }
+)
+BESIDE = (
+    KNOWN["falcon-h1-0.5b"]
+    | FEW
+    | {
+        "intermediate_size": 448,
+        "head_dim": 16,
+        "mamba_d_ssm": 256,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 32,
+    }
+)
 CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     # model, layout, rows, context, precision, recompute, micro-batches
     (SMALL, "dp_shard=4", 2, 192, "fp32", "none", 1),
@@ -71,6 +120,14 @@ CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (EXPERTS, "dp_shard=4,ep=2", 2, 128, "bf16", "none", 1),
     (LATENT, "dp_shard=4,ep=2", 2, 192, "bf16", "none", 1),
     (LATENT, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
+    (CONVOLUTIONS, "dp_shard=4", 2, 192, "bf16", "none", 1),
+    (CONVOLUTIONS, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
+    (DELTA, "dp_shard=4,ep=2", 2, 192, "bf16", "none", 1),
+    (DELTA, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
+    (STATE_SPACE, "dp_shard=4", 2, 192, "bf16", "none", 1),
+    (STATE_SPACE, "dp_shard=4", 1, 1024, "bf16", "selective", 1),
+    (STATE_SPACE, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
+    (BESIDE, "dp_shard=4", 1, 1024, "bf16", "full", 1),
 ]
 WORLD = 4
 QUICK: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
@@ -82,6 +139,10 @@ ALONE: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (SMALL, "", 2, 192, "bf16", "none", 1),
     (SMALL, "", 2, 192, "fp32", "none", 2),
     (LATENT, "", 2, 192, "bf16", "none", 1),
+    (CONVOLUTIONS, "", 2, 192, "bf16", "none", 1),
+    (DELTA, "", 2, 192, "bf16", "none", 1),
+    (STATE_SPACE, "", 2, 192, "fp32", "none", 1),
+    (BESIDE, "", 2, 192, "bf16", "none", 1),
 ]
 
 

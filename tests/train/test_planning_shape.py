@@ -65,12 +65,40 @@ def test_well_known_models_have_their_published_size(name: str, billions: float)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("lfm2-350m", 354_483_968),
+        ("lfm2-700m", 742_489_344),
+        ("lfm2-1.2b", 1_170_340_608),
+        ("lfm2-8b-a1b", 8.34e9),
+        ("qwen3-next-80b-a3b", 80e9),
+        ("granite-4.0-h-micro", 3_191_396_096),
+        ("granite-4.0-h-tiny", 6_939_037_248),
+        ("granite-4.0-h-small", 32.2e9),
+        ("bamba-9b", 9.78e9),
+        ("falcon-h1-0.5b", 521_411_104),
+        ("falcon-h1-1.5b", 1_554_863_488),
+        ("falcon-h1-7b", 7.59e9),
+        ("falcon-h1-34b", 33.6e9),
+    ],
+)
+def test_hybrids_have_their_published_size(name: str, published: float) -> None:
+    shape = Shape(read_model(name))
+    assert shape.parameters == pytest.approx(published, rel=0.005)
+    with torch.device("meta"):
+        model = Transformer(shape.config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
 def test_active_parameters_are_those_of_the_names() -> None:
     assert Shape(read_model("qwen3-30b-a3b")).active_parameters == pytest.approx(3.3e9, rel=0.02)
     assert Shape(read_model("qwen3-235b-a22b")).active_parameters == pytest.approx(22e9, rel=0.02)
     assert Shape(read_model("mixtral-8x7b")).active_parameters == pytest.approx(12.9e9, rel=0.01)
     assert Shape(read_model("deepseek-v3")).active_parameters == pytest.approx(37e9, rel=0.02)
     assert Shape(read_model("deepseek-v2-lite")).active_parameters == pytest.approx(2.4e9, rel=0.12)
+    assert Shape(read_model("qwen3-next-80b-a3b")).active_parameters == pytest.approx(3.9e9, rel=0.05)
+    assert Shape(read_model("granite-4.0-h-small")).active_parameters == pytest.approx(9e9, rel=0.05)
     dense = Shape(read_model("llama-3.1-8b"))
     assert dense.active_parameters == dense.parameters
 

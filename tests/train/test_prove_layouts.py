@@ -28,16 +28,17 @@ from torchwright.train.run.config.run import Run
 ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)
 DOCUMENTS = {"data": {"train": ["a.npy"], "packing": "documents"}}
+RECURRENT = Layout(dp_replicate=2, dp_shard=2, tp=2)
 ONE_KEY_HEAD = {"model": {"config": CONFIG | {"num_key_value_heads": 1}}}
 SHARED_HEADS = {"model": {"config": CONFIG | {"num_attention_heads": 8, "num_key_value_heads": 2}}}
 UNTIED = {"model": {"config": CONFIG | {"tie_word_embeddings": False}}}
 EXPERTS = {"model": {"config": CONFIG | MIXTURE}}
 
 
-def config_folder(name: str, folder: Path) -> Path:
+def config_folder(name: str, folder: Path, **fields: Any) -> Path:
     """A folder with nothing but a config.json, which is all that a proof reads."""
     kind, overrides = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**(COMMON | overrides))
+    config = getattr(transformers, f"{kind}Config")(**(COMMON | overrides | fields))
     config.architectures = [f"{kind.removesuffix('Text')}ForCausalLM"]
     config.save_pretrained(folder)
     return folder
@@ -90,6 +91,13 @@ def test_latent_attention_and_shared_experts_are_divided_by_heads(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["lfm2", "granite-hybrid-dense", "qwen3-next", "falcon-h1"])
+def test_recurrent_mixers_are_divided_by_heads_and_channels(model: str, tmp_path: Path) -> None:
+    """Granite's dense one has a single key for all heads; without positions a key's bias has no gradient to compare."""
+    proved(config_folder(model, tmp_path, attention_bias=False), Layout(tp=2), processes=2)
+
+
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("model", "layout"),
@@ -109,6 +117,16 @@ def test_latent_attention_and_shared_experts_are_divided_by_heads(tmp_path: Path
         ("glm4-moe", ALL),  # a shared expert, shares by sigmoid
         ("deepseek-v2", DENSE),  # latent attention
         ("deepseek-v3", ALL),
+        ("lfm2", RECURRENT),  # short convolutions
+        ("lfm2-moe", Layout(dp_shard=2, tp=2, ep=2)),
+        (
+            "qwen3-next",
+            Layout(dp_shard=2, tp=2, ep=2),
+        ),  # the delta rule, gated attention, a gated shared expert
+        ("qwen3.5", RECURRENT),
+        ("granite-hybrid", Layout(dp_shard=2, tp=2, ep=2)),  # a state space with experts
+        ("bamba", RECURRENT),
+        ("falcon-h1", RECURRENT),  # a state space beside attention
     ],
     ids=lambda value: str(value),
 )

@@ -9,6 +9,7 @@ from functools import cached_property
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES
 from torchwright.train.layout import cut
+from torchwright.train.mixer_shape import MixerShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class Kind:
     """The feed-forward block is a mixture of experts."""
     window: int
     """Keys that a query sees, itself included; 0 is all before it."""
+    attends: bool = True
+    """False for a layer with a recurrent mixer in place of attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,13 @@ class LayerParameters:
     """Parameters of one layer."""
 
     attention: int
-    """Matrices and biases of q, k, v and o; of latent attention those that are divided by heads, and o."""
+    """Matrices and biases of q, k, v and o; of latent attention those that are divided by heads, and o; of a recurrent
+    mixer all that is divided.
+    """
     whole: int
-    """Matrices and biases that tensor parallelism does not divide: those into latent vectors."""
+    """Matrices and biases that tensor parallelism does not divide: those into latent vectors, and into keys that all
+    heads share.
+    """
     feed_forward: int
     """Matrices and biases of a dense block, or of the one that all tokens go through next to their experts."""
     experts: int
@@ -68,8 +75,10 @@ class Shape:
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
-        kinds = zip(config.sparse, config.windows, strict=True)
-        self.kinds = tuple(Kind(sparse=sparse, window=window) for sparse, window in kinds)
+        recurrent = config.recurrent or (False,) * config.layers
+        kinds = zip(config.sparse, config.windows, recurrent, strict=True)
+        self.kinds = tuple(Kind(sparse=s, window=window, attends=not r) for s, window, r in kinds)
+        self._mixer = MixerShape.of(config) if config.mixer else None
         self._layers = {kind: self._count(kind) for kind in set(self.kinds)}
         self._stages: dict[int, list[Stage]] = {}
 
@@ -82,6 +91,23 @@ class Shape:
     def kv_width(self) -> int:
         """All key heads side by side (K · D)."""
         return self.config.expanded_kv_heads * self.config.expanded_head_dim
+
+    def mixer(self, kind: Kind) -> MixerShape | None:
+        """Return the recurrent mixer of layers of a kind, None for layers of attention alone."""
+        return self._mixer if self.config.parallel or not kind.attends else None
+
+    def mixing_widths(self, kind: Kind) -> tuple[int, int]:
+        """Columns that the linear layers before attention or a mixer give, and those that the one behind it reads."""
+        config, mixer = self.config, self.mixer(kind)
+        given, read = (0, 0) if mixer is None else (mixer.inputs, mixer.values)
+        if not kind.attends:
+            return given, read
+        return given + self.q_width * (1 + config.output_gate) + 2 * self.kv_width, read + self.q_width
+
+    @property
+    def exchanges(self) -> int:
+        """Gathers and scatters of tokens in a layer's pass under tensor parallelism: around each block."""
+        return 4 if self.config.parallel is None else 6
 
     def feed_forward_width(self, kind: Kind) -> int:
         """Columns of gate and up that one token passes through: F, or F of an expert times the chosen experts, and the
@@ -112,7 +138,12 @@ class Shape:
     def _count(self, kind: Kind) -> LayerParameters:
         config, names = self.config, FAMILIES[self.config.architecture].names
         E = config.model
-        attention, whole, attention_biases, normed = self._attention()
+        attention, whole, attention_biases, normed = self._attention() if kind.attends else (0, 0, 0, 0)
+        mixer = self.mixer(kind)
+        if mixer is not None:
+            attention += mixer.matrices + mixer.rest - mixer.whole
+            whole, normed = whole + mixer.whole, normed + mixer.norm
+            attention_biases += mixer.rest
         norms = (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
         replicated = E * sum(name is not None for name in norms)
         replicated += normed
@@ -145,9 +176,10 @@ class Shape:
         config, latent = self.config, self.config.latent
         E, q, kv = config.model, self.q_width, self.kv_width
         if latent is None:
-            biases = (q + 2 * kv) * config.qkv_bias + E * config.o_bias
+            asked = q * (1 + config.output_gate)
+            biases = (asked + 2 * kv) * config.qkv_bias + E * config.o_bias
             normed = {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
-            return E * (q + 2 * kv) + q * E + biases, 0, biases, normed
+            return E * (asked + 2 * kv) + q * E + biases, 0, biases, normed
         rank = latent.query_rank or 0
         into = rank + latent.rank + latent.turned
         heads = (rank or E) * q + config.heads * (
@@ -189,15 +221,16 @@ class Shape:
 
     def attention_flops(self, kind: Kind, context: int) -> float:
         """Operations per token of scores and weighted values in one layer's forward pass, masked ones left out."""
-        return 4 * self.q_width * self.keys(kind, context)
+        return 4 * self.q_width * self.keys(kind, context) if kind.attends else 0.0
 
     def model_flops(self, context: int) -> float:
         """Operations per token of forward and backward that MFU counts (PaLM, appendix B).
 
         Six for each parameter in a matrix product, and attention as if nothing were masked; recomputation is not
-        counted. torchtitan counts the same.
+        counted. torchtitan counts the same. A recurrence counts as it is computed, backward twice as much as forward.
         """
-        seen = sum(min(kind.window or context, context) for kind in self.kinds)
+        seen = sum(min(kind.window or context, context) for kind in self.kinds if kind.attends)
+        mixers = sum(mixer.flops for kind in self.kinds if (mixer := self.mixer(kind)) is not None)
         latent = self.config.latent
         values = self.q_width if latent is None else self.config.heads * latent.value
-        return 6 * self.matrices + 6 * (self.q_width + values) * seen
+        return 6 * self.matrices + 6 * (self.q_width + values) * seen + 3 * mixers

@@ -391,7 +391,6 @@ RECURRENT = (
 )
 """Models with layers that keep a state in place of keys and values."""
 UNTRAINED = (
-    *RECURRENT,
     "gpt-oss",
     "ernie",
     "glm",

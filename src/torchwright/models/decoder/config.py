@@ -304,8 +304,6 @@ class DecoderConfig:
             return "attention with sinks"
         if self.layer_inputs is not None:
             return "inputs of single layers"
-        if self.mixer is not None:
-            return "recurrent layers"
         if self.experts is not None and (self.experts.router_bias or self.experts.linear_bias):
             return "biases of routers and experts"
         return "interleaved rotary embeddings" if self.interleaved else None

@@ -100,9 +100,9 @@ def row_order(config: DecoderConfig, layer: int, part: str, files: int) -> torch
         mixer = config.mixer
         keys, values = mixer.key_dim, mixer.heads // mixer.key_heads
         if part == "delta_in":
-            return _by_kind(mixer.key_heads, (keys, keys, values * mixer.head_dim, values * mixer.head_dim))
+            return by_kind(mixer.key_heads, (keys, keys, values * mixer.head_dim, values * mixer.head_dim))
         if part == "decay":
-            return _by_kind(mixer.key_heads, (values, values))
+            return by_kind(mixer.key_heads, (values, values))
     return None
 
 
@@ -121,11 +121,11 @@ def _turned_first(config: DecoderConfig, layer: int) -> torch.Tensor:
 def _gate_last(config: DecoderConfig) -> torch.Tensor:
     """Each head's query and gate, then keys and values: here all queries, keys and values, then all gates."""
     q = config.heads * config.head_dim
-    query, gate = _by_kind(config.heads, (config.head_dim, config.head_dim)).split(q)
+    query, gate = by_kind(config.heads, (config.head_dim, config.head_dim)).split(q)
     return torch.cat([query, 2 * q + torch.arange(2 * config.kv_heads * config.head_dim), gate])
 
 
-def _by_kind(heads: int, sizes: Sequence[int]) -> torch.Tensor:
+def by_kind(heads: int, sizes: Sequence[int]) -> torch.Tensor:
     """Rows that lie together by head, parts of these sizes in each: here by part, all heads of one together."""
     start_H1 = torch.arange(heads)[:, None] * sum(sizes)
     begin = [sum(sizes[:n]) for n in range(len(sizes))]

@@ -48,12 +48,11 @@ class Attention(nn.Module):
         self.scores = Scores(
             scale=config.scale, window=config.windows[layer], soft_cap=config.attention_soft_cap
         )
-        self.gated = config.output_gate
-        # As in files, each head's gate follows its query.
-        self.q = nn.Linear(E, heads * D * (2 if self.gated else 1), bias=config.qkv_bias)
+        self.q = nn.Linear(E, heads * D, bias=config.qkv_bias)
         self.k = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
         self.v = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
         self.o = nn.Linear(heads * D, E, bias=config.o_bias)
+        self.gate = nn.Linear(E, heads * D, bias=config.qkv_bias) if config.output_gate else None
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm != "none":
@@ -66,9 +65,6 @@ class Attention(nn.Module):
         self, x_BTE: torch.Tensor, rotary_angles: RotaryAngles, documents_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
         q, k, v = self.q(x_BTE), self.k(x_BTE), self.v(x_BTE)
-        gate: torch.Tensor | None = None
-        if self.gated:
-            q, gate = (part.flatten(-2) for part in q.unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1))
         if self.norm_kind == "projection":
             assert self.q_norm is not None
             assert self.k_norm is not None
@@ -83,8 +79,9 @@ class Attention(nn.Module):
         if rotary_angles is not None:
             q, k = rotate(q, *rotary_angles), rotate(k, *rotary_angles)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        out_BTF = self.attend(q, k, v, self.scores, documents_BS).transpose(1, 2).flatten(2)
-        return self.o(out_BTF if gate is None else out_BTF * gate.sigmoid())
+        out_BHTD = self.attend(q, k, v, self.scores, documents_BS)
+        out_BTF = out_BHTD.transpose(1, 2).flatten(2)
+        return self.o(out_BTF if self.gate is None else out_BTF * self.gate(x_BTE).sigmoid())
 
 
 class FeedForward(nn.Module):

@@ -12,6 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.four_bit import FourBit
+from torchwright.train.model.recurrent import start
 
 DEVIATION = 0.02
 
@@ -75,8 +76,13 @@ def initialize(model: nn.Module, config: DecoderConfig, seed: int) -> None:
     """See `Transformer.reset_parameters`."""
     into_residual = DEVIATION / (2 * config.layers) ** 0.5
     for name, parameter in named_tensors(model).items():
-        if name.endswith("bias"):
+        vector = start(name, parameter.shape[0])
+        if vector is not None:
+            fill(parameter, vector)
+        elif name.endswith("bias"):
             nn.init.zeros_(parameter)
+        elif name.endswith("out_norm.weight"):  # whose weights have no offset
+            nn.init.ones_(parameter)
         elif "norm" in name or name.split(".")[-2].startswith(("pre_", "post_")):
             nn.init.constant_(parameter, 1 - config.norm_offset)
         else:

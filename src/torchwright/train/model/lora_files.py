@@ -19,6 +19,7 @@ from torch import nn
 from torchwright.core.errors import unknown
 from torchwright.hub.adapter import CONFIG, MAGNITUDE, PREFIX, WEIGHTS, A, B
 from torchwright.models.decoder.config import DecoderConfig
+from torchwright.train.model.file_tensor import FileTensor
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear
 from torchwright.train.model.lora import Adapter, adapters
@@ -32,6 +33,8 @@ class Target:
     name: str
     """Module path, such as "model.layers.0.self_attn.q_proj"."""
     modules: tuple[str, ...]
+    tensor: FileTensor | None = None
+    """The file's tensor, for a decoder of ours."""
 
     @property
     def leaf(self) -> str:
@@ -45,12 +48,15 @@ def decoder_targets(config: DecoderConfig) -> list[Target]:
     for tensor in file_tensors(config):
         modules = tuple(name.removesuffix(".weight") for name in tensor.parameters)
         linear = all(module.split(".")[-1] in LINEAR for module in modules)
-        if tensor.expert is None and tensor.name.endswith(".weight") and linear:
-            found.append(Target(name=tensor.name.removesuffix(".weight"), modules=modules))
+        if tensor.expert is None and not tensor.dim and tensor.name.endswith(".weight") and linear:
+            found.append(Target(name=tensor.name.removesuffix(".weight"), modules=modules, tensor=tensor))
     return found
 
 
-LINEAR = ("q", "k", "v", "o", "gate", "up", "down", "query_in", "query", "latent", "from_latent")
+LINEAR = (
+    *("q", "k", "v", "o", "gate", "up", "down", "query_in", "query", "latent", "from_latent"),
+    *("gate_in", "step", "gain", "decay"),
+)
 
 
 def chosen(targets: Iterable[Target], leaves: list[str]) -> list[Target]:
@@ -86,7 +92,7 @@ def save_adapters(
         leaves.add(target.leaf)
         transposed |= not isinstance(model.get_submodule(target.modules[0]), nn.Linear | FourBitLinear)
         ranks[target.leaf] = len(parts) * settings["r"]
-        for name, value in _tensors(parts):
+        for name, value in _tensors(parts, target.tensor):
             tensors[f"{PREFIX}{target.name}.{name}"] = value.cpu().contiguous()
     if folder is None:
         return
@@ -110,9 +116,12 @@ def save_adapters(
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensors(parts: list[Adapter]) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(parts: list[Adapter], tensor: FileTensor | None) -> Iterator[tuple[str, torch.Tensor]]:
+    def rows(value: torch.Tensor) -> torch.Tensor:
+        return value if tensor is None else tensor.as_in_file(value)
+
     yield A, torch.cat([whole(part.A.detach()) for part in parts])
-    yield B, torch.block_diag(*(whole(part.B.detach()) for part in parts))
+    yield B, rows(torch.block_diag(*(whole(part.B.detach()) for part in parts)))
     magnitudes = [whole(part.magnitude.detach()) for part in parts if part.magnitude is not None]
     if magnitudes:
-        yield MAGNITUDE, torch.cat(magnitudes)
+        yield MAGNITUDE, rows(torch.cat(magnitudes))

@@ -15,13 +15,14 @@ from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExpe
 from torchwright.train.model.fill import initialize
 from torchwright.train.model.latent import LatentAttention
 from torchwright.train.model.loss import token_loss
+from torchwright.train.model.recurrent import ParallelMixer, ScaledFeedForward, mixer
 
 SCORE = "score"
 """The name of a classifier's output layer in files."""
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward block, each with a norm before it, after it, or both."""
+    """Attention or a recurrent mixer, and feed-forward block, each with a norm before it, after it, or both."""
 
     def __init__(self, config: DecoderConfig, layer: int, norms: dict[str, bool]) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class Layer(nn.Module):
 
         self.residual_scale = config.residual_scale
         self.pre_attention = norm("pre_attention")
-        self.attention = (Attention if config.latent is None else LatentAttention)(config, layer)
+        self.attention = _token_mixer(config, layer)
         self.post_attention = norm("post_attention")
         self.pre_mlp = norm("pre_mlp")
         self.mlp: FeedForward | MixtureOfExperts
@@ -39,7 +40,8 @@ class Layer(nn.Module):
             assert config.experts
             self.mlp = MixtureOfExperts(config, config.experts)
         else:
-            self.mlp = FeedForward(config, config.feed_forward)
+            block = FeedForward if config.parallel is None else ScaledFeedForward
+            self.mlp = block(config, config.feed_forward)
         self.post_mlp = norm("post_mlp")
 
     def forward(
@@ -52,6 +54,15 @@ class Layer(nn.Module):
 
     def _scaled(self, delta_BTE: torch.Tensor) -> torch.Tensor:
         return delta_BTE if self.residual_scale == 1 else delta_BTE * self.residual_scale
+
+
+def _token_mixer(config: DecoderConfig, layer: int) -> nn.Module:
+    """Return a layer's attention, its recurrent mixer, or both next to each other."""
+    if config.parallel is not None:
+        return ParallelMixer(config, layer)
+    if config.recurrent and config.recurrent[layer]:
+        return mixer(config)
+    return (Attention if config.latent is None else LatentAttention)(config, layer)
 
 
 class Transformer(nn.Module):

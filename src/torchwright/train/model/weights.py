@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,14 @@ from torchwright.hub.trained import FILE as TRAINED
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES, decoder_config
 from torchwright.models.decoder.family import BIASED, Names
+from torchwright.train.model.file_tensor import FileTensor
 from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
+from torchwright.train.model.recurrent_files import gated_queries, mixer_tensors
 from torchwright.train.model.transformer import SCORE, Transformer
 
 SHARD_BYTES = 4 * 2**30
 """The most bytes of one file, unless a single tensor is larger."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileTensor:
-    """One tensor of a file: whole parameters one below the other, or one expert of a parameter."""
-
-    name: str
-    parameters: tuple[str, ...]
-    expert: int | None = None
-    bias: bool = False
-    """True if the bias chooses experts."""
 
 
 def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[FileTensor]:
@@ -49,7 +39,7 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
     yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
     for layer in range(config.layers):
         yield from layer_tensors(config, names, layer)
-    yield FileTensor(name="model.norm.weight", parameters=("norm.weight",))
+    yield FileTensor(name=f"{names.final_norm}.weight", parameters=("norm.weight",))
     if not config.tied:
         yield FileTensor(name=f"{output}.weight", parameters=("head.weight",))
 
@@ -60,7 +50,12 @@ def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[F
     norms = {
         part: getattr(names, part) for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
     }
-    if config.qk_norm != "none":
+    recurrent = bool(config.recurrent) and config.recurrent[layer]
+    attention = "attention.attention" if config.parallel else "attention"
+    if recurrent or config.parallel:
+        mixer = f"{ours}attention.mixer." if config.parallel else f"{ours}attention."
+        yield from mixer_tensors(config, names, file, mixer)
+    if config.qk_norm != "none" and not recurrent:
         norms |= {"attention.q_norm": names.q_norm, "attention.k_norm": names.k_norm}
     if config.latent is not None:
         norms |= {"attention.latent_norm": names.latent_norm}
@@ -69,7 +64,9 @@ def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[F
         if name is not None:
             yield FileTensor(name=f"{file}{name}.weight", parameters=(f"{ours}{part}.weight",))
 
-    linears = _attention_linears(config, names)
+    linears = [] if recurrent else _attention_linears(config, names, attention)
+    if config.output_gate and not recurrent:
+        yield from gated_queries(config, names, file, f"{ours}attention.")
     if config.sparse[layer]:
         assert config.experts
         linears.append(((names.router,), ("mlp.router",), False))
@@ -94,12 +91,19 @@ def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[F
 
     if config.sparse[layer]:
         assert config.experts
+        experts = f"{ours}mlp.experts."
+        if "{}" not in names.expert_down:
+            (both,), down = names.expert_gate_up, names.expert_down
+            parameters = (f"{experts}gate", f"{experts}up")
+            yield FileTensor(name=f"{file}{both}.weight", parameters=parameters, dim=1)
+            yield FileTensor(name=f"{file}{down}.weight", parameters=(f"{experts}down",), dim=1)
+            return
         patterns = zip((*names.expert_gate_up, names.expert_down), ("gate", "up", "down"), strict=True)
         for pattern, part in patterns:
             for expert in range(config.experts.count):
                 yield FileTensor(
                     name=f"{file}{pattern.format(expert)}.weight",
-                    parameters=(f"{ours}mlp.experts.{part}",),
+                    parameters=(f"{experts}{part}",),
                     expert=expert,
                 )
 
@@ -110,10 +114,12 @@ Linears = list[tuple[tuple[str, ...], tuple[str, ...], bool]]
 """Tensors of files, our layers that they hold, and whether these have biases."""
 
 
-def _attention_linears(config: DecoderConfig, names: Names) -> Linears:
-    out = ((names.o,), ("attention.o",), config.o_bias)
+def _attention_linears(config: DecoderConfig, names: Names, block: str) -> Linears:
+    out = ((names.o,), (f"{block}.o",), config.o_bias)
     if config.latent is None:
-        return [(names.qkv, ("attention.q", "attention.k", "attention.v"), config.qkv_bias), out]
+        parts = tuple(f"{block}.{part}" for part in "qkv")
+        first = 1 if config.output_gate else 0  # queries lie with their gates in the file
+        return [(names.qkv[first:], parts[first:], config.qkv_bias), out]
     ranked = config.latent.query_rank is not None
     queries: Linears = [
         (names.query[:1], ("attention.query_in",), config.qkv_bias),
@@ -161,8 +167,8 @@ def fill_from(checkpoint: Checkpoint, wanted: Iterable[Wanted], *, biased: bool)
             if len(parts) == shape[0]:
                 fill(parameters[0], torch.stack(gathered.pop(name)))
             continue
-        full = _whole(checkpoint, tensor.name, _file_shape(tensor, shapes))
-        for parameter, part in zip(parameters, full.split([shape[0] for shape in shapes]), strict=True):
+        full = _whole(checkpoint, tensor.name, tensor.shape(shapes))
+        for parameter, part in zip(parameters, tensor.parts(full, shapes), strict=True):
             fill(parameter, part)
 
 
@@ -177,7 +183,7 @@ def check_shapes(model: Transformer, folder: Path) -> None:
             continue
         shapes = [tuple(parameter.shape) for parameter in parameters]
         tied = tensor.name == EMBEDDING and model.config.tied and EMBEDDING not in checkpoint
-        checkpoint.weight(HEAD if tied and HEAD in checkpoint else tensor.name, _file_shape(tensor, shapes))
+        checkpoint.weight(HEAD if tied and HEAD in checkpoint else tensor.name, tensor.shape(shapes))
     checkpoint.close()
 
 
@@ -207,13 +213,6 @@ def _wanted(model: Transformer) -> Iterator[Wanted]:
         elsewhere = tensor.parameters[0] not in parameters  # of another process's pipeline stage
         if not elsewhere and tensor.name != f"{SCORE}.weight":
             yield tensor, [parameters[name] for name in tensor.parameters]
-
-
-def _file_shape(tensor: FileTensor, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape in the file: parameters one below the other, or one expert's part of a parameter."""
-    if tensor.expert is not None:
-        return shapes[0][1:]
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def _tied_table(checkpoint: Checkpoint, shape: tuple[int, ...]) -> torch.Tensor:
@@ -297,7 +296,7 @@ def write_tensors(
 
     for tensor in tensors:
         if tensor.expert is None:
-            value = torch.cat([whole_value(name) for name in tensor.parameters])
+            value = tensor.join([whole_value(name) for name in tensor.parameters])
         else:
             # Gathered once for all experts of a kind, which follow each other.
             (name,) = tensor.parameters

@@ -24,6 +24,7 @@ from torchwright.train.parallel.context import apply_context_parallel
 from torchwright.train.parallel.dispatch import TransportKind, make_transport
 from torchwright.train.parallel.experts import apply_expert_parallel
 from torchwright.train.parallel.mesh import experts_shard_mesh, make_experts_mesh, shard_mesh
+from torchwright.train.parallel.mixers import check_mixer
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.parallel.tensor import apply_tensor_parallel, share_heads, shares_heads
 
@@ -153,6 +154,7 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
             allowed="ep=1",
             next="use dp_shard in its place",
         )
+    check_mixer(config, layout)
     heads = config.expanded_kv_heads
     check_kv_heads(heads, layout.tp, LayoutError)
     if heads % layout.tp and config.qk_norm == "projection":

@@ -27,7 +27,9 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.attention import Attend, Scores
 from torchwright.train.model.blocks import Attention, MixtureOfExperts
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.recurrent import ParallelMixer, RecurrentMixer
 from torchwright.train.model.transformer import Layer, Transformer
+from torchwright.train.parallel.mixers import mixer_plan
 from torchwright.train.parallel.stages import Elsewhere
 
 TOKENS, FEATURES, HEADS = Shard(1), Shard(-1), 2
@@ -86,19 +88,7 @@ def _layer_plan(layer: Layer, shared: bool) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         part: SequenceParallel(use_local_output=True) for part in NORMS if getattr(layer, part) is not None
     }
-    plan |= {
-        "attention": PrepareModuleInput(
-            input_layouts=(TOKENS, None, None),
-            desired_input_layouts=(Replicate(), None, None),
-            use_local_output=isinstance(layer.attention, LatentAttention) or shared,
-        ),
-        "attention.o": RowwiseParallel(output_layouts=TOKENS),
-    }
-    attention = layer.attention
-    if isinstance(attention, LatentAttention):
-        plan |= _latent_plan(attention)
-    else:
-        plan |= _shared_heads_plan(attention) if shared else _heads_plan(attention)
+    plan |= _mixing_plan("attention", layer.attention, shared)
     if isinstance(layer.mlp, MixtureOfExperts):
         return plan | _mixture_plan(layer.mlp)
     return plan | {
@@ -109,25 +99,52 @@ def _layer_plan(layer: Layer, shared: bool) -> dict[str, ParallelStyle]:
     }
 
 
+def _mixing_plan(block: str, attention: nn.Module, shared: bool) -> dict[str, ParallelStyle]:
+    """Return the styles of a layer's token mixer, called `block`."""
+    if isinstance(attention, ParallelMixer):
+        styles = Whole(Replicate()), GradientSummed()
+        mixer = mixer_plan(f"{block}.mixer", attention.mixer, *styles)
+        return mixer | _mixing_plan(f"{block}.attention", attention.attention, shared)
+    if isinstance(attention, RecurrentMixer):
+        return mixer_plan(block, attention, Whole(Replicate()), GradientSummed())
+    plan: dict[str, ParallelStyle] = {
+        block: PrepareModuleInput(
+            input_layouts=(TOKENS, None, None),
+            desired_input_layouts=(Replicate(), None, None),
+            use_local_output=isinstance(attention, LatentAttention) or shared,
+        ),
+        f"{block}.o": RowwiseParallel(output_layouts=TOKENS),
+    }
+    if isinstance(attention, LatentAttention):
+        return plan | _latent_plan(attention)
+    assert isinstance(attention, Attention)
+    parts = _shared_heads_plan(attention) if shared else _heads_plan(attention)
+    return plan | {f"{block}.{part}": style for part, style in parts.items()}
+
+
 def _heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {f"attention.{part}": ColwiseParallel() for part in "qkv"}
+    plan: dict[str, ParallelStyle] = {part: ColwiseParallel() for part in ("q", "k", "v")}
+    if attention.gate is not None:
+        plan["gate"] = ColwiseParallel()
     kind = attention.norm_kind
     if kind != "none":
         style = (
             SequenceParallel(sequence_dim=HEADS, use_local_output=True) if kind == "head" else Whole(FEATURES)
         )
-        plan |= {"attention.q_norm": style, "attention.k_norm": style}
+        plan |= {"q_norm": style, "k_norm": style}
     return plan
 
 
 def _shared_heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
     """Queries are divided; the few keys and values are computed whole by every process (`OwnHead`)."""
     whole = ["k", "v"]
-    plan: dict[str, ParallelStyle] = {"attention.q": ColwiseParallel()}
+    plan: dict[str, ParallelStyle] = {"q": ColwiseParallel()}
+    if attention.gate is not None:
+        plan["gate"] = ColwiseParallel()
     if attention.norm_kind != "none":
         whole.append("k_norm")
-        plan["attention.q_norm"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
-    return plan | {f"attention.{part}": Whole(Replicate()) for part in whole}
+        plan["q_norm"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+    return plan | {part: Whole(Replicate()) for part in whole}
 
 
 def _latent_plan(attention: LatentAttention) -> dict[str, ParallelStyle]:

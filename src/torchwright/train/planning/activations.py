@@ -13,6 +13,7 @@ from torchwright.train.layout import Layout
 from torchwright.train.model.attention import BLOCK, MOST_BLOCKS
 from torchwright.train.parallel.ring import TILE
 from torchwright.train.planning.job import Job, Recompute
+from torchwright.train.planning.mixers import MixerActivations
 from torchwright.train.shape import Kind, Shape
 
 
@@ -61,6 +62,7 @@ class Activations:
         self.kv = shape.kv_width / (1 if shape.config.expanded_kv_heads % tp else tp)
         self.H = shape.config.heads / tp
         self.tp = tp
+        self.mixers = MixerActivations(job, tp)
 
     def kept(self, kind: Kind, recompute: Recompute) -> float:
         """From forward to backward."""
@@ -78,7 +80,9 @@ class Activations:
 
     def _whole(self, kind: Kind) -> float:
         """With nothing recomputed."""
-        return self._norms() + self._attention(kind) + self._feed_forward(kind)
+        mixer = self.shape.mixer(kind)
+        kept = self._norms(kind) + self._attention(kind) + self._feed_forward(kind)
+        return kept if mixer is None else kept + self.mixers.kept(mixer)
 
     def passing(self, kind: Kind) -> float:
         """Gradients of activations that live at once inside a layer's backward pass."""
@@ -87,7 +91,11 @@ class Activations:
         if kind.sparse and experts is not None:
             F /= experts.count  # one expert after the other, each on its share of the rows
         # Attention's backward pass comes when the feed-forward block has let go of what it kept.
-        return max(self.a * (2 * F + 2 * self.E), self._attention_passing(kind) - self._feed_forward(kind))
+        mixer = self.shape.mixer(kind)
+        mixing = self._attention_passing(kind) if kind.attends else 0.0
+        if mixer is not None:
+            mixing = max(mixing, self.mixers.passing(mixer))
+        return max(self.a * (2 * F + 2 * self.E), mixing - self._feed_forward(kind))
 
     def _attention_passing(self, kind: Kind) -> float:
         a, soft_cap = self.a, self.shape.config.attention_soft_cap
@@ -111,13 +119,14 @@ class Activations:
             return self.a * width
         return (4 if self.fused else 8) * width + 4
 
-    def _norms(self) -> float:
+    def _norms(self, kind: Kind) -> float:
         names = FAMILIES[self.shape.config.architecture].names
         count = sum(
             name is not None
             for name in (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
         )
-        heads = 0.0 if self.shape.config.qk_norm == "none" else self._norm(self.q) + self._norm(self.kv)
+        by_head = kind.attends and self.shape.config.qk_norm != "none"
+        heads = self._norm(self.q) + self._norm(self.kv) if by_head else 0.0
         heads += self._latents()
         # The matrices behind two of the norms keep their output, and under tensor parallelism for all tokens; compiled
         # on one device it is computed again instead.
@@ -134,7 +143,13 @@ class Activations:
         return sum(self._norm(rank) + self.a * rank for rank in ranks)
 
     def _attention(self, kind: Kind) -> float:
+        if not kind.attends:
+            return 0.0
         kept = self.a * (2 * self.q + 2 * self.kv)
+        if self.shape.config.output_gate:
+            kept += self.a * 2 * self.q  # the gate's sigmoid, and the output before it
+        if self.shape.config.parallel:
+            kept += self.a * self.E * self.tp  # attention's input, which is scaled
         if self.ring:
             return kept + 4 * self.H
         if self.cp > 1:
@@ -147,7 +162,7 @@ class Activations:
 
     def _scores(self, kind: Kind) -> float:
         """One value for every key, where attention is computed explicitly."""
-        if self.ring or (self.fused and not self.shape.config.attention_soft_cap):
+        if not kind.attends or self.ring or (self.fused and not self.shape.config.attention_soft_cap):
             return 0.0
         return self.a * self.H * keys_computed(self.job.context, kind.window)
 
@@ -167,4 +182,8 @@ class Activations:
         experts = self.shape.config.experts
         if kind.sparse and experts is not None:
             rows = experts.chosen
-        return self.a * ((2 + rows) * self.E + 2 * self.q + 2 * self.kv + 2 * F) + 4 * self.H
+        gate = self.q if self.shape.config.output_gate else 0.0
+        attention = self.a * (2 * self.q + 2 * self.kv + gate) + 4 * self.H if kind.attends else 0.0
+        mixer = self.shape.mixer(kind)
+        mixing = 0.0 if mixer is None else self.mixers.selective(mixer)
+        return self.a * ((2 + rows) * self.E + 2 * F) + attention + mixing

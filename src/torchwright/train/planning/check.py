@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.data.batch import of_windows
 from torchwright.train.layout import Layout
-from torchwright.train.parallel.ring import INSIDE
+from torchwright.train.model import recurrence
+from torchwright.train.parallel import ring
 from torchwright.train.planning.accepted import run_fields
 from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.run.config.read import parse_run
@@ -29,6 +30,8 @@ from torchwright.train.run.objectives.optimizer import Optimizers
 from torchwright.train.run.objectives.precision import autocast
 from torchwright.train.run.objectives.setup import Batches, build_model
 from torchwright.train.run.objectives.step import gradients
+
+INSIDE = ring.INSIDE | recurrence.INSIDE
 
 
 class LiveBytes(TorchDispatchMode):

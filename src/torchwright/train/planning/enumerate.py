@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwright.train.layout import Layout
+from torchwright.train.mixer_shape import refused
 from torchwright.train.planning.cluster import Cluster
 from torchwright.train.planning.job import Job, LayoutPlan, Recompute
 from torchwright.train.shape import Shape
@@ -39,6 +40,9 @@ def refuse(
             "tensor parallelism leaves the node",
             f"tp={tp} over nodes of {cluster.devices_per_node}; every layer would wait for the slower link",
         )
+    broken = refused(config, layout)
+    if broken is not None:
+        return broken
     for name, value in (
         ("heads", config.heads),
         ("key-value heads", config.expanded_kv_heads),

@@ -11,6 +11,7 @@ from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config_file
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES, read_decoder_config
+from torchwright.train.planning.known_hybrids import HYBRIDS
 
 
 def _llama(
@@ -83,6 +84,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
+    **HYBRIDS,
 }
 """Name → what the published config.json says of the shape."""
 

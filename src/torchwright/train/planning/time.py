@@ -29,6 +29,9 @@ passes.
 CLIPPING = 12
 """Bytes of a parameter's gradient to take its norm and to scale it: two reads, one write."""
 
+RECURRENCE_BACKWARD = 3.0
+"""Operations of a recurrence's backward pass over those of its forward pass: two for each, and the segment's again."""
+
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over those of its forward pass: five products instead of two (Dao, 2023)."""
 
@@ -78,6 +81,7 @@ class Clock:
         )
         plain = "float32" if job.precision == "fp32" else "bfloat16"
         self.plain_rate = device.flops[plain] * device.matmul_efficiency
+        self.recurrence_rate = device.flops.get("float32", device.flops[plain]) * device.matmul_efficiency
         self.attention_rate = device.flops[plain] * device.attention_efficiency
         self.bandwidth = device.memory_bandwidth * device.memory_efficiency
         self._own: dict[tuple[object, ...], tuple[_Pass, _Pass]] = {}
@@ -146,6 +150,10 @@ class Clock:
         here = _Pass()
         here.add("matrix products", (3 + again) * max(forward, weights))
         here.add("attention", self._attend(plan, kind, 1 + ATTENTION_BACKWARD + again))
+        mixer = self.shape.mixer(kind)
+        if mixer is not None:  # in float32; backward it is computed again by segments
+            flops = mixer.flops / layout.tp * tokens
+            here.add("attention", (1 + RECURRENCE_BACKWARD + again) * flops / self.recurrence_rate)
         here.add("memory", self._elementwise(plan, kind) * tokens / self.bandwidth)
         if self.job.precision == "mxfp8":
             rounded = self._rounded(kind, layout.tp) * tokens
@@ -157,9 +165,10 @@ class Clock:
     def _rounded(self, kind: Kind, tp: int) -> float:
         """Values per token that MX formats round: every product's input and output gradient, both ways."""
         shape, E, experts = self.shape, self.shape.config.model, self.shape.config.experts
-        F, q, kv = (width / tp for width in (shape.feed_forward_width(kind), shape.q_width, shape.kv_width))
+        F = shape.feed_forward_width(kind) / tp
+        given, read = (width / tp for width in shape.mixing_widths(kind))
         times = experts.chosen if kind.sparse and experts is not None else 1
-        return 2 * ((3 + 2 * times) * E + q + F) + 2 * (q + 2 * kv + 2 * F + (1 + times) * E)
+        return 2 * ((3 + 2 * times) * E + read + F) + 2 * (given + 2 * F + (1 + times) * E)
 
     def _attend(self, plan: LayoutPlan, kind: Kind, passes: float) -> float:
         """A fused kernel; for soft caps, and windows in a ring, tiles of scores that go through memory."""
@@ -175,9 +184,14 @@ class Clock:
         """Bytes per token that element-wise kernels and norms read and write, forward and backward."""
         shape, tp, width = self.shape, plan.layout.tp, self.job.width
         F = shape.feed_forward_width(kind) / tp
-        heads = (shape.q_width + shape.kv_width) / tp
+        heads = (shape.q_width + shape.kv_width) / tp if kind.attends else 0.0
         # Fused: two norms with their additions, the rotation, and the activation with its product.
         values = 2 * 4 * shape.config.model / tp + 2 * heads + 3 * F
+        mixer = shape.mixer(kind)
+        if (
+            mixer is not None
+        ):  # convolutions with their activation, what the recurrence reads and gives, a gated norm
+            values += (3 * mixer.keys + 7 * mixer.values) / tp
         experts = shape.config.experts
         if kind.sparse and experts is not None:
             values += 6 * experts.chosen * shape.config.model  # rows sorted by expert, sent back and weighted
@@ -191,8 +205,9 @@ class Clock:
             return 0.0
         shape, E = self.shape, self.shape.config.model
         F = 0.0 if kind.sparse else shape.feed_forward_width(kind) / tp
-        inputs = 2 * E + shape.q_width / tp + F
-        outputs = (shape.q_width + 2 * shape.kv_width) / tp + 2 * F + 2 * E
+        given, read = shape.mixing_widths(kind)
+        inputs = 2 * E + read / tp + F
+        outputs = given / tp + 2 * F + 2 * E
         return 3 * (2 * inputs + 2 * outputs)
 
     def _add_sharding(
@@ -226,7 +241,7 @@ class Clock:
         repeats = 3 if plan.recompute == "full" else 2
         if layout.tp > 1:
             # Gathered before attention and feed-forward and scattered behind each; the same backward.
-            here.add("tp", 4 * repeats * self.cluster.gather(groups["tp"], width * E * tokens))
+            here.add("tp", shape.exchanges * repeats * self.cluster.gather(groups["tp"], width * E * tokens))
         if layout.cp > 1:
             here.add("cp", self._context(plan, kind, groups, repeats))
         if layout.ep > 1 and kind.sparse and shape.config.experts is not None:

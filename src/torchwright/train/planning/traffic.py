@@ -41,7 +41,7 @@ def traffic(shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan) -> dict[
             add("replicas", cluster.entering(groups["dp_replicate"], size), count * times)
         every = count * plan.micro_batches
         if layout.tp > 1:
-            size = 4 * repeats * width * shape.config.model * tokens
+            size = shape.exchanges * repeats * width * shape.config.model * tokens
             add("tp", cluster.entering(groups["tp"], size), every)
         if layout.cp > 1 and not rings(shape, layout):
             size = repeats * width * 2 * (shape.q_width + shape.kv_width) / layout.tp * tokens

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from torchwright.models.decoder.config import DecoderConfig, ExpertsConfig, LatentConfig
+from torchwright.models.decoder.config import (
+    DecoderConfig,
+    ExpertsConfig,
+    LatentConfig,
+    Mixer,
+    ShortConvConfig,
+)
 from torchwright.models.decoder.rope import Rope
 from torchwright.train.layout import Layout
 from torchwright.train.run.config import run as runs
@@ -26,6 +32,10 @@ LR, EPS = 0.005, 1e-4
 """A large eps: gradients that are zero but for rounding must not become steps of full size."""
 
 
+NORM_EPS = 0.01
+"""The eps of norms in a model with normed mixers: a head that has read one token gives next to nothing, and its norm
+would make large numbers of what float32 has rounded.
+"""
 BIAS_RATE = 0.05
 """Large enough that a bias sends tokens elsewhere in the next step."""
 
@@ -95,6 +105,8 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         run.precision not in ("fp32", "bf16") or run.qat is not None or run.optimizer.name in runs.FEW_BITS
     )
     model = BLOCK_MODEL if blocks else MODEL
+    if isinstance(full.mixer, ShortConvConfig):  # whose channels tp divides
+        model = math.lcm(model, layout.tp * (BLOCK_MODEL // 2 if blocks else 1))
     full_kv_heads = full.expanded_kv_heads
     ring = layout.cp > 1 and full.kv_heads_of(run.parallel.tp) % run.parallel.cp != 0
     kv_heads = layout.tp if ring else layout.tp * layout.cp
@@ -133,6 +145,9 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         ropes=tuple(ropes[layer] for layer in layers),
         windows=tuple(WINDOW if full.windows[layer] else 0 for layer in layers),
         sparse=tuple(full.sparse[layer] for layer in layers),
+        recurrent=tuple(full.recurrent[layer] for layer in layers) if full.recurrent else (),
+        eps=full.eps if full.mixer is None or isinstance(full.mixer, ShortConvConfig) else NORM_EPS,
+        mixer=full.mixer and _shrink_mixer(full.mixer, layout, BLOCK_MODEL // 2 if blocks else HEAD),
         experts=experts,
         scale=scale,
         embedding_scale=1.0
@@ -150,6 +165,21 @@ def _shrink_latent(full: LatentConfig, head: int) -> LatentConfig:
     not."""
     rank = None if full.query_rank is None else head
     return replace(full, rank=head, query_rank=rank, plain=head, turned=head, value=head)
+
+
+def _shrink_mixer(full: Mixer, layout: Layout, head: int) -> Mixer:
+    """Two groups of heads with the same keys for each process, if there are several, and two heads in each.
+
+    One group that processes divide stays one.
+    """
+    if isinstance(full, ShortConvConfig):
+        return full
+    if full.key_heads == 1:
+        heads = layout.tp * min(full.heads // layout.tp, 2)
+        return replace(full, heads=heads, key_dim=head, head_dim=head)
+    groups = layout.tp * min(full.key_heads // layout.tp, 2)
+    heads = groups * min(full.heads // full.key_heads, 2)
+    return replace(full, key_heads=groups, heads=heads, key_dim=head, head_dim=head)
 
 
 def _shrink_mixture(full: ExpertsConfig, layout: Layout, width: int, *, every: bool) -> ExpertsConfig:
@@ -185,7 +215,8 @@ def _kinds(config: DecoderConfig, stages: int) -> list[int]:
     """
     first: dict[tuple[object, ...], int] = {}
     for layer in range(config.layers):
-        kind = (config.ropes[layer], config.windows[layer] > 0, config.sparse[layer])
+        recurrent = bool(config.recurrent) and config.recurrent[layer]
+        kind = (config.ropes[layer], config.windows[layer] > 0, config.sparse[layer], recurrent)
         first.setdefault(kind, layer)
     layers = sorted(first.values())
     times = -(-max(2, stages) // len(layers))

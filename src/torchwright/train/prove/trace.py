@@ -15,9 +15,11 @@ from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
 from torchwright.train.model.fill import whole
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.recurrent import RecurrentMixer
 from torchwright.train.parallel.stages import Staged
 
-WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, LatentAttention, FeedForward, MixtureOfExperts)
+BLOCKS = Attention | LatentAttention | RecurrentMixer | FeedForward | MixtureOfExperts
+WATCHED = nn.Embedding | nn.Linear | RMSNorm | BLOCKS
 
 
 @dataclass

@@ -23,8 +23,8 @@ class Optimizers:
 
     AdamW (Loshchilov and Hutter, 2019), Adafactor (Shazeer and Stern, 2018), or Muon (Jordan et al., 2024). AdamW by
     torchao has moments in 8 bits (Dettmers et al., 2022) or 4 bits (Li et al., 2023). Muon is for the matrices of
-    the layers, each expert's among them; AdamW takes routers and the rest. Adafactor and Muon take whole matrices, of
-    parameters that are shared out too (`whole_matrices.py`).
+    the layers, each expert's among them; AdamW takes routers, the taps of convolutions and the rest. Adafactor and Muon
+    take whole matrices, of parameters that are shared out too (`whole_matrices.py`).
     """
 
     def __init__(self, model: nn.Module, chosen: config.OptimizerSection, *, compiled: bool) -> None:
@@ -123,7 +123,7 @@ def _build(
 
 
 def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> list[WholeMatrices]:
-    """Return what Adafactor and Muon take: all parameters, or each matrix of the layers but the routers'."""
+    """Return what Adafactor and Muon take: all parameters, or each matrix of layers but routers and convolutions."""
     if optimizer == "adafactor":
         return whole_matrices(parameters.values())
     if optimizer != "muon":
@@ -131,7 +131,9 @@ def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> list[Whole
     return whole_matrices(
         parameter
         for name, parameter in parameters.items()
-        if parameter.dim() >= 2 and name.startswith("layers.") and not name.endswith("router.weight")
+        if parameter.dim() >= 2
+        and name.startswith("layers.")
+        and not name.endswith(("router.weight", "conv.weight"))
     )
 
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor.experimental import local_map
 
 from torchwright.core.quiet import errors_alone, quiet_import
 from torchwright.train.model.blocks import Attention, Experts, compute_experts
+from torchwright.train.model.recurrent import EXACT
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run import Gather, Precision
 
@@ -38,8 +39,9 @@ def convert(
 ) -> list[str]:
     """Replace the linear layers of the decoder's layers as `precision` says; their names.
 
-    Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer and routers stay as
-    they are, and under float8 experts. With `gather` float8 layers' matrices are such as FSDP gathers in 8 bits.
+    Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer, routers and what
+    decides a recurrence's decay stay as they are, and under float8 experts. With `gather` float8 layers' matrices are
+    such as FSDP gathers in 8 bits.
     Under tensor parallelism float8's scales are the largest values of whole matrices and rows all the same: DTensor
     takes a maximum over the processes that hold parts.
     Raises `RunError` if no layer has sides that the format takes, as a whole or as a process's part under tensor
@@ -54,7 +56,7 @@ def convert(
         for name, module in model.named_modules()
         if type(module) is nn.Linear
         and name.startswith("layers.")
-        and not name.endswith("router")
+        and not name.endswith(EXACT)
         and module.in_features % step == 0
         and module.out_features % step == 0
     ]

@@ -1,6 +1,6 @@
 """Training with the rounding that the packed kernels do, and a receipt that what is served is what was trained.
 
-Every linear layer but the routers rounds its weight and its input exactly as `PackedLinear` of the scheme does
+Every linear layer but those in `EXACT` rounds its weight and its input exactly as `PackedLinear` of the scheme does
 (`hardware/kernels/pack.py`, `hardware/kernels/reference.py`); gradients pass as if nothing were rounded
 (straight-through: Bengio et al., 2013; Jacob et al., 2018). Under autocast the products of the rounded values are
 taken in bfloat16.
@@ -26,6 +26,7 @@ from torchwright.models.decoder import read_decoder_config
 from torchwright.models.decoder.load import load_decoder
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.blocks import Experts
+from torchwright.train.model.recurrent import EXACT
 from torchwright.train.run.config.run import Qat
 
 RECEIPT = "qat_receipt.json"
@@ -50,7 +51,7 @@ def fake_quantize(model: Transformer, qat: Qat) -> list[str]:
     """Replace the model's linear layers and let its experts round; the names of what was changed."""
     changed = []
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and not name.endswith("router"):
+        if type(module) is nn.Linear and not name.endswith(EXACT):
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, FakeQuantizedLinear.around(module, qat))
             changed.append(name)

@@ -35,6 +35,7 @@ _SAVED = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.torchwright_train.ring_attention.default,
+    torch.ops.torchwright_train.recurrence.default,
 )
 """Operators whose results selective recomputation keeps, because they are slow to compute again."""
 _MARKS = (
