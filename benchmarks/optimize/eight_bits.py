@@ -1,4 +1,4 @@
-"""What 8-bit layers lose of trained models' tasks, for each way to round them; nothing is timed.
+"""The loss of trained models' tasks by 8-bit layers, for each way to round them.
 
     python -m benchmarks.optimize.eight_bits [--only NAME …] [--steps STEP …] [--sounds DATA] [--json FILE]
 

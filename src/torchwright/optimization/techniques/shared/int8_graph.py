@@ -68,7 +68,7 @@ def _quantized_value(integers: Any) -> Node | None:
 
 
 def _share_products(graph: Graph) -> None:
-    """Multiply a value once for all quantizations of equal products of it, as smoothed layers have them."""
+    """Multiply a value once for all quantizations that read equal products, as smoothed layers do."""
     first: dict[tuple[Any, ...], Node] = {}
     for node in list(graph.nodes):
         product = node.target is aten.mul.Tensor and all(user.target is QUANTIZE for user in node.users)

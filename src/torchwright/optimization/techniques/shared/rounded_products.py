@@ -46,7 +46,7 @@ class Rounded(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """What one product multiplies its rounded input by, and the factors of the input's features before rounding."""
+    """A layer's rounded weight, and the module that multiplies its input before rounding."""
 
     rounded: RoundedWeight
     smooth: Smooth | None = None

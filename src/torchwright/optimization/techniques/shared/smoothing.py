@@ -1,10 +1,10 @@
 """Equalize the input features of linear layers before both operands are rounded to 8 bits: SmoothQuant.
 
 One step serves all features of an input. Where a few are far larger than the rest, as after the norms of transformers,
-the step is too coarse for the others. Dividing each feature by a scale s, and multiplying the weight's column by it, is
-the same function, and a weight with a step per output channel is easier to round (Xiao et al., 2023). The division is a
-multiplication of the input, which compilers join with the norm before the layer: no norm has to be changed, and other
-readers of its output see no difference.
+the step is too coarse for the others. Each feature is divided by a scale, and the weight's column multiplied by it: the
+function stays, and a weight with a step per output channel is easier to round (Xiao et al., 2023). The division is a
+multiplication of the input, which compilers join with the norm before the layer. No norm has to be changed, and other
+readers of the norm's output see no difference.
 
 A layer is smoothed if its output's error on calibration rows, both operands rounded, is clearly smaller.
 """
@@ -79,7 +79,7 @@ class Smooth(nn.Module):
 
     @property
     def scales_K(self) -> torch.Tensor:
-        """What the columns of weights are multiplied by: exactly the inverse of the factors in their own type."""
+        """The factors of the weight's columns: exactly the inverse of the input's in their own type."""
         return 1 / self.factor.float()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -140,8 +140,10 @@ def smooth_of(layer: Any, x: torch.Tensor) -> Smooth | None:
 
 
 def best_scales(weights: Sequence[torch.Tensor], features: Features) -> torch.Tensor | None:
-    """Return the scales (K,), 1 at least, for layers of these weights (N, K) that read these features; None if the
-    error does not shrink to `WORTH` of it."""
+    """Return the scales (K,), 1 at least, for layers of these weights (N, K) that read these features.
+
+    None if the error does not shrink to `WORTH`.
+    """
     rows_RK = torch.cat(features.rows)
     if len(rows_RK) < 2 or not (features.low_K.isfinite() & features.high_K.isfinite()).all():
         return None
