@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from search_techniques import Quantize
+from search_techniques import Library, Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.records import RELATIVE_ERROR, Budget, Quality, Ranked, Step
 from torchwright.optimization.search import attempt
@@ -267,3 +267,50 @@ def test_what_would_not_pay_is_not_looked_at(compiling: World, monkeypatch: pyte
     outcome = compiling.search(step("fuse"), step("quantize"))
     assert len(compiling.looked) == (why == "a look is slow")
     assert "not compiled" not in row(outcome, "quantize").reason
+
+
+@pytest.fixture
+def converting(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A library whose conversion takes its time, and whose loss eager code shows."""
+    monkeypatch.setattr(Library, "tolerance", 0.1)
+    monkeypatch.setattr(Library, "emulates", True)
+    world.converting, world.export_seconds = 20.0, 2.0
+    world.gain = product(library=4.0, fold=1.5)
+    return world
+
+
+def test_what_loses_far_too_much_in_eager_code_is_not_converted_for_that(converting: World):
+    converting.drop = lossy(library=0.07)
+    outcome = converting.search(step("library"))
+    assert rows(outcome) == {"library": "dropped"}
+    assert row(outcome, "library").reason.endswith("emulated, and not converted for that")
+    assert converting.looked == [(step("library"),)]
+    assert (step("library"),) not in converting.started
+    assert converting.now < 10
+
+
+def test_what_may_be_within_the_budget_is_converted(converting: World):
+    converting.drop = lossy(library=0.0149)
+    outcome = converting.search(step("library"))
+    assert (step("library"),) in converting.started
+    assert "emulated" not in row(outcome, "library").reason
+
+
+@pytest.mark.parametrize(
+    ("budget", "status"), [(12.0, "dropped"), (5.0, "untried")], ids=["a look fits", "no look fits"]
+)
+def test_a_step_without_time_for_its_trial_is_looked_at_where_there_is_time(
+    converting: World, budget: float, status: str
+):
+    converting.budget = Budget(max_drop=0.01, time_seconds=budget)
+    converting.drop, converting.start_seconds = lossy(library=0.07), 2.5
+    outcome = converting.search(step("fold"), step("library"))
+    assert rows(outcome)["library"] == status
+    assert (step("library"),) not in converting.started
+
+
+def test_a_step_without_time_that_may_hold_stays_untried(converting: World):
+    converting.budget = Budget(max_drop=0.01, time_seconds=12.0)
+    converting.start_seconds = 2.5
+    assert rows(converting.search(step("fold"), step("library")))["library"] == "untried"
+    assert converting.looked

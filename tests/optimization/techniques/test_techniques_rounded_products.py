@@ -10,7 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from calibrated_layers import calibrated_on
+from torchwright.hardware.devices import get_device
+from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.techniques.openvino import RunOpenVino
 from torchwright.optimization.techniques.shared.rounded_products import Rounded
+from torchwright.workloads.module import ModuleWorkload
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +76,23 @@ def test_inputs_by_name_and_other_types_are_taken(dtype: torch.dtype) -> None:
         got = Rounded(named)(x)
         assert torch.equal(got, Rounded(plain)(x))
     assert got.dtype == dtype
+
+
+@torch.no_grad()
+def test_a_conversion_to_8_bits_is_emulated_layer_by_layer() -> None:
+    x, model = torch.randn(6, 48), nn.Sequential(nn.Linear(48, 40), nn.ReLU(), nn.Linear(40, 8)).eval()
+    made = {}
+    for technique in (
+        RunOpenVino(precision="int8"),
+        RunOpenVino(precision="int8", skip=("2",)),
+        RunOpenVino(),
+    ):
+        target = make_target(ModuleWorkload(model, (x,)), get_device("cpu").identify())
+        technique.emulate(target)
+        made[str(technique)] = target.model(x)
+        assert target.model.get_submodule("0").weight.dtype == torch.float32  # its owner may read it
+    first = Rounded(model[0])(x).relu()
+    whole, part, plain = made.values()
+    assert torch.equal(whole, Rounded(model[2])(first))
+    assert torch.equal(part, model[2](first))
+    assert torch.equal(plain, model(x))

@@ -44,11 +44,7 @@ def attempt(
     search.context.deadline = estimate.latest(search, steps)
     if lost := lost_uncompiled(search, step, steps):
         wrong = is_wrong(lost.quality, steps, search.budget.max_drop)
-        reason = f"{_over_budget(lost.quality, search.budget.max_drop)}; not compiled for that"
-        reason += _report_of(step, wrong)
-        search.add(
-            StepResult(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost))
-        )
+        _drop_early(search, step, lost, wrong=wrong)
         return retreats and _retreat(search, step, steps, lost.quality, swapped)
     candidate: Candidate | None = None
     with ExitStack() as stack:
@@ -77,9 +73,9 @@ def attempt(
 
 
 def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
-    """Return the loss of a compiled recipe as measured in eager code, if it is far too much; it is measured once.
+    """Return the loss of a compiled or converted recipe as seen in eager code, if it is far too much.
 
-    None where the loss may be within the budget, or measuring takes too long next to compiling.
+    It is measured once. None where the loss may be within the budget, or measuring takes too long next to compiling.
     """
     found = search.uncompiled.get(str(steps)) or _uncompiled(search, step, steps)
     if found is None:
@@ -88,10 +84,26 @@ def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Unco
     return found if found.quality.drop > FAR_OVER * search.budget.max_drop else None
 
 
+def screen(search: Search, step: Step, steps: tuple[Step, ...]) -> bool:
+    """Record that a step for whose trial no time is left loses far too much, where eager code shows that in time."""
+    search.context.deadline = estimate.latest(search, steps)
+    if search.context.remaining() < search.spent[0].seconds + search.settle_seconds:
+        return False
+    if lost := lost_uncompiled(search, step, steps):
+        _drop_early(search, step, lost, wrong=False)
+    return lost is not None
+
+
+def _drop_early(search: Search, step: Step, lost: Uncompiled, *, wrong: bool) -> None:
+    how = "not compiled for that" if not from_step(step).emulates else "emulated, and not converted for that"
+    reason = f"{_over_budget(lost.quality, search.budget.max_drop)}; {how}{_report_of(step, wrong)}"
+    search.add(StepResult(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost)))
+
+
 def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
     look = PATIENCE * (search.spent[0].seconds + search.settle_seconds)
     if (
-        not compiles(steps)
+        not (compiles(steps) or from_step(step).emulates)
         or from_step(step).tolerance <= search.budget.max_drop
         or search.prefetcher.is_done(steps)
         or look > estimate.afresh_seconds(search, steps)

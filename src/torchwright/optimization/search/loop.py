@@ -21,7 +21,7 @@ from torchwright.core.process import interrupts
 from torchwright.core.records import Step
 from torchwright.optimization.search import choose, components, estimate, experience, resume
 from torchwright.optimization.search.asked import given_by, raise_refused
-from torchwright.optimization.search.attempt import attempt, lost_uncompiled
+from torchwright.optimization.search.attempt import attempt, lost_uncompiled, screen
 from torchwright.optimization.search.finish import (
     ablate,
     compare_with_third_party,
@@ -188,7 +188,8 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
         return []
     late = estimate.no_time(search, steps)
     if late and not asked:
-        search.refuse(step, late, "untried")
+        if not screen(search, step, steps):
+            search.refuse(step, late, "untried")
         return []
     if late and not search.measured_any():
         _stretch(search, step, steps)

@@ -103,7 +103,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Uncompiled:
-    """The loss of a compiled recipe as measured in eager code, and the coverage of its steps."""
+    """The loss of a compiled or converted recipe as measured in eager code, and the coverage of its steps."""
 
     quality: Quality
     coverage: tuple[Coverage, ...]
@@ -169,7 +169,7 @@ class Search:
     spent: list[Spent] = field(default_factory=list[Spent])
     """The time of every trial so far, the original's first."""
     uncompiled: dict[str, Uncompiled] = field(default_factory=dict[str, Uncompiled])
-    """By recipes, those that were looked at before they were compiled."""
+    """By recipes, those that were looked at before they were compiled or converted."""
     import_seconds: float = 0.0
     """Seconds that a process without fork needs before its trial begins."""
     original_seconds: float = 0.0

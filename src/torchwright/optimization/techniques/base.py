@@ -287,6 +287,14 @@ class Technique:
         return ()
 
     @property
+    def emulates(self) -> bool:
+        """True if `emulate` shows most of its loss in eager code, without the engine that it converts the model for."""
+        return False
+
+    def emulate(self, target: Target) -> None:
+        """Change the model, to which it was applied, so that eager code rounds as its engine does."""
+
+    @property
     def conversion(self) -> Step | None:
         """Return the step that stands for all options with which its engine builds the same files and only runs them
         differently; None if the files are not kept for other trials."""

@@ -18,6 +18,7 @@ from torchwright.optimization.techniques.shared.int8 import LAYERS, Int8Layer, o
 from torchwright.optimization.techniques.shared.int8_layers import Int8Layers, Replacement
 from torchwright.optimization.techniques.shared.rounded_products import Rounded
 from torchwright.optimization.techniques.shared.rounding import Calibrated
+from torchwright.optimization.techniques.shared.smoothing import Smoothing
 from torchwright.optimization.techniques.shared.wrapping import stand_in_error
 
 
@@ -29,6 +30,9 @@ class Int8Static(Int8Layers):
     needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled", "float32_range"})
     kinds: ClassVar[tuple[type[nn.Module], ...]] = LAYERS
 
+    smooth: bool = True
+    """Equalize the input features of linear layers where that clearly lowers their error (SmoothQuant)."""
+
     @property
     def calibrates(self) -> bool:
         return True
@@ -37,13 +41,23 @@ class Int8Static(Int8Layers):
         if "batch_norm" in target.properties:
             # What stands between a convolution and its activation keeps both from one kernel.
             fold(target.model, target.workload.cases(target.compute_dtype))
-        calibrated = Calibrated()
-        ranges = observe_inputs(target, self.kinds, calibrated.watch)
+        calibrated, smoothing = Calibrated(), Smoothing()
+
+        def watch(layer: nn.Module, x: torch.Tensor) -> None:
+            calibrated.watch(layer, x)
+            if self.smooth:
+                smoothing.watch(layer, x)
+
+        ranges = observe_inputs(target, self.kinds, watch)
 
         def replacement(layer: nn.Module) -> nn.Module | str:
             if layer not in ranges:
                 return "it is not called on the calibration inputs"
-            return Int8Layer(layer, ranges[layer], calibrated.rounded(layer))
+            smooth = smoothing.found(layer)
+            if smooth is None:
+                return Int8Layer(layer, ranges[layer], calibrated.rounded(layer))
+            rounded = calibrated.rounded(layer, smooth.scales_K)
+            return Int8Layer(layer, smoothing.activation(layer, smooth), rounded, smooth)
 
         return replacement
 
@@ -55,4 +69,4 @@ class Int8Static(Int8Layers):
         return stand_in_error(module, self.stand_in(module), x)
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
-        return None if overridden(module, self.kinds) else Rounded(module)
+        return None if overridden(module, self.kinds) else Rounded(module, smooth=self.smooth)

@@ -132,6 +132,15 @@ class RunOpenVino(Technique):
             return Rounded(module)
         return half.Lower(module, getattr(torch, RATES[self.precision])) if self.autocast else None
 
+    @property
+    def emulates(self) -> bool:
+        return self.precision == "int8"
+
+    def emulate(self, target: Target) -> None:
+        for name, module in list(named(target.model, LAYERS)):
+            if self.emulates and name not in self.skip:
+                module.forward = Rounded(module).forward  # its owner may read its weight
+
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names) if self.precision == "int8" or self.autocast else None
 

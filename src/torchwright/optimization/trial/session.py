@@ -134,13 +134,13 @@ class TrialSession:
         """Apply steps and make the first answers; an engine that is `apart` compiles into `folder` and stops there.
 
         In `conversions` it finds, and leaves, what trials may share. Without `compiled` what the steps make of the
-        model is run eagerly.
+        model is run eagerly, and rounds as their engine would.
         """
         import torch
 
         from torchwright.hardware.devices.allocator import apply_allocator
         from torchwright.optimization.engines.apply import apply_steps, weight_bytes
-        from torchwright.optimization.techniques.base import conversion_of
+        from torchwright.optimization.techniques.base import conversion_of, from_step
 
         start = time.perf_counter()
         self._build()
@@ -151,6 +151,8 @@ class TrialSession:
         settings = self.target.settings
         if not compiled:
             settings.engine = "eager"
+            for step in steps:
+                from_step(step).emulate(self.target)
         apply_allocator(settings.allocator)
         if settings.threads:
             torch.set_num_threads(settings.threads)

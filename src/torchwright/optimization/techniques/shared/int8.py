@@ -97,7 +97,7 @@ class Int8Layer(nn.Module):
 
     `activation` is (scale, zero point) of its input. With None each call takes those of each row: a token of a linear
     layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row. Without `rounded` weights are
-    rounded to the nearest.
+    rounded to the nearest. `smooth` multiplies the input first; the weight was divided by its factors before rounding.
 
     NaN and infinity in its input become NaN. Integers have neither: compiled code does not take such calls.
     """
@@ -107,9 +107,12 @@ class Int8Layer(nn.Module):
         layer: nn.Module,
         activation: tuple[float, int] | None,
         rounded: RoundedWeight | None = None,
+        smooth: nn.Module | None = None,
     ) -> None:
         super().__init__()
         assert isinstance(layer, LAYERS)
+        assert smooth is None or rounded is not None
+        self.smooth = smooth
         integers, scale = (rounded.integers, rounded.scale) if rounded else quantize_weight(layer.weight)
         self.register_buffer("integers", integers)
         self.register_buffer("weight_scale", scale)
@@ -129,7 +132,8 @@ class Int8Layer(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The weight in the layer's own type: models read it to cast what they pass in (transformers' ViT does)."""
-        return self._wide_weight().to(self.dtype)
+        wide = self._wide_weight()
+        return (wide if self.smooth is None else self.smooth(wide)).to(self.dtype)
 
     def _wide_weight(self) -> torch.Tensor:
         return ops.dequantize_per_channel.default(
@@ -137,7 +141,7 @@ class Int8Layer(nn.Module):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x, top = input, self.largest
+        x, top = input if self.smooth is None else self.smooth(input), self.largest
         if self.activation is None:
             wide = round_rows(x.float(), top, 1 if self.convolution is None else 3)
         else:
@@ -219,7 +223,7 @@ def observe_inputs(
         low, high = (end.item() for end in x.detach().float().aminmax())
         before = seen.get(module, (low, high))
         seen[module] = min(low, before[0]), max(high, before[1])
-        also(module, x.detach())
+        also(module, x)
 
     layers = [module for module in target.model.modules() if isinstance(module, kinds)]
     handles = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in layers]

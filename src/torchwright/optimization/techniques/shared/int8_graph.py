@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 ops = torch.ops.quantized_decomposed
 aten = torch.ops.aten
@@ -23,6 +23,7 @@ LAYERS = (aten.conv2d.default, aten.linear.default)
 def share_integers(graph_module: GraphModule) -> None:
     """Rewrite a functional graph in place; values and their types stay as they were but for the shared rounding."""
     graph = graph_module.graph
+    _share_products(graph)
     for node in list(graph.nodes):
         if node.op != "placeholder":
             _share_quantization(node)
@@ -64,6 +65,20 @@ def _quantized_value(integers: Any) -> Node | None:
         with graph.inserting_before(integers):
             return graph.call_function(POOL, (integers.args[0].args[0], *integers.args[1:]), integers.kwargs)
     return None
+
+
+def _share_products(graph: Graph) -> None:
+    """Multiply a value once for all quantizations that read equal products, as smoothed layers do."""
+    first: dict[tuple[Any, ...], Node] = {}
+    for node in list(graph.nodes):
+        product = node.target is aten.mul.Tensor and all(user.target is QUANTIZE for user in node.users)
+        cast = node.target is aten._to_copy.default and node.args[0].op in ("placeholder", "get_attr")
+        if not product and not cast:
+            continue
+        known = first.setdefault((node.target, node.args, tuple(node.kwargs.items())), node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
 
 
 def _share_quantization(value: Node) -> None:

@@ -53,6 +53,15 @@ class Moments:
     def mean_GK(self) -> torch.Tensor:
         return self._centre[:, 0].double() + self._sum / self.count
 
+    def divided(self, scales_K: torch.Tensor) -> Moments:
+        """Return the moments of the patches divided by these numbers."""
+        found, scales = Moments(), scales_K.double()
+        found.count, found._centre = self.count, self._centre / scales_K
+        found._sum = self._sum / scales
+        if isinstance(self._products, torch.Tensor):
+            found._products = self._products / (scales[:, None] * scales)
+        return found
+
     @property
     def covariance_GKK(self) -> torch.Tensor | None:
         """None if a channel has more than `LARGEST` weights."""
@@ -76,12 +85,18 @@ class Calibrated:
             return
         self._moments.setdefault(layer, Moments()).add(patches_of(layer, x.detach()))
 
-    def rounded(self, layer: Any) -> RoundedWeight | None:
-        """Return the layer's weight in 8 bits; None for a layer without calls, or with NaN or infinity in them."""
+    def rounded(self, layer: Any, scales_K: torch.Tensor | None = None) -> RoundedWeight | None:
+        """Return the layer's weight in 8 bits; None for a layer without calls, or with NaN or infinity in them.
+
+        With `scales_K` the layer's input is divided by them, and the weight is multiplied before it is rounded.
+        """
         moments = self._moments.pop(layer, None)
         if moments is None or not moments.mean_GK.isfinite().all():
             return None
-        return rounded_weight(layer.weight.detach(), moments)
+        weight = layer.weight.detach()
+        if scales_K is None:
+            return rounded_weight(weight, moments)
+        return rounded_weight(weight.float() * scales_K, moments.divided(scales_K))
 
 
 def rounded_weight(weight: torch.Tensor, moments: Moments) -> RoundedWeight:
