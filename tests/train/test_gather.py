@@ -15,6 +15,7 @@ from runs import CONFIG, checkpoints, losses, make_run, run_processes
 from safetensors.torch import load_file
 
 from torchwright.cli import main
+from torchwright.core.quiet import quiet_import
 from torchwright.models.decoder.families import decoder_config
 from torchwright.train.layout import Layout
 from torchwright.train.planning.cluster import Cluster, read_device
@@ -120,9 +121,10 @@ def narrow_and_wide(seed: int = 0) -> torch.Tensor:
 
 def rounded(matrix_NK: torch.Tensor, dim: int) -> torch.Tensor:
     """The numbers that torchao's rowwise recipe computes with; `dim` -1 is by rows, 0 by columns."""
-    from torchao.float8.config import ScalingGranularity, e4m3_dtype
-    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-    from torchao.float8.float8_training_tensor import LinearMMConfig
+    with quiet_import():
+        from torchao.float8.config import ScalingGranularity, e4m3_dtype
+        from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+        from torchao.float8.float8_training_tensor import LinearMMConfig
 
     found = hp_tensor_to_float8_dynamic(
         matrix_NK,

@@ -8,6 +8,7 @@ layers round again as ever; by rows that changes nothing.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
+
+from torchwright.core.quiet import quiet_import
 
 LOST = 224 * 2**6
 """A row's largest number lies above 224 once it is scaled, and float8_e4m3 loses bits below 2^-6."""
@@ -109,10 +112,15 @@ def round_rows(matrix_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A row with a number that is not finite has NaN as its unit.
     """
-    from torchao.float8.config import e4m3_dtype
-    from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
+    dtype, scale, saturated = _rounding()
+    scale_N1 = scale(matrix_NK.abs().amax(1, keepdim=True), dtype, round_scales_to_power_of_2=True)
+    return saturated(matrix_NK.float() * scale_N1, dtype), scale_N1.reciprocal().to(torch.float8_e8m0fnu)
 
-    largest_N1 = matrix_NK.abs().amax(1, keepdim=True)
-    scale_N1 = amax_to_scale(largest_N1, e4m3_dtype, round_scales_to_power_of_2=True)
-    rounded_NK = to_fp8_saturated(matrix_NK.float() * scale_N1, e4m3_dtype)
-    return rounded_NK, scale_N1.reciprocal().to(torch.float8_e8m0fnu)
+
+@functools.cache
+def _rounding() -> tuple[torch.dtype, Any, Any]:
+    """Return torchao's type of number, how it takes a scale, and how it rounds."""
+    with quiet_import():
+        from torchao.float8.config import e4m3_dtype
+        from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
+    return e4m3_dtype, amax_to_scale, to_fp8_saturated
