@@ -1,9 +1,9 @@
 """Matrices that FSDP gathers rounded by rows: 8 bits for a number, and 8 for the power of two of a row.
 
-The rowwise float8 recipes round a matrix by rows for the forward pass, and by columns or as a whole for the gradient
-of the input. One gathered form serves both, because their scales are powers of two: float8 keeps four significant bits
-of a number under any of them, except of numbers `LOST` times smaller than the largest of their row or column. The
-layers round again as ever; by rows that changes nothing.
+The rowwise float8 recipes round a matrix by rows for the forward pass. For the gradient of the input they round it by
+columns, or as a whole. One gathered form serves both, because their scales are powers of two. Under any of them float8
+keeps the same four significant bits of a number. It loses bits of numbers `LOST` times smaller than the largest
+of their row or column. The layers round again as ever; by rows that changes nothing.
 """
 
 from __future__ import annotations
