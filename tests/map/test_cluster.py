@@ -59,6 +59,7 @@ def raylets(count: int) -> Iterator[tuple[str, Callable[[], None]]]:
         try:
             last = [nodes.add_node(num_cpus=1, include_dashboard=False) for _ in range(count)][-1]
             nodes.wait_for_nodes()
+            assert nodes.address is not None
             yield nodes.address, lambda: nodes.remove_node(last, allow_graceful=False)
         finally:
             nodes.shutdown()

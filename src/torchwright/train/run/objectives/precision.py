@@ -124,7 +124,9 @@ def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device:
     )
     if gather == "float8" and by_rows:
         for name in chosen:
-            gather_by_rows(model.get_submodule(name))
+            layer = model.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            gather_by_rows(layer)
     if device == "cpu":
         # torchao's layers take their inputs to bfloat16 under a GPU's autocast alone.
         for name in chosen:

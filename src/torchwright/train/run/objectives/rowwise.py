@@ -93,7 +93,7 @@ class GatheredByRows(torch.Tensor):
         else:
             whole_NK = out.to_local() if isinstance(out, DTensor) else out
         # The backward pass gathers what the forward pass had: autograd must not take it for another value.
-        with torch.autograd._unsafe_preserve_version_counter(whole_NK):
+        with torch.autograd._unsafe_preserve_version_counter(whole_NK):  # pyright: ignore[reportPrivateImportUsage]
             whole_NK.copy_(rounded_NK).mul_(unit_N1.to(dtype))
         for each in gathered:
             each.untyped_storage().resize_(0)
