@@ -325,6 +325,7 @@ def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the address of a cluster of two nodes on loopback, and what kills the second."""
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or what else this machine does comes first
     cluster = Cluster()
     cluster.add_node(num_cpus=1, include_dashboard=False)
     second = cluster.add_node(num_cpus=1)

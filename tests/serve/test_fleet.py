@@ -9,12 +9,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+import torch
 from fleet_support import RunningFleet, command_line, descendants, fleet, gone
 from http_support import MODEL, wait_until
+
+from lora_files import write_adapter
+from torchwright.models.decoder import load_decoder
+from torchwright.models.decoder.adapters import read_adapter
+from torchwright.workloads.language import BUNDLED
 
 KEY, SECOND = "sk-the-key-of-the-fleet", "sk-another-key"
 
@@ -101,6 +108,48 @@ def test_errors_of_a_replica_come_as_they_are(two: RunningFleet) -> None:
 
 
 @pytest.mark.slow
+def test_every_replica_answers_by_every_adapter(tmp_path: Path) -> None:
+    """As `generate` does, from both replicas, and after one of them was replaced."""
+    folders = [write_adapter(BUNDLED, tmp_path / f"a{n}", seed=n, r=8, std=0.1) for n in range(2)]
+    loaded, prompt = load_decoder(BUNDLED, torch.bfloat16), "Once upon a time"
+    wanted = {MODEL: loaded.generate(prompt, max_new_tokens=20, stop=[])}
+    for name, folder in zip(("one", "two"), folders, strict=True):
+        own = read_adapter(folder, loaded.decoder, loaded.folder)
+        wanted[name] = loaded.generate(prompt, max_new_tokens=20, stop=[], adapter=own)
+    assert len(set(wanted.values())) == 3
+    words = [f"--adapter={name}={folder}" for name, folder in zip(("one", "two"), folders, strict=True)]
+    with fleet("--replicas", "2", "--policy", "round_robin", *words) as running:
+        places = len(wanted) * 2
+        wait_until(lambda: running.routed() == places, 60)
+        listed = httpx.get(running.url + "/v1/models", headers=running.headers).json()["data"]
+        assert {model["id"] for model in listed} == wanted.keys()
+
+        def check() -> None:
+            before = answered(running)
+            for name, text in [*wanted.items()] * 2:
+                answer = running.complete(prompt, model=name, max_tokens=20, ignore_eos=True)
+                assert answer.status_code == 200, answer.text
+                assert (answer.json()["model"], answer.json()["choices"][0]["text"]) == (name, text)
+            wait_until(lambda: answered(running) == [count + len(wanted) for count in before])
+            assert running.complete(prompt, model="three").status_code == 404
+
+        check()
+        name, pid = next(iter(running.replicas().items()))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: running.replicas().get(name, pid) != pid, 120)
+        wait_until(
+            lambda: running.figure("torchwright:engine_ready") == 2 and running.routed() == places, 120
+        )
+        check()
+
+
+def answered(running: RunningFleet) -> list[float]:
+    """Return the completions that each of two replicas has answered."""
+    name, path = "torchwright:http_requests_total", 'path="/v1/completions"'
+    return [running.figure(name, path, 'status="200"', f'server="replica {place}"') for place in range(2)]
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_all_after_the_running_streams() -> None:
     with fleet("--replicas", "2") as running:
         stream = running.stream()
@@ -172,8 +221,6 @@ def test_ports_in_use_are_known_before_anything_is_loaded() -> None:
 @pytest.mark.slow
 def test_a_replica_that_dies_at_start_says_why_once(tmp_path) -> None:
     pytest.importorskip("smg")
-    from torchwright.workloads.language import BUNDLED
-
     for file in BUNDLED.iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -206,6 +207,19 @@ def test_without_a_replica_clients_are_asked_to_come_again(two: RunningFleet) ->
         os.kill(pid, signal.SIGKILL)
     answer = two.complete()
     assert answer.status_code == 503, answer.text
+    wait_until(lambda: two.complete().status_code == 200, BACK_SECONDS)
+
+
+def test_while_all_replicas_hang_clients_are_asked_to_come_again(two: RunningFleet) -> None:
+    """Unless it is told not to, the gateway forgets a model whose servers fail probes for a while, and says 404."""
+    with contextlib.ExitStack() as stack:
+        for pid in two.replicas().values():
+            stack.enter_context(paused(pid))
+        wait_until(lambda: two.routed() == 0, 60)
+        for _ in range(20):
+            answer = two.complete()
+            assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1"), answer.text
+            time.sleep(1)
     wait_until(lambda: two.complete().status_code == 200, BACK_SECONDS)
 
 

@@ -157,27 +157,36 @@ def _gateway(**given: Any) -> list[str]:
         "origins": [],
         "body_bytes": 9,
     }
-    return arguments(GatewayOptions(**{**fields, "model": "m", "aliases": [], **given}), Path("/m"), 2)
+    return arguments(GatewayOptions(**{**fields, "models": ["m"], "aliases": [], **given}), Path("/m"), 2)
 
 
 def test_the_gateway_takes_every_key_and_a_secret_one_for_its_replicas() -> None:
     words = _gateway(keys=["one", "two", "three"], origins=["https://a", "https://b"])
-    assert words[words.index("--api-key") + 1] == "one"
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--tenant-api-key"] == [
-        "key2:two",
-        "key3:three",
-    ]
+    assert _values(words, "--api-key") == ["one"]
+    assert _values(words, "--tenant-api-key") == ["key2:two", "key3:three"]
     at = words.index("--cors-allowed-origins")
     assert words[at + 1 : at + 3] == ["https://a", "https://b"]
-    secret, other = (each[each.index("--control-plane-api-keys") + 1] for each in (words, _gateway()))
+    (secret,), (other,) = (_values(each, "--control-plane-api-keys") for each in (words, _gateway()))
     assert len(secret) > 64
     assert secret != other
-    assert "--api-key" not in _gateway()
+    assert _values(_gateway(), "--api-key") == []
 
 
 def test_the_gateway_knows_every_name_of_the_model() -> None:
-    words = _gateway(aliases=["two", "three"])
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--model-alias"] == ["two=m", "three=m"]
+    assert _values(_gateway(aliases=["two", "three"]), "--model-alias") == ["two=m", "three=m"]
+
+
+def test_the_gateway_takes_keys_and_names_that_look_like_options() -> None:
+    """By its own parser, which took a key such as -aB for an option that it does not have."""
+    parse = pytest.importorskip("smg.launch_router").parse_router_args
+    found = parse(_gateway(keys=["-aB", "--port", "-c:d"], aliases=["-v"], origins=["https://a"]))
+    assert (found.api_key, found.tenant_api_keys) == ("-aB", [("key2", "--port"), ("key3", "-c:d")])
+    assert (found.model_aliases, found.cors_allowed_origins) == ({"-v": "m"}, ["https://a"])
+    assert (found.port, found.max_payload_size) == (1, 9)
+
+
+def _values(words: list[str], flag: str) -> list[str]:
+    return [word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")]
 
 
 def test_a_childs_lines_have_its_name_and_nothing_that_a_terminal_acts_on() -> None:
@@ -226,7 +235,8 @@ def test_a_fault_of_all_replicas_is_said_once_while_they_start(capsys: pytest.Ca
         ("--replicas 1 --allow-adapters .", "--allow-adapters is not for --replicas"),
         ("--replicas 1 --allow-weights .", "--allow-weights is not for --replicas"),
         ("--replicas 1 --batches .", "--batches is not for --replicas"),
-        ("--replicas 1 --adapter a=.", "--adapter NAME=DIR is not for --replicas"),
+        ("--replicas a:1 --adapter a=.", "--adapter is not for servers"),
+        ("--replicas 1 --served-model-name a --served-model-name b=c", "'b=c' is not for --replicas"),
         ("--replicas a:1 --log-requests", "--log-requests is not for servers"),
         ("--replicas 1 --allowed-host a.example", "--allowed-host is not for --replicas"),
         ("--replicas 1000", "processors that this process may use"),
@@ -276,6 +286,13 @@ def test_more_replicas_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) 
     assert room.check_replicas(ServerOptions(), 2).figures is not None  # weights of 24 MiB
     with pytest.raises(TorchwrightError, match=r"--replicas 3.*60.0 MiB of memory for 3 times.*at most 2"):
         room.check_replicas(ServerOptions(), 3)
+
+
+def test_more_names_than_the_gateway_registers_are_refused(tmp_path: Path) -> None:
+    adapters = tuple((f"a{number}", str(tmp_path)) for number in range(600))
+    server = ServerOptions(engine=EngineOptions(adapters=adapters))
+    with pytest.raises(WorkloadError, match=r"1202 places for the gateway.*at most 1024"):
+        room.check_replicas(server, 2)
 
 
 def test_the_options_of_a_replica_are_plain_json() -> None:

@@ -176,6 +176,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "adamw8bit": {"layout": {"dp_shard": 2}, "optimizer": {"name": "adamw8bit"}},
     "float8": {"layout": {"dp_shard": 2}, "precision": "float8_rowwise"},
     "float8 with tp": {"layout": {"dp_shard": 2, "tp": 2}, "precision": "float8_tensorwise"},
+    "float8 gathered by rows in stages": {
+        "layout": {"pp": 2, "dp_shard": 2},
+        "micro_batches": 2,
+        "precision": "float8_rowwise",
+        "gather": "float8",
+        "recompute": "full",
+        **UNTIED,
+    },
     "mxfp8": {"layout": {"dp_replicate": 2}, "precision": "mxfp8"},
     "mxfp8 with tp": {"layout": {"dp_shard": 2, "tp": 2}, "precision": "mxfp8"},
     "mxfp8 experts with ep and tp": {

@@ -72,7 +72,7 @@ def _tokens(context: click.Context, parameter: click.Parameter, value: str) -> i
 @click.option(
     "--gather",
     type=click.Choice(["float8"]),
-    help="As in a run file: what float8_tensorwise layers' matrices are gathered in.",
+    help="As in a run file: what float8 layers' matrices are gathered in.",
 )
 @click.option(
     "--optimizer",

@@ -65,7 +65,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     say(f"serving '{checked.found.name}' from {checked.found.artifact or checked.found.folder}")
     if checked.figures is not None:
         say(str(checked.figures))
-    run(checked, listening, url, begun=begun, say=say)
+    run(checked, [listening], url, begun=begun, say=say)
     return 0
 
 
@@ -94,9 +94,14 @@ def check(options: ServerOptions) -> Checked:
 
 
 def run(
-    checked: Checked, listening: socket.socket, url: str, *, begun: float, say: Callable[[str], None]
+    checked: Checked,
+    listening: Sequence[socket.socket],
+    url: str,
+    *,
+    begun: float,
+    say: Callable[[str], None],
 ) -> None:
-    """Load the model and serve it on a socket until a signal; closes the socket. Raises `ModelError`.
+    """Load the model and serve it on sockets until a signal; closes them. Raises `ModelError`.
 
     `begun` is when the command was, in seconds of `time.perf_counter`.
     """
@@ -129,7 +134,8 @@ def run(
         )
     finally:
         launcher.close()
-        listening.close()
+        for each in listening:
+            each.close()
 
 
 def _check_formats(options: ServerOptions) -> None:

@@ -18,7 +18,7 @@ from torchwright.serve.descriptors import raise_limit
 from torchwright.serve.fleet.cores import divide, usable
 from torchwright.serve.fleet.fleet import Fleet, Lines
 from torchwright.serve.fleet.gateway import Gateway, GatewayOptions
-from torchwright.serve.fleet.options import LOOPBACK, FleetOptions
+from torchwright.serve.fleet.options import LOOPBACK, MOST_REPLICAS, FleetOptions
 from torchwright.serve.fleet.replicas import Replica
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
@@ -30,7 +30,6 @@ OPEN = (
     "page may reach it from this machine; --api-key-file keeps it out"
 )
 REASONS = {
-    "--adapter NAME=DIR": "the gateway knows one model of a server; --adapter DIR is for all requests",
     "--allow-adapters": "the gateway has no path for it",
     "--allow-weights": "the gateway has no path for it; send it to each server of --replicas HOST:PORT,HOST:PORT",
     "--batches": "the gateway has no path for it, and each server would have files of its own",
@@ -87,7 +86,7 @@ def serve(options: FleetOptions, say: Callable[[str], None]) -> int:
             keys=keys,
             origins=options.server.allowed_origins,
             body_bytes=body_bytes(checked),
-            model=checked.found.name if checked else "",
+            models=[checked.found.name, *checked.adapters] if checked else [],
             aliases=options.server.served_model_names[1:],
         )
         asyncio.run(_run(options, checked, gateway, cores, status, announce, say))
@@ -133,12 +132,23 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
         "--allow-weights": server.allow_weights,
         "--batches": server.batches,
         "--allowed-host": server.allowed_hosts or None,
-        "--adapter NAME=DIR": server.engine.adapters or None,
     }
     for flag, value in one_server_only.items():
         if value is not None:
             raise WorkloadError(f"{flag} is not for --replicas", found=REASONS[flag])
     checked = check(server)
+    if unknown := [name for name in server.served_model_names[1:] if "=" in name]:
+        raise WorkloadError(
+            f"--served-model-name '{unknown[0]}' is not for --replicas",
+            found="the gateway takes a further name up to its first '='",
+            next="give it as the first name, or without '='",
+        )
+    if (places := count * (1 + len(checked.adapters))) > MOST_REPLICAS:
+        raise WorkloadError(
+            f"--replicas {count} with {len(checked.adapters)} adapters",
+            found=f"{places} places for the gateway, one for each name of each replica",
+            allowed=f"at most {MOST_REPLICAS}",
+        )
     if checked.found.served_as == "painter":
         raise WorkloadError(
             f"--replicas {count}", found="a pipeline of pictures, which the gateway has no path for"

@@ -144,12 +144,14 @@ class Fleet:
     def _route(self) -> None:
         """Tell the gateway which replicas take requests.
 
-        Where none does it keeps the last ones: it answers 503 then, which clients try again, and 404 without any.
+        Where none does it keeps the last ones: it answers 503 then, which clients try again, and 404 without any. It
+        knows one model of a place, so that each adapter has places of its own.
         """
         mine = [
-            Place(f"{each.name.replace(' ', '-')}-{each.starts}", each.place)
+            Place(f"{each.name.replace(' ', '-')}-{each.starts}-{which}", place, model)
             for each in self._replicas
             if each.ready
+            for which, (place, model) in enumerate(zip(each.places, self._gateway.models, strict=True))
         ]
         if places := mine or [Place(place, place) for place in self._places]:
             self._gateway.route_to(places)

@@ -50,6 +50,8 @@ class Place:
 
     id: str
     place: str
+    model: str | None = None
+    """The one model that it has for the gateway; None where the server tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,9 @@ class GatewayOptions:
     body_bytes: int
     """Bytes of a request at most."""
     aliases: Sequence[str]
-    """Further names of the model, whose first one the replicas tell."""
-    model: str
+    """Further names of the first model."""
+    models: Sequence[str]
+    """The model and its adapters, by the names that requests use; empty for servers elsewhere."""
 
 
 class Gateway(KeptAlive):
@@ -80,6 +83,10 @@ class Gateway(KeptAlive):
         self._metrics_place = ""
 
     @property
+    def models(self) -> Sequence[str]:
+        return self._options.models
+
+    @property
     def _manifest(self) -> Path:
         return self._folder.path / "replicas.json"
 
@@ -91,7 +98,10 @@ class Gateway(KeptAlive):
 
     def route_to(self, places: Sequence[Place]) -> None:
         """Have requests sent to these servers from now on, and to no others."""
-        workers = [{"id": each.id, "url": f"http://{each.place}"} for each in places]
+        workers = [
+            {"id": each.id, "url": f"http://{each.place}"} | ({"model_id": each.model} if each.model else {})
+            for each in places
+        ]
         aside = self._manifest.with_suffix(".new")
         aside.write_text(json.dumps({"version": 1, "workers": workers}), encoding="utf-8")
         aside.replace(self._manifest)  # never half a manifest
@@ -133,7 +143,7 @@ class Gateway(KeptAlive):
 
 
 def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> list[str]:
-    """Return SMG's command line."""
+    """Return SMG's command line; values stand behind an equals sign, because a key may begin with a hyphen."""
     settings: dict[str, object] = {
         "--host": options.host,
         "--port": options.port,
@@ -161,17 +171,17 @@ def arguments(options: GatewayOptions, manifest: Path, metrics_port: int) -> lis
         # A key of nobody's: clients neither see nor change the replicas.
         "--control-plane-api-keys": f"fleet:fleet:admin:{secrets.token_hex(32)}",
     }
-    words = [word for flag, value in settings.items() for word in (flag, str(value))]
+    words = [f"{flag}={value}" for flag, value in settings.items()]
     words.append("--disable-tokenizer-autoload")  # the replicas tokenize, and nothing is downloaded
-    words += [word for alias in options.aliases for word in ("--model-alias", f"{alias}={options.model}")]
+    # Without a replica its model stays known: a request is answered by 503, which clients try again, and not by 404.
+    words.append("--no-remove-unhealthy-workers")
+    words += [f"--model-alias={alias}={options.models[0]}" for alias in options.aliases]
     if options.origins:
         words += ["--cors-allowed-origins", *options.origins]
     if options.keys:
         first, *more = options.keys
-        words += ["--api-key", first]  # of its own questions, too
-        words += [
-            word for number, key in enumerate(more, 2) for word in ("--tenant-api-key", f"key{number}:{key}")
-        ]
+        words.append(f"--api-key={first}")  # of its own questions, too
+        words += [f"--tenant-api-key=key{number}:{key}" for number, key in enumerate(more, 2)]
     return words
 
 

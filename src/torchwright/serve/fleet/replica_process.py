@@ -1,6 +1,6 @@
 """A replica's process: `python -m torchwright.serve.fleet.replica_process`, which reads from its input what it serves.
 
-It is `torchwright serve` on a socket that the fleet holds out and on processors of its own; it ends with the fleet.
+It is `torchwright serve` on sockets that the fleet holds out and on processors of its own; it ends with the fleet.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def main() -> int:
     given = json.loads(sys.stdin.buffer.read())
     die_with_parent(given["parent"])
     os.sched_setaffinity(0, given["processors"])
-    listening = socket.socket(fileno=given["listening"])
+    listening = [socket.socket(fileno=number) for number in given["listening"]]
     options = ServerOptions(**given["server"] | {"engine": EngineOptions.from_json(given["engine"])})
     try:
         with handled():
-            run(check(options), listening, url_of(listening), begun=begun, say=_say)
+            run(check(options), listening, url_of(listening[0]), begun=begun, say=_say)
     except TorchwrightError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

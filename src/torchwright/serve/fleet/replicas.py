@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -48,20 +49,26 @@ class Replica(KeptAlive):
         super().__init__(f"replica {number}", relay=relay, changed=changed)
         self.number = number
         self._options, self._processors = options, processors
-        self._port = 0
+        self._ports = [0] * (1 + len(options.engine.adapters))
         self.ever_ready = False
 
     @property
     def place(self) -> str:
         """HOST:PORT of its server."""
-        return f"{LOOPBACK}:{self._port}"
+        return self.places[0]
+
+    @property
+    def places(self) -> list[str]:
+        """The place of its server, and one more of the same server for each adapter."""
+        return [f"{LOOPBACK}:{port}" for port in self._ports]
 
     def _start(self) -> Child:
-        listening = self._listen()
+        listening = [self._listen(which) for which in range(len(self._ports))]
+        numbers = [each.fileno() for each in listening]
         given = {
             "parent": os.getpid(),
             "processors": list(self._processors),
-            "listening": listening.fileno(),
+            "listening": numbers,
             "engine": self._options.engine.to_json(),
             "server": {
                 field.name: getattr(self._options, field.name)
@@ -69,7 +76,11 @@ class Replica(KeptAlive):
                 if field.name != "engine"
             },
         }
-        with listening:  # the replica has its own; with this one open, a dead replica's clients would wait
+        with contextlib.ExitStack() as mine:
+            for (
+                each
+            ) in listening:  # the replica has its own; with these open, a dead replica's clients would wait
+                mine.enter_context(each)
             return Child.start(
                 self.name,
                 [
@@ -81,17 +92,17 @@ class Replica(KeptAlive):
                 given=json.dumps(given).encode(),
                 relay=self._relay,
                 environment=on_cores(os.environ, self._processors),
-                files=[listening.fileno()],
+                files=numbers,
             )
 
-    def _listen(self) -> socket.socket:
-        """Return a listening socket on the port of its last life, or on a free one where that is taken."""
+    def _listen(self, which: int) -> socket.socket:
+        """Return a listening socket on that port of its last life, or on a free one where that is taken."""
         try:
-            listening = _bound(self._port)
+            listening = _bound(self._ports[which])
         except OSError:
             listening = _bound(0)
         listening.listen(QUEUED)
-        self._port = listening.getsockname()[1]
+        self._ports[which] = listening.getsockname()[1]
         return listening
 
     async def _watch(self, child: Child) -> float | None:

@@ -43,7 +43,7 @@ DRAIN_POLL_SECONDS = 0.05
 def run(
     target: ServeTarget,
     launcher: Launcher,
-    listening: socket.socket,
+    listening: Sequence[socket.socket],
     url: str,
     *,
     keys: Sequence[str],
@@ -96,7 +96,7 @@ def run(
     )
     server = Server(service, url, begun, say, drain_seconds=drain_seconds)
     try:
-        asyncio.run(server.serve(sockets=[listening]))
+        asyncio.run(server.serve(sockets=list(listening)))
     finally:
         client.kill()
     if client.state == "failed" and client.ready is None:

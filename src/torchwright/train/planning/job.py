@@ -39,11 +39,11 @@ class Job:
     """So is the loss of a compiled job, as the trainer does it; torchtitan's was not, when it published its rows."""
 
     def __post_init__(self) -> None:
-        if self.gather is not None and self.precision != "float8_tensorwise":
+        if self.gather is not None and not self.precision.startswith("float8"):
             raise JobError(
-                f"matrices are gathered in {self.gather} where layers compute with them so",
+                f"matrices are gathered in {self.gather} where layers round them so",
                 found=f"precision {self.precision}",
-                next="use precision float8_tensorwise, or gather as the layers compute",
+                next="use precision float8_tensorwise or float8_rowwise, or gather as the layers compute",
             )
         if self.context < 1 or self.tokens_per_step < 1:
             raise JobError("tokens per step and context must be at least 1")

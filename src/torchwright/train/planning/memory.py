@@ -58,7 +58,14 @@ def held(parameters: LayerParameters, layout: Layout) -> float:
 
 
 def gathered(parameters: LayerParameters, layout: Layout, job: Job) -> float:
-    """Bytes of a layer's parameters on one device, once they are gathered, and on their way there."""
+    """Bytes of a layer's parameters on one device, once they are gathered."""
+    if job.precision != "float8_tensorwise":  # what was rounded by rows for its way is written out behind it
+        return job.width * held(parameters, layout)
+    return arriving(parameters, layout, job)
+
+
+def arriving(parameters: LayerParameters, layout: Layout, job: Job) -> float:
+    """Bytes of a layer's parameters on their way to a device that gathers them, without the scales of rows."""
     whole = job.width * held(parameters, layout)
     if job.gather is None:
         return whole

@@ -15,7 +15,7 @@ from functools import cached_property
 from torchwright.train.planning.activations import copies, rings
 from torchwright.train.planning.cluster import Cluster, RankGroup, axis_groups
 from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, LayoutPlan
-from torchwright.train.planning.memory import Ends, gathered, held, owned_by
+from torchwright.train.planning.memory import Ends, arriving, held, owned_by
 from torchwright.train.shape import Kind, LayerParameters, Shape, Stage
 
 SCORE_BYTES = 24
@@ -224,7 +224,7 @@ class Clock:
         forward = computing / (4 if plan.recompute == "full" else 3)
         backward = computing - forward
         if groups["fsdp"].size > 1 and layout.pp == 1:
-            gather = self.cluster.gather(groups["fsdp"], gathered(layer, layout, self.job))
+            gather = self.cluster.gather(groups["fsdp"], arriving(layer, layout, self.job))
             reduce = self.cluster.gather(groups["fsdp"], 4 * parameters)
             here.add("fsdp", max(0.0, gather - forward) + max(0.0, gather + reduce - backward))
             backward = max(0.0, backward - gather - reduce)
@@ -303,11 +303,11 @@ class Clock:
             sum(held(layer, layout) * count for layer, count in of_stage) + end
             for of_stage, end in zip(layers, ends, strict=True)
         )
-        arriving = max(
-            sum(gathered(layer, layout, self.job) * count for layer, count in of_stage) + width * end
+        stages_bytes = max(
+            sum(arriving(layer, layout, self.job) * count for layer, count in of_stage) + width * end
             for of_stage, end in zip(layers, ends, strict=True)
         )
-        gather = self.cluster.gather(groups["fsdp"], arriving)
+        gather = self.cluster.gather(groups["fsdp"], stages_bytes)
         reduce = self.cluster.gather(groups["fsdp"], 4 * stage)
         if plan.layout.dp_replicate > 1:
             reduce += self.cluster.all_reduce(groups["dp_replicate"], 4 * stage / groups["fsdp"].size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchwright.train.planning.activations import copies, rings
 from torchwright.train.planning.cluster import Cluster
 from torchwright.train.planning.job import Job, LayoutPlan
-from torchwright.train.planning.memory import Ends, gathered, held
+from torchwright.train.planning.memory import Ends, arriving, held
 from torchwright.train.planning.time import plan_groups
 from torchwright.train.shape import Shape
 
@@ -34,7 +34,7 @@ def traffic(shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan) -> dict[
         parameters = held(shape.layer(kind), layout)
         gathers = 2 if layout.pp == 1 else 1
         if groups["fsdp"].size > 1:
-            size = gathers * gathered(shape.layer(kind), layout, job) + 4 * parameters
+            size = gathers * arriving(shape.layer(kind), layout, job) + 4 * parameters
             add("fsdp", cluster.entering(groups["fsdp"], size), count * times)
         if layout.dp_replicate > 1:
             size = 2 * 4 * parameters / groups["fsdp"].size

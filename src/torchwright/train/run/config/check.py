@@ -107,13 +107,12 @@ def _check_qat(run: Run) -> None:
 def _check_gather(run: Run) -> None:
     """Raise `RunError` for a run in which no float8 matrix is gathered."""
     layout = run.parallel
-    if run.precision != "float8_tensorwise":
+    if not run.precision.startswith("float8"):
         raise RunError(
-            f"gather = '{run.gather}' is for layers that compute with one rounding of a whole matrix",
+            f"gather = '{run.gather}' is for layers that round their matrices to float8",
             found=f"precision={run.precision}",
-            allowed="float8_tensorwise; the rowwise recipes round a matrix once by rows and once by columns, "
-            "and the others not to float8",
-            next="leave gather out, or set precision = 'float8_tensorwise'",
+            allowed="float8_tensorwise, float8_rowwise, float8_rowwise_with_gw_hp",
+            next="leave gather out, or set one of these precisions",
         )
     if layout.dp_shard * layout.cp == 1:
         raise RunError(

@@ -262,7 +262,7 @@ class Run(RunFile):
     """The largest norm of all gradients together; false in the file turns clipping off."""
     precision: Precision = "bf16"
     gather: Gather = None
-    """`float8_tensorwise`: the type in which processes that share parameters hand each other the matrices of float8
+    """With a float8 precision: the type in which processes that share parameters hand each other the matrices of float8
     layers; by default the type that the rest is gathered in."""
     recompute: Literal["none", "selective", "full"] = "none"
     compile: bool = False

@@ -24,7 +24,7 @@ from torchwright.train.run.objectives.balancing import Balancing
 from torchwright.train.run.objectives.heads import Classes, Vectors
 from torchwright.train.run.objectives.objective import MicroBatch, NextToken, Objective
 from torchwright.train.run.objectives.optimizer import Optimizers
-from torchwright.train.run.objectives.precision import autocast, renew_scales
+from torchwright.train.run.objectives.precision import TENSORWISE, autocast, renew_scales
 from torchwright.train.run.objectives.preference import Preferences
 from torchwright.train.run.objectives.setup import Batches, build_model
 from torchwright.train.run.objectives.step import StepFigures, gradients
@@ -108,7 +108,7 @@ class LanguageLearner:
     def update(self, step: ScheduledStep) -> None:
         """Move the parameters by their gradients, and let these go."""
         self.optimizers.step(step.rate)
-        if self.run.gather is not None:
+        if self.run.gather is not None and self.run.precision == TENSORWISE:
             renew_scales(self.model)
         if self.balancing is not None:
             self.balancing.update()

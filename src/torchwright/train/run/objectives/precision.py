@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -21,8 +22,11 @@ from torchwright.train.model.blocks import Attention, Experts, compute_experts
 from torchwright.train.model.recurrent import EXACT
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run import Gather, Precision
+from torchwright.train.run.objectives.rowwise import gather_by_rows
 
 MX_BLOCK = 32
+TENSORWISE: Precision = "float8_tensorwise"
+"""The recipe with one scale for a whole matrix, which is the largest value of all processes' parts."""
 MULTIPLE = {"float8": 16, "mx": MX_BLOCK}
 """Both sides of a matrix must be a multiple of this number."""
 
@@ -112,21 +116,46 @@ def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     settings = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
-    settings = replace(settings, enable_fsdp_float8_all_gather=gather == "float8")
+    by_rows = precision != TENSORWISE
+    settings = replace(settings, enable_fsdp_float8_all_gather=gather == "float8" and not by_rows)
     native = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
     convert_to_float8_training(
         model,
         module_filter_fn=lambda module, name: name in chosen,
         config=settings if native else replace(settings, emulate=True),
     )
+    if gather == "float8" and by_rows:
+        for name in chosen:
+            layer = model.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            gather_by_rows(layer)
     if device == "cpu":
         # torchao's layers take their inputs to bfloat16 under a GPU's autocast alone.
         for name in chosen:
             model.get_submodule(name).register_forward_pre_hook(_to_bfloat16)
 
 
+@torch.no_grad()
+def check_even(model: nn.Module) -> None:
+    """Raise `RunError` for a float8 matrix of which processes hold different numbers of rows.
+
+    torch gathers such parts padded with rows, which what is gathered in 8 bits does not have.
+    """
+    for name, weight in model.named_parameters():
+        if not (isinstance(weight, DTensor) and hasattr(weight.to_local(), "fsdp_pre_all_gather")):
+            continue
+        sizes = zip(weight.placements, weight.device_mesh.shape, strict=True)
+        parts = math.prod(size for placement, size in sizes if getattr(placement, "dim", None) == 0)
+        if weight.shape[0] % parts:
+            raise RunError(
+                "gather = 'float8' takes matrices whose rows are divided evenly",
+                found=f"{name} has {weight.shape[0]} rows for {parts} processes",
+                next="choose another dp_shard or cp, or leave gather out",
+            )
+
+
 def renew_scales(model: nn.Module) -> None:
-    """The scales in which float8 layers' matrices are gathered from now on, in one message for all of them.
+    """The scales in which `float8_tensorwise` matrices are gathered from now on, in one message for all of them.
 
     After each change of the weights: a matrix that has never had one takes its own as it is gathered.
     """

@@ -26,7 +26,7 @@ from torchwright.train.run.objectives.adapt import adapt
 from torchwright.train.run.objectives.balancing import balanced
 from torchwright.train.run.objectives.heads import decoder_of
 from torchwright.train.run.objectives.objective import MicroBatch
-from torchwright.train.run.objectives.precision import convert
+from torchwright.train.run.objectives.precision import check_even, convert
 from torchwright.train.run.objectives.step import compile_blocks, recompute
 
 
@@ -66,6 +66,8 @@ def build_model(
     whole = run.precision == "fp32" or run.qat is not None
     dispatch = "all_to_all" if run.experts is None else run.experts.dispatch
     parallelize(model, layout, mesh, compute=None if whole else torch.bfloat16, dispatch=dispatch)
+    if run.gather is not None:
+        check_even(model)
     model.to_empty(device=device)
     model.tie()
     if run.model.folder is not None:
