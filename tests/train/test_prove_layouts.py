@@ -109,6 +109,9 @@ def test_latent_attention_and_shared_experts_are_divided_by_heads(tmp_path: Path
         ("glm4-moe", ALL),  # a shared expert, shares by sigmoid
         ("deepseek-v2", DENSE),  # latent attention
         ("deepseek-v3", ALL),
+        ("gpt-oss", ALL),  # sinks, experts with biases
+        ("gemma4", Layout(dp_replicate=2, dp_shard=2, cp=2)),  # inputs of layers, keys of other layers
+        ("gemma4-moe", Layout(dp_replicate=2, dp_shard=2, cp=2, ep=2)),
     ],
     ids=lambda value: str(value),
 )

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import ModelError
 from torchwright.core.layer_types import computes_as
-from torchwright.train.model.fill import fill, whole
+from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import BLOCK, FourBit, FourBitLinear, FourBits
 
 NAME = "lora"
@@ -223,11 +223,12 @@ def merged_weight(layer: nn.Module) -> torch.Tensor:
 
 def merged(model: nn.Module) -> Callable[[str], torch.Tensor]:
     """Parameter name → its whole value with the adapters in it, for `save_folder`."""
+    tensors = named_tensors(model)
 
     def value(name: str) -> torch.Tensor:
         layer = model.get_submodule(name.rpartition(".")[0])
         if name.endswith(".weight") and isinstance(layer, nn.Linear | FourBitLinear):
             return merged_weight(layer)
-        return whole(model.get_parameter(name).detach())
+        return whole(tensors[name].detach())
 
     return value

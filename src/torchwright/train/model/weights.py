@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +15,32 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from torchwright.core.errors import ModelError
-from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import copy_files, model_files, read_config
+from torchwright.hub.formats.mxfp4 import Mxfp4
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES, decoder_config
 from torchwright.models.decoder.family import BIASED, Names
+from torchwright.train.model.file_tensor import FileTensor
 from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
+from torchwright.train.model.layer_input_files import input_layer_tensors, token_input_tensors
+from torchwright.train.model.stacked import expert_stacks
 from torchwright.train.model.transformer import SCORE, Transformer
 
 SHARD_BYTES = 4 * 2**30
 """The most bytes of one file, unless a single tensor is larger."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileTensor:
-    """One tensor of a file: whole parameters one below the other, or one expert of a parameter."""
-
-    name: str
-    parameters: tuple[str, ...]
-    expert: int | None = None
-    bias: bool = False
-    """True if the bias chooses experts."""
-
-
 def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[FileTensor]:
     """Every tensor of the model's files, in the order of the layers; `output` is what they call the output layer."""
     names = FAMILIES[config.architecture].names
     yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
+    for name, parameters, stack in token_input_tensors(config):
+        yield FileTensor(name=name, parameters=parameters, stack=stack)
     for layer in range(config.layers):
         yield from _layer_tensors(config, names, layer)
     yield FileTensor(name="model.norm.weight", parameters=("norm.weight",))
@@ -55,6 +49,10 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
 
 
 def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
+    if config.layer_inputs is not None:
+        for name, parameters, stack in input_layer_tensors(config, names, layer):
+            yield FileTensor(name=name, parameters=parameters, stack=stack)
+        return
     file, ours = f"model.layers.{layer}.", f"layers.{layer}."
     norms = {
         part: getattr(names, part) for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
@@ -68,10 +66,13 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
         if name is not None:
             yield FileTensor(name=f"{file}{name}.weight", parameters=(f"{ours}{part}.weight",))
 
+    if config.sinks:
+        yield FileTensor(name=f"{file}self_attn.sinks", parameters=(f"{ours}attention.sinks.weight",))
+
     linears = _attention_linears(config, names)
     if config.sparse[layer]:
         assert config.experts
-        linears.append(((names.router,), ("mlp.router",), False))
+        linears.append(((names.router,), ("mlp.router",), config.experts.router_bias))
         if config.experts.shared:
             linears.append((names.shared_gate_up, ("mlp.shared.gate", "mlp.shared.up"), False))
             linears.append(((names.shared_down,), ("mlp.shared.down",), False))
@@ -91,7 +92,12 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
                 for name, parameter in zip(file_names, full, strict=True):
                     yield FileTensor(name=f"{file}{name}.{kind}", parameters=(parameter,))
 
-    if config.sparse[layer]:
+    if config.sparse[layer] and "{}" not in names.expert_down:
+        assert config.experts
+        for name, parts, stack in expert_stacks(config.experts, names):
+            parameters = tuple(f"{ours}mlp.experts.{part}" for part in parts)
+            yield FileTensor(name=f"{file}{name}", parameters=parameters, stack=stack)
+    elif config.sparse[layer]:
         assert config.experts
         patterns = zip((*names.expert_gate_up, names.expert_down), ("gate", "up", "down"), strict=True)
         for pattern, part in patterns:
@@ -150,8 +156,8 @@ def load_weights(model: Transformer, folder: Path) -> None:
             if len(parts) == shape[0]:
                 fill(parameters[0], torch.stack(gathered.pop(name)))
             continue
-        full = _whole(checkpoint, tensor.name, _file_shape(tensor, shapes))
-        for parameter, part in zip(parameters, full.split([shape[0] for shape in shapes]), strict=True):
+        full = _whole(checkpoint, tensor.name, tensor.shape(shapes))
+        for parameter, part in zip(parameters, tensor.parts(full, shapes), strict=True):
             fill(parameter, part)
     checkpoint.close()
 
@@ -167,15 +173,18 @@ def check_shapes(model: Transformer, folder: Path) -> None:
             continue
         shapes = [tuple(parameter.shape) for parameter in parameters]
         tied = tensor.name == EMBEDDING and model.config.tied and EMBEDDING not in checkpoint
-        checkpoint.weight(HEAD if tied and HEAD in checkpoint else tensor.name, _file_shape(tensor, shapes))
+        checkpoint.weight(HEAD if tied and HEAD in checkpoint else tensor.name, tensor.shape(shapes))
     checkpoint.close()
 
 
 def _open_float(folder: Path) -> tuple[Checkpoint, bool]:
-    """Open an unquantized checkpoint; the flag says whether its config has biases that choose experts."""
+    """Open a checkpoint of float weights; the flag says whether its config has biases that choose experts.
+
+    MXFP4, in which gpt-oss is published alone, is made wide as it is read.
+    """
     described = read_config(folder)
     checkpoint = Checkpoint(folder, described)
-    if checkpoint.quantized:
+    if checkpoint.quantized and not isinstance(checkpoint.format, Mxfp4):
         raise ModelError(
             f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
             next="take the model's original checkpoint",
@@ -197,13 +206,6 @@ def _wanted(model: Transformer) -> Iterator[tuple[FileTensor, list[torch.Tensor 
         elsewhere = tensor.parameters[0] not in parameters  # of another process's pipeline stage
         if not elsewhere and tensor.name != f"{SCORE}.weight":
             yield tensor, [parameters[name] for name in tensor.parameters]
-
-
-def _file_shape(tensor: FileTensor, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape in the file: parameters one below the other, or one expert's part of a parameter."""
-    if tensor.expert is not None:
-        return shapes[0][1:]
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def _tied_table(checkpoint: Checkpoint, shape: tuple[int, ...]) -> torch.Tensor:
@@ -287,7 +289,7 @@ def _write_tensors(
 
     for tensor in tensors:
         if tensor.expert is None:
-            value = torch.cat([whole_value(name) for name in tensor.parameters])
+            value = tensor.join([whole_value(name) for name in tensor.parameters])
         else:
             # Gathered once for all experts of a kind, which follow each other.
             (name,) = tensor.parameters
@@ -329,6 +331,7 @@ def _copy_files(source: Path, folder: Path, dtype: torch.dtype, *, biased: bool)
     # What the source was trained for is not said of other weights.
     copy_files({name: file for name, file in files.items() if name not in (INDEX, TRAINED)}, folder)
     config = read_config(source)
+    config.pop(QUANTIZATION, None)
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")

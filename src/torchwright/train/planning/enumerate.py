@@ -39,6 +39,11 @@ def refuse(
             "tensor parallelism leaves the node",
             f"tp={tp} over nodes of {cluster.devices_per_node}; every layer would wait for the slower link",
         )
+    if config.layer_inputs is not None and layout.pp > 1:
+        return (
+            f"stages do not divide {config.architecture}",
+            f"pp={layout.pp}: its layers read inputs of their own, and some the keys of earlier ones",
+        )
     for name, value in (
         ("heads", config.heads),
         ("key-value heads", config.expanded_kv_heads),

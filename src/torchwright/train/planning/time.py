@@ -156,7 +156,7 @@ class Clock:
 
     def _rounded(self, kind: Kind, tp: int) -> float:
         """Values per token that MX formats round: every product's input and output gradient, both ways."""
-        shape, E, experts = self.shape, self.shape.config.model, self.shape.config.experts
+        shape, E, experts = self.shape.of(kind), self.shape.config.model, self.shape.config.experts
         F, q, kv = (width / tp for width in (shape.feed_forward_width(kind), shape.q_width, shape.kv_width))
         times = experts.chosen if kind.sparse and experts is not None else 1
         return 2 * ((3 + 2 * times) * E + q + F) + 2 * (q + 2 * kv + 2 * F + (1 + times) * E)
@@ -173,7 +173,7 @@ class Clock:
 
     def _elementwise(self, plan: LayoutPlan, kind: Kind) -> float:
         """Bytes per token that element-wise kernels and norms read and write, forward and backward."""
-        shape, tp, width = self.shape, plan.layout.tp, self.job.width
+        shape, tp, width = self.shape.of(kind), plan.layout.tp, self.job.width
         F = shape.feed_forward_width(kind) / tp
         heads = (shape.q_width + shape.kv_width) / tp
         # Fused: two norms with their additions, the rotation, and the activation with its product.
@@ -189,7 +189,7 @@ class Clock:
         """Bytes per token of turning inputs and gradients into float8: each read and written by rows and by columns."""
         if self.job.rate != "float8":
             return 0.0
-        shape, E = self.shape, self.shape.config.model
+        shape, E = self.shape.of(kind), self.shape.config.model
         F = 0.0 if kind.sparse else shape.feed_forward_width(kind) / tp
         inputs = 2 * E + shape.q_width / tp + F
         outputs = (shape.q_width + 2 * shape.kv_width) / tp + 2 * F + 2 * E
@@ -235,7 +235,7 @@ class Clock:
 
     def _context(self, plan: LayoutPlan, kind: Kind, groups: dict[str, RankGroup], repeats: int) -> float:
         """Over heads where they divide: an all-to-all of q, k and v, and one of the output. Else a ring."""
-        layout, shape, width = plan.layout, self.shape, self.job.width
+        layout, shape, width = plan.layout, self.shape.of(kind), self.job.width
         tokens = plan.tokens(self.job)
         if not rings(shape, layout):
             values = 2 * (shape.q_width + shape.kv_width) / layout.tp

@@ -15,9 +15,13 @@ from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
 from torchwright.train.model.fill import whole
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.layer_inputs import OwnInput, QueryAttention
 from torchwright.train.parallel.stages import Staged
 
-WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, LatentAttention, FeedForward, MixtureOfExperts)
+WATCHED = (
+    *(nn.Embedding, nn.Linear, RMSNorm, Attention, LatentAttention, QueryAttention),
+    *(FeedForward, MixtureOfExperts, OwnInput),
+)
 
 
 @dataclass
