@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchwright.testing.examples import perceptron
 from torchwright.testing.test_techniques import TestDeclaration as Declaration
 from torchwright.testing.test_techniques import TestOnModels as Techniques
 from torchwright.testing.test_workloads import TestWorkload as Workloads
+from torchwright.testing.test_workloads import answers_of
 from torchwright.workloads.module import ModuleWorkload
 
 
@@ -46,9 +48,13 @@ class Greedy(ModuleWorkload):
     ],
 )
 def test_a_workload_with_a_fault(cls: type[ModuleWorkload], test: Any) -> None:
-    test(Workloads(), ModuleWorkload(*perceptron()))
+    def called(workload: ModuleWorkload) -> None:
+        reads = "reference" in inspect.signature(test).parameters
+        test(Workloads(), workload, **({"reference": answers_of(workload)} if reads else {}))
+
+    called(ModuleWorkload(*perceptron()))
     with pytest.raises(AssertionError):
-        test(Workloads(), cls(*perceptron()))
+        called(cls(*perceptron()))
 
 
 def test_a_workload_that_takes_every_folder(tmp_path: Path) -> None:

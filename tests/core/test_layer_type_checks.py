@@ -49,6 +49,7 @@ ALLOWED = {
     "train.model.foreign": "tells which way round a weight lies, and whether convolutions stand beside",
     "train.model.lora": "tells which way round a weight lies, which a subclass does not change",
     "train.model.lora_files": "tells which way round a weight lies",
+    "train.parallel.mixers": "divides layers that this package made",
     "train.prove.trace": "watches calls",
     "train.run.objectives.learner": "asks whether dropout is there",
     "train.run.objectives.precision": "asserts what was chosen by its exact class",

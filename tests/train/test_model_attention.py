@@ -13,6 +13,9 @@ SCORES = {
     "window": Scores(scale=0.3, window=37, soft_cap=0.0),
     "capped": Scores(scale=0.3, window=0, soft_cap=2.0),
     "both": Scores(scale=0.3, window=BLOCK + 5, soft_cap=2.0),
+    "sinks": Scores(scale=0.3, window=0, soft_cap=0.0),
+    "sinks, window": Scores(scale=0.3, window=37, soft_cap=0.0),
+    "sinks, capped": Scores(scale=0.3, window=0, soft_cap=2.0),
 }
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
 """Relative error of a whole tensor's norm."""
@@ -35,7 +38,20 @@ def reference(
         hidden = hidden | (distance >= scores.window)
     if documents_BT is not None:
         hidden = hidden | (documents_BT[:, None, :, None] != documents_BT[:, None, None, :])
-    return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    score = score.masked_fill(hidden, -torch.inf)
+    if scores.sinks_H is None:
+        return score.softmax(-1) @ v
+    sink = scores.sinks_H[:, None, None].expand(*score.shape[:-1], 1)
+    return torch.cat([score, sink], -1).softmax(-1)[..., :-1] @ v
+
+
+def given(kind: str, parts: list[torch.Tensor]) -> tuple[Scores, list[torch.Tensor]]:
+    """The rules of a kind, and its parts with a sink for each head behind them where it has sinks."""
+    if "sinks" not in kind:
+        return SCORES[kind], parts
+    random = torch.Generator().manual_seed(1)
+    sinks_H = torch.randn(parts[0].shape[1], generator=random).to(parts[0].dtype).requires_grad_()
+    return SCORES[kind].beside(sinks_H), [*parts, sinks_H]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -45,12 +61,14 @@ def test_outputs_and_gradients(tokens: int, kind: str, dtype: torch.dtype) -> No
     random = torch.Generator().manual_seed(tokens)
     shapes = [(2, 6, tokens, 16), (2, 2, tokens, 16), (2, 2, tokens, 16)]
     parts = [torch.randn(shape, generator=random).to(dtype).requires_grad_() for shape in shapes]
+    scores, parts = given(kind, parts)
     exact = [part.detach().double().requires_grad_() for part in parts]
     toward = torch.randn(shapes[0], generator=random).to(dtype)
-    wanted = reference(exact[0], exact[1], exact[2], SCORES[kind])
+    rules = scores if len(exact) == 3 else scores.beside(exact[3])
+    wanted = reference(exact[0], exact[1], exact[2], rules)
     gradients = torch.autograd.grad(wanted, exact, toward.double())
     for attention in (explicit_attention, fused_attention):
-        found = attention(parts[0], parts[1], parts[2], SCORES[kind])
+        found = attention(parts[0], parts[1], parts[2], scores)
         assert found.dtype == dtype
         got = (found, *torch.autograd.grad(found, parts, toward))
         for ours, theirs in zip(got, (wanted, *gradients), strict=True):
@@ -67,10 +85,11 @@ def test_documents_of_a_row_do_not_see_each_other(tokens: int, kind: str) -> Non
     parts = [torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes]
     toward = torch.randn(shapes[0], generator=random, dtype=torch.float64)
     documents = torch.stack([starts(tokens, cuts) for cuts in ((3, 4, BLOCK), (), (1, 2, BLOCK - 1, 200))])
-    wanted = reference(parts[0], parts[1], parts[2], SCORES[kind], documents)
+    scores, parts = given(kind, parts)
+    wanted = reference(parts[0], parts[1], parts[2], scores, documents)
     gradients = torch.autograd.grad(wanted, parts, toward)
     for attention in (explicit_attention, fused_attention):
-        found = attention(parts[0], parts[1], parts[2], SCORES[kind], documents)
+        found = attention(parts[0], parts[1], parts[2], scores, documents)
         got = (found, *torch.autograd.grad(found, parts, toward))
         for ours, theirs in zip(got, (wanted, *gradients), strict=True):
             assert (ours - theirs).norm() / theirs.norm() < TOLERANCE[torch.float64]

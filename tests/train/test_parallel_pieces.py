@@ -57,6 +57,8 @@ VARIANTS = {
     "window as wide as a part": dataclasses.replace(FULL, window=6),
     "soft cap": dataclasses.replace(FULL, soft_cap=1.5),
     "soft cap in a window": dataclasses.replace(FULL, soft_cap=1.5, window=7),
+    "sinks": FULL,
+    "sinks in a window": dataclasses.replace(FULL, window=7),
 }
 
 
@@ -87,12 +89,22 @@ def context_errors(kv_heads: int, attend: Callable[..., torch.Tensor], tokens: i
     for (name, packed), scores in variants.items():
         *inputs, gradient = attention_inputs(2 * kv_heads, kv_heads, tokens)
         wholes = [x.clone().requires_grad_() for x in inputs]
-        wanted = explicit_attention(*wholes, scores, packed)
+        sinks = [torch.linspace(-1, 2, 2 * kv_heads, dtype=torch.float64).requires_grad_() for _ in range(2)]
+        rules = [scores.beside(sinks_H) if "sinks" in name else scores for sinks_H in sinks]
+        wanted = explicit_attention(*wholes, rules[0], packed)
         wanted.backward(gradient)
         own = places(tokens, dist.get_rank(), dist.get_world_size())
         parts = [x[:, :, own].requires_grad_() for x in inputs]
-        actual = attend(*parts, scores, packed)
+        actual = attend(*parts, rules[1], packed)
         actual.backward(gradient[:, :, own])
+        if "sinks" in name:
+            summed, whole_sum = (part.grad for part in reversed(sinks))
+            assert summed is not None
+            assert whole_sum is not None
+            dist.all_reduce(summed)
+            errors[f"{name}, their own gradient{'' if packed is None else ', documents'}"] = error(
+                summed, whole_sum
+            )
         pairs = [
             (actual, wanted),
             *((part.grad, full.grad) for part, full in zip(parts, wholes, strict=True)),

@@ -100,6 +100,54 @@ BESIDE = (
         "mamba_d_state": 32,
     }
 )
+GPT_OSS = KNOWN["gpt-oss-20b"] | {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 768,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+GEMMA4 = KNOWN["gemma-4-e2b"] | {
+    "hidden_size": 128,
+    "intermediate_size": 448,
+    "num_hidden_layers": 5,
+    "layer_types": [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "num_kv_shared_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "vocab_size": 768,
+    "vocab_size_per_layer_input": 768,
+    "hidden_size_per_layer_input": 32,
+    "sliding_window": 128,
+}
+GEMMA4_EXPERTS = KNOWN["gemma-4-26b-a4b"] | {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "vocab_size": 768,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 96,
+    "sliding_window": 128,
+}
 CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     # model, layout, rows, context, precision, recompute, micro-batches
     (SMALL, "dp_shard=4", 2, 192, "fp32", "none", 1),
@@ -128,6 +176,11 @@ CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (STATE_SPACE, "dp_shard=4", 1, 1024, "bf16", "selective", 1),
     (STATE_SPACE, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
     (BESIDE, "dp_shard=4", 1, 1024, "bf16", "full", 1),
+    (GPT_OSS, "dp_shard=4,ep=2", 2, 192, "bf16", "none", 1),
+    (GPT_OSS, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
+    (GEMMA4, "dp_shard=4", 2, 192, "bf16", "none", 1),
+    (GEMMA4, "dp_shard=2,tp=2", 2, 192, "bf16", "none", 1),
+    (GEMMA4_EXPERTS, "dp_shard=4,ep=2", 2, 192, "bf16", "none", 1),
 ]
 WORLD = 4
 QUICK: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
@@ -143,6 +196,9 @@ ALONE: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (DELTA, "", 2, 192, "bf16", "none", 1),
     (STATE_SPACE, "", 2, 192, "fp32", "none", 1),
     (BESIDE, "", 2, 192, "bf16", "none", 1),
+    (GPT_OSS, "", 2, 192, "bf16", "none", 1),
+    (GEMMA4, "", 2, 192, "bf16", "none", 1),
+    (GEMMA4_EXPERTS, "", 2, 192, "bf16", "none", 1),
 ]
 
 

@@ -55,6 +55,12 @@ def test_every_family_has_as_many_parameters_as_its_model(name: str, tmp_path: P
         ("qwen3-235b-a22b", 235.094),
         ("deepseek-v2-lite", 15.706),
         ("deepseek-v3", 671.026),
+        ("gemma-4-e2b", 4.629),
+        ("gemma-4-e4b", 7.463),
+        ("gemma-4-26b-a4b", 25.233),  # 25.2 as published
+        ("gemma-4-31b", 30.697),  # 30.7 as published
+        ("gpt-oss-20b", 20.915),
+        ("gpt-oss-120b", 116.829),
     ],
 )
 def test_well_known_models_have_their_published_size(name: str, billions: float) -> None:
@@ -99,6 +105,9 @@ def test_active_parameters_are_those_of_the_names() -> None:
     assert Shape(read_model("deepseek-v2-lite")).active_parameters == pytest.approx(2.4e9, rel=0.12)
     assert Shape(read_model("qwen3-next-80b-a3b")).active_parameters == pytest.approx(3.9e9, rel=0.05)
     assert Shape(read_model("granite-4.0-h-small")).active_parameters == pytest.approx(9e9, rel=0.05)
+    for name, billions in (("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)):
+        counted = Shape(read_model(name))  # as published, without the embedding table
+        assert counted.active_parameters - counted.embedding == pytest.approx(billions * 1e9, rel=0.005)
     dense = Shape(read_model("llama-3.1-8b"))
     assert dense.active_parameters == dense.parameters
 

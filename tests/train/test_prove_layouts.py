@@ -127,6 +127,9 @@ def test_recurrent_mixers_are_divided_by_heads_and_channels(model: str, tmp_path
         ("granite-hybrid", Layout(dp_shard=2, tp=2, ep=2)),  # a state space with experts
         ("bamba", RECURRENT),
         ("falcon-h1", RECURRENT),  # a state space beside attention
+        ("gpt-oss", ALL),  # sinks, experts with biases
+        ("gemma4", Layout(dp_replicate=2, dp_shard=2, cp=2)),  # inputs of layers, keys of other layers
+        ("gemma4-moe", Layout(dp_replicate=2, dp_shard=2, cp=2, ep=2)),
     ],
     ids=lambda value: str(value),
 )

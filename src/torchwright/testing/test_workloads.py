@@ -26,6 +26,10 @@ def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def reference(workload: Workload) -> Any:
+    return answers_of(workload)
+
+
+def answers_of(workload: Workload) -> Any:
     """Return the original's answers as the metric takes them."""
     with torch.inference_mode():
         return workload.observe(run_of(adapted(workload)), torch.float32)

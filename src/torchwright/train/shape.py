@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torchwright.models.decoder.config import DecoderConfig
+from torchwright.models.decoder.config import DecoderConfig, LayerInputs, LayerShape
 from torchwright.models.decoder.families import FAMILIES
 from torchwright.train.layout import cut
 from torchwright.train.mixer_shape import MixerShape
@@ -17,11 +17,13 @@ class Kind:
     """The fields in which layers may differ; layers of one kind cost the same."""
 
     sparse: bool
-    """The feed-forward block is a mixture of experts."""
+    """The feed-forward block is a mixture of experts, or has one next to it."""
     window: int
     """Keys that a query sees, itself included; 0 is all before it."""
     attends: bool = True
     """False for a layer with a recurrent mixer in place of attention."""
+    sizes: LayerShape | None = None
+    """Given where layers differ in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,8 @@ class LayerParameters:
     mixer all that is divided.
     """
     whole: int
-    """Matrices and biases that tensor parallelism does not divide: those into latent vectors, and into keys that all
-    heads share.
+    """Matrices and biases that tensor parallelism does not divide: those into latent vectors, into keys that all heads
+    share, and of a layer's own input.
     """
     feed_forward: int
     """Matrices and biases of a dense block, or of the one that all tokens go through next to their experts."""
@@ -45,7 +47,7 @@ class LayerParameters:
     replicated: int
     """Norms and the router, which tensor parallelism does not divide."""
     biases: int
-    """The parameters of `attention` and `feed_forward` that are not matrices."""
+    """The parameters of `attention` and `feed_forward` that are not matrices: biases and sinks."""
 
     @property
     def total(self) -> int:
@@ -73,14 +75,39 @@ class Stage:
 class Shape:
     """A decoder's counts."""
 
-    def __init__(self, config: DecoderConfig) -> None:
-        self.config = config
+    def __init__(self, config: DecoderConfig, whole: DecoderConfig | None = None) -> None:
+        """`whole` is the model's configuration, where `config` has the sizes of one kind of its layers."""
+        self.whole, self.config = whole or config, config
+        mixed, sizes = set(config.mixed), config.shapes or (None,) * config.layers
         recurrent = config.recurrent or (False,) * config.layers
-        kinds = zip(config.sparse, config.windows, recurrent, strict=True)
-        self.kinds = tuple(Kind(sparse=s, window=window, attends=not r) for s, window, r in kinds)
+        self.kinds = tuple(
+            Kind(
+                sparse=layer in mixed,
+                window=config.windows[layer],
+                attends=not recurrent[layer],
+                sizes=sizes[layer],
+            )
+            for layer in range(config.layers)
+        )
         self._mixer = MixerShape.of(config) if config.mixer else None
-        self._layers = {kind: self._count(kind) for kind in set(self.kinds)}
+        self._of: dict[LayerShape, Shape] = {}
+        self._layers = {kind: self.of(kind)._count(kind) for kind in set(self.kinds)} if whole is None else {}
         self._stages: dict[int, list[Stage]] = {}
+
+    def of(self, kind: Kind) -> Shape:
+        """Return the same with the sizes of one kind of layer; the widths below are those of that kind."""
+        sizes = kind.sizes
+        if sizes is None or self.whole is not self.config:
+            return self
+        if sizes not in self._of:
+            same = {
+                "kv_heads": sizes.kv_heads,
+                "head_dim": sizes.head_dim,
+                "feed_forward": sizes.feed_forward,
+            }
+            config = replace(self.config, **same, shapes=(sizes,) * self.config.layers, reads=())
+            self._of[sizes] = Shape(config, self.config)
+        return self._of[sizes]
 
     @property
     def q_width(self) -> int:
@@ -113,10 +140,12 @@ class Shape:
         """Columns of gate and up that one token passes through: F, or F of an expert times the chosen experts, and the
         shared one's.
         """
-        experts = self.config.experts
-        if kind.sparse and experts is not None:
-            return experts.chosen * experts.feed_forward + experts.shared
-        return self.config.feed_forward
+        experts, dense = self.config.experts, self.of(kind).config.feed_forward
+        if not kind.sparse or experts is None:
+            return dense
+        return experts.chosen * experts.feed_forward + (
+            experts.shared if self.config.layer_inputs is None else dense
+        )
 
     def layer(self, kind: Kind) -> LayerParameters:
         return self._layers[kind]
@@ -137,6 +166,8 @@ class Shape:
 
     def _count(self, kind: Kind) -> LayerParameters:
         config, names = self.config, FAMILIES[self.config.architecture].names
+        if config.layer_inputs is not None:
+            return self._count_input_layer(kind, config.layer_inputs)
         E = config.model
         attention, whole, attention_biases, normed = self._attention() if kind.attends else (0, 0, 0, 0)
         mixer = self.mixer(kind)
@@ -149,14 +180,16 @@ class Shape:
         replicated += normed
         if kind.sparse and config.experts is not None:
             experts = config.experts
-            one = 3 * E * experts.feed_forward
+            one = 3 * E * experts.feed_forward + (2 * experts.feed_forward + E) * experts.linear_bias
             return LayerParameters(
                 attention=attention,
                 whole=whole,
                 feed_forward=3 * E * experts.shared,
                 experts=experts.count * one,
                 chosen_experts=experts.chosen * one,
-                replicated=replicated + E * (experts.count + experts.shared_gate),
+                replicated=replicated
+                + E * (experts.count + experts.shared_gate)
+                + experts.count * experts.router_bias,
                 biases=attention_biases,
             )
         F = config.feed_forward
@@ -171,13 +204,30 @@ class Shape:
             biases=attention_biases + dense_biases,
         )
 
+    def _count_input_layer(self, kind: Kind, inputs: LayerInputs) -> LayerParameters:
+        config, experts = self.config, self.config.experts if kind.sparse else None
+        E, q, kv, D = config.model, self.q_width, self.kv_width, config.head_dim
+        keys_values = kv if config.keys_as_values else 2 * kv
+        biases = (q + keys_values) * config.qkv_bias + E * config.o_bias
+        one = 0 if experts is None else 3 * E * experts.feed_forward
+        norms = 4 + (inputs.width > 0) + 4 * (experts is not None)
+        return LayerParameters(
+            attention=E * (2 * q + keys_values) + biases,
+            whole=2 * E * inputs.width,
+            feed_forward=3 * E * config.feed_forward,
+            experts=0 if experts is None else experts.count * one,
+            chosen_experts=0 if experts is None else experts.chosen * one,
+            replicated=norms * E + D * (2 if kv else 1) + (0 if experts is None else experts.count * (E + 1)),
+            biases=biases,
+        )
+
     def _attention(self) -> tuple[int, int, int, int]:
         """Parameters that are divided by heads, those that are not, biases among the first, and norms."""
         config, latent = self.config, self.config.latent
         E, q, kv = config.model, self.q_width, self.kv_width
         if latent is None:
             asked = q * (1 + config.output_gate)
-            biases = (asked + 2 * kv) * config.qkv_bias + E * config.o_bias
+            biases = (asked + 2 * kv) * config.qkv_bias + E * config.o_bias + config.heads * config.sinks
             normed = {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
             return E * (asked + 2 * kv) + q * E + biases, 0, biases, normed
         rank = latent.query_rank or 0
@@ -197,22 +247,37 @@ class Shape:
         """Parameters of an output layer of its own; 0 where it is the embedding table."""
         return 0 if self.config.tied else self.embedding
 
+    @property
+    def token_inputs(self) -> int:
+        """Parameters of the inputs of all layers: a table, a matrix and a norm."""
+        inputs = self.config.layer_inputs
+        if inputs is None:
+            return 0
+        return self.input_table + inputs.width * (self.config.layers * self.config.model + 1)
+
+    @property
+    def input_table(self) -> int:
+        """The table among them."""
+        inputs = self.config.layer_inputs
+        return 0 if inputs is None else inputs.vocabulary * self.config.layers * inputs.width
+
     @cached_property
     def parameters(self) -> int:
         """All of them; a tied output layer counts once."""
         layers = sum(self.layer(kind).total * count for kind, count in Counter(self.kinds).items())
-        return layers + self.embedding + self.head + self.config.model
+        return layers + self.embedding + self.head + self.config.model + self.token_inputs
 
     @cached_property
     def active_parameters(self) -> int:
         """Those that one token passes through, all of the embedding table included."""
         layers = sum(self.layer(kind).active * count for kind, count in Counter(self.kinds).items())
-        return layers + self.embedding + self.head + self.config.model
+        return layers + self.embedding + self.head + self.config.model + self.token_inputs
 
     @property
     def matrices(self) -> int:
         """Parameters in a matrix product that one token passes through."""
-        return self.active_parameters - self.embedding * (0 if self.config.tied else 1)
+        looked_up = self.input_table + self.embedding * (0 if self.config.tied else 1)
+        return self.active_parameters - looked_up
 
     def keys(self, kind: Kind, context: int) -> float:
         """Keys that a query sees, averaged over a causal sequence of `context` tokens."""
@@ -221,7 +286,7 @@ class Shape:
 
     def attention_flops(self, kind: Kind, context: int) -> float:
         """Operations per token of scores and weighted values in one layer's forward pass, masked ones left out."""
-        return 4 * self.q_width * self.keys(kind, context) if kind.attends else 0.0
+        return 4 * self.of(kind).q_width * self.keys(kind, context) if kind.attends else 0.0
 
     def model_flops(self, context: int) -> float:
         """Operations per token of forward and backward that MFU counts (PaLM, appendix B).
@@ -229,8 +294,10 @@ class Shape:
         Six for each parameter in a matrix product, and attention as if nothing were masked; recomputation is not
         counted. torchtitan counts the same. A recurrence counts as it is computed, backward twice as much as forward.
         """
-        seen = sum(min(kind.window or context, context) for kind in self.kinds if kind.attends)
         mixers = sum(mixer.flops for kind in self.kinds if (mixer := self.mixer(kind)) is not None)
-        latent = self.config.latent
-        values = self.q_width if latent is None else self.config.heads * latent.value
-        return 6 * self.matrices + 6 * (self.q_width + values) * seen + 3 * mixers
+        latent, seen = self.config.latent, 0
+        for kind in self.kinds:
+            width = self.of(kind).q_width if kind.attends else 0
+            values = self.config.heads * latent.value if latent is not None and kind.attends else width
+            seen += (width + values) * min(kind.window or context, context)
+        return 6 * self.matrices + 6 * seen + 3 * mixers

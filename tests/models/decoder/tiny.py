@@ -391,16 +391,12 @@ RECURRENT = (
 )
 """Models with layers that keep a state in place of keys and values."""
 UNTRAINED = (
-    "gpt-oss",
     "ernie",
     "glm",
     "glm-no-bias",
     "glm4",
-    "gemma4",
-    "gemma4-moe",
-    "gemma4-one-size",
 )
-"""Models that the trainer's own layers do not compute: sinks, shared experts, latent attention and more."""
+"""Models that the trainer's own layers do not compute: recurrent layers, interleaved rotary embeddings."""
 TRAINED = [name for name in MODELS if name not in UNTRAINED]
 
 FAMILIES: dict[str, dict[str, Any]] = {

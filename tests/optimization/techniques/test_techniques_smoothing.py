@@ -80,6 +80,10 @@ def test_a_static_layer_computes_the_rounded_product_of_divided_inputs_and_multi
     assert relative(smoothed(x), exact) < 0.6 * relative(reference(layer, x, torch.ones(128)), exact)
 
 
+def test_few_rows_say_too_little_about_single_features() -> None:
+    assert smooth_of(nn.Linear(128, 48), outlying(16)) is None
+
+
 def test_plain_inputs_are_left_alone() -> None:
     assert smooth_of(nn.Linear(128, 48), torch.rand(200, 128) - 0.5) is None
 

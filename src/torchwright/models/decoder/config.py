@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -279,13 +280,24 @@ class DecoderConfig:
     bos: int | None = None
 
     @property
+    def mixed(self) -> tuple[int, ...]:
+        """The layers with experts, in place of a dense block or next to it."""
+        everywhere = self.experts is not None and self.layer_inputs is not None
+        return tuple(layer for layer in range(self.layers) if everywhere or self.sparse[layer])
+
+    @property
     def groups(self) -> int:
         """Query heads of one key-value head."""
         return self.heads // self.kv_heads
 
     @property
     def expanded_kv_heads(self) -> int:
-        """Key-value heads of attention over whole sequences, for which a latent vector is taken apart by heads."""
+        """Key-value heads of attention over whole sequences, for which a latent vector is taken apart by heads.
+
+        Where layers differ, the heads that all their numbers are multiples of.
+        """
+        if self.shapes:
+            return math.gcd(*(shape.kv_heads for shape in self.shapes))
         return self.kv_heads if self.latent is None else self.heads
 
     def kv_heads_of(self, ways: int) -> int:
@@ -300,12 +312,6 @@ class DecoderConfig:
     @property
     def untrained(self) -> str | None:
         """The part that the trainer's own layers lack, or None."""
-        if self.sinks:
-            return "attention with sinks"
-        if self.layer_inputs is not None:
-            return "inputs of single layers"
-        if self.experts is not None and (self.experts.router_bias or self.experts.linear_bias):
-            return "biases of routers and experts"
         return "interleaved rotary embeddings" if self.interleaved else None
 
     def at(self, layer: int) -> DecoderConfig:

@@ -108,7 +108,7 @@ def mtp_tensors(head: MtpHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         if one.expert is not None and head.stacked:
             continue
         parts = [values[name] for name in one.parameters]
-        value = torch.cat(parts) if one.expert is None else parts[0][one.expert]
+        value = one.join(parts) if one.expert is None else parts[0][one.expert]
         # DeepSeek's biases that choose experts are float32: rounded ones would choose others.
         found[one.name] = value.to(torch.float32 if one.bias else dtype, copy=True)
     return found

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from torchwright.train.model.sinks import sink_in_front, softmax_beside
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
@@ -22,6 +24,12 @@ class Scores:
     """0 is full attention, else how many last tokens a query sees, itself included."""
     soft_cap: float
     """0 disables it; otherwise scores become tanh(score / soft_cap) · soft_cap."""
+    sinks_H: torch.Tensor | None = None
+    """Each query head's score next to those of the keys, to which no value belongs (gpt-oss)."""
+
+    def beside(self, sinks_H: torch.Tensor) -> Scores:
+        """Return these rules with sinks."""
+        return Scores(scale=self.scale, window=self.window, soft_cap=self.soft_cap, sinks_H=sinks_H)
 
 
 BLOCK, MOST_BLOCKS = 128, 16
@@ -42,22 +50,33 @@ def fused_attention(
     scores: Scores,
     documents_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """PyTorch's fused operator; soft caps, which it does not know, are computed explicitly."""
+    """PyTorch's fused operator; soft caps, which it does not know, are computed explicitly.
+
+    A sink is a key in front of all others; a query in front of all others keeps the rest causal.
+    """
     if scores.soft_cap:
         return explicit_attention(q_BHTD, k_BKTD, v_BKTD, scores, documents_BT)
     T, mask = q_BHTD.shape[2], None
     if 0 < scores.window < T or documents_BT is not None:
         places_T = torch.arange(T, device=q_BHTD.device)
         mask = visible(places_T, places_T, scores.window, documents_BT)
-    return F.scaled_dot_product_attention(
+        mask = mask if mask.ndim == 2 else mask[:, None]
+    before = 0
+    if scores.sinks_H is not None:
+        before = 1
+        q_BHTD, k_BKTD, v_BKTD = sink_in_front(q_BHTD, k_BKTD, v_BKTD, scores.scale, scores.sinks_H)
+        if mask is not None:
+            mask = F.pad(F.pad(mask, (1, 0), value=True), (0, 0, 1, 0), value=True)
+    out_BHTD = F.scaled_dot_product_attention(
         q_BHTD,
         k_BKTD,
         v_BKTD,
-        attn_mask=mask if mask is None or mask.ndim == 2 else mask[:, None],
+        attn_mask=mask,
         is_causal=mask is None,
         scale=scores.scale,
         enable_gqa=q_BHTD.shape[1] != k_BKTD.shape[1],
     )
+    return out_BHTD[:, :, before:, : out_BHTD.shape[-1] - before]
 
 
 def explicit_attention(
@@ -90,7 +109,11 @@ def explicit_attention(
         mask = torch.zeros_like(seen, dtype=score_BKRS.dtype).masked_fill_(~seen, float("-inf"))
         if mask.ndim == 3:
             mask = mask[:, None, None]
-        weight_BKRS = score_BKRS.unflatten(2, (H // K, -1)).add_(mask).softmax(-1).flatten(2, 3)
+        score_BKGQS = score_BKRS.unflatten(2, (H // K, -1)).add_(mask)
+        if scores.sinks_H is None:
+            weight_BKRS = score_BKGQS.softmax(-1).flatten(2, 3)
+        else:
+            weight_BKRS = softmax_beside(score_BKGQS, scores.sinks_H).flatten(2, 3)
         parts.append((weight_BKRS @ v_BKTD[:, :, first:end]).unflatten(2, (H // K, -1)))
     return torch.cat(parts, 3).flatten(1, 2)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.hardware.kernels.reference import ACTIVATIONS
+from torchwright.hardware.kernels.reference import ACTIVATIONS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.config import ExpertsConfig as ExpertsConfig
 from torchwright.models.decoder.shared import route
 from torchwright.train.model.attention import Attend, Scores, fused_attention
+from torchwright.train.model.vector import Vector
 
 RotaryAngles = tuple[torch.Tensor, torch.Tensor] | None
 """Cosines and sines, None where a layer does not rotate."""
@@ -53,6 +54,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
         self.o = nn.Linear(heads * D, E, bias=config.o_bias)
         self.gate = nn.Linear(E, heads * D, bias=config.qkv_bias) if config.output_gate else None
+        self.sinks = Vector(heads) if config.sinks else None
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm != "none":
@@ -79,8 +81,8 @@ class Attention(nn.Module):
         if rotary_angles is not None:
             q, k = rotate(q, *rotary_angles), rotate(k, *rotary_angles)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        out_BHTD = self.attend(q, k, v, self.scores, documents_BS)
-        out_BTF = out_BHTD.transpose(1, 2).flatten(2)
+        scores = self.scores if self.sinks is None else self.scores.beside(self.sinks())
+        out_BTF = self.attend(q, k, v, scores, documents_BS).transpose(1, 2).flatten(2)
         return self.o(out_BTF if self.gate is None else out_BTF * self.gate(x_BTE).sigmoid())
 
 
@@ -96,13 +98,41 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, E, bias=config.mlp_bias)
 
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
-        return self.down(ACTIVATIONS[self.activation](self.gate(x_BTE)) * self.up(x_BTE))
+        return self.down(gated(self.gate(x_BTE), self.up(x_BTE), self.activation))
 
 
-ComputeExperts = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor
-]
-"""See `compute_experts`; low precision, then tensor parallelism put theirs around it."""
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """activation(gate) · up; of `clamped_swiglu`, which is gpt-oss's, what `reference.gated` says."""
+    if activation != "clamped_swiglu":
+        return ACTIVATIONS[activation](gate) * up
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
+
+
+class ExpertBiases(NamedTuple):
+    """The biases of all experts' three matrices."""
+
+    gate_XF: torch.Tensor
+    up_XF: torch.Tensor
+    down_XE: torch.Tensor | None
+    """None where they are added elsewhere."""
+
+
+class ComputeExperts(Protocol):
+    """See `compute_experts`; low precision, then tensor parallelism put theirs around it."""
+
+    def __call__(
+        self,
+        x_SE: torch.Tensor,
+        counts_X: torch.Tensor,
+        gate_XFE: torch.Tensor,
+        up_XFE: torch.Tensor,
+        down_XEF: torch.Tensor,
+        activation: str,
+        biases: ExpertBiases | None = None,
+    ) -> torch.Tensor: ...
+
+
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From rows (N, K) and a matrix (M, K) to their products (N, M)."""
 
@@ -114,6 +144,7 @@ def compute_experts(
     up_XFE: torch.Tensor,
     down_XEF: torch.Tensor,
     activation: str,
+    biases: ExpertBiases | None = None,
     linear: Linear = F.linear,
 ) -> torch.Tensor:
     """(S, E): the first `counts_X[0]` rows through expert 0, the next through expert 1, and so on.
@@ -122,12 +153,23 @@ def compute_experts(
     parameters need a gradient on every process.
     """
     parts = []
-    for x_NE, gate_FE, up_FE, down_EF in zip(
-        x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True
-    ):
-        hidden_NF = ACTIVATIONS[activation](linear(x_NE, gate_FE)) * linear(x_NE, up_FE)
-        parts.append(linear(hidden_NF, down_EF))
+    rows, offsets = x_SE.split(counts_X.tolist()), by_expert(biases, len(counts_X))
+    experts = zip(rows, gate_XFE, up_XFE, down_XEF, offsets, strict=True)
+    for x_NE, gate_FE, up_FE, down_EF, (gate_F, up_F, down_E) in experts:
+        gate_NF, up_NF = biased(linear(x_NE, gate_FE), gate_F), biased(linear(x_NE, up_FE), up_F)
+        parts.append(biased(linear(gated(gate_NF, up_NF, activation), down_EF), down_E))
     return torch.cat(parts)
+
+
+def by_expert(biases: ExpertBiases | None, count: int) -> Iterable[tuple[torch.Tensor | None, ...]]:
+    """Return each expert's biases of gate, up and down."""
+    parts: Iterable[torch.Tensor | None] = (None, None, None) if biases is None else biases
+    return zip(*((None,) * count if part is None else part.unbind() for part in parts), strict=True)
+
+
+def biased(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Add a bias in the type of `y`: autocast leaves biases of parameters' own type alone."""
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 Arranged = tuple[torch.Tensor, torch.Tensor, Any]
@@ -170,7 +212,11 @@ def count_choices(experts: torch.Tensor, count: int) -> torch.Tensor:
 
 
 class Experts(nn.Module):
-    """The experts' matrices, one tensor for all of a kind."""
+    """The experts' matrices, one tensor for all of a kind, and biases if they have any."""
+
+    gate_bias: nn.Parameter | None
+    up_bias: nn.Parameter
+    down_bias: nn.Parameter
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
         super().__init__()
@@ -179,13 +225,19 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(X, F_, E))
         self.up = nn.Parameter(torch.empty(X, F_, E))
         self.down = nn.Parameter(torch.empty(X, E, F_))
+        for part, size in (("gate", F_), ("up", F_), ("down", E)):
+            bias = nn.Parameter(torch.empty(X, size)) if experts.linear_bias else None
+            self.register_parameter(f"{part}_bias", bias)
         self.compute: ComputeExperts = compute_experts
         self.exchange: Exchange = Here(X)
 
     def forward(self, x_TE: torch.Tensor, expert_TC: torch.Tensor, share_TC: torch.Tensor) -> torch.Tensor:
         """(T, E): each token through its chosen experts, weighted by their shares."""
         x_SE, counts_X, handle = self.exchange.dispatch(x_TE, expert_TC, share_TC)
-        out_SE = self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
+        biases = None
+        if self.gate_bias is not None:
+            biases = ExpertBiases(self.gate_bias, self.up_bias, self.down_bias)
+        out_SE = self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation, biases)
         return self.exchange.combine(out_SE, handle)
 
 
@@ -196,7 +248,7 @@ Observe = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class MixtureOfExperts(nn.Module):
     """Each token's chosen experts, weighted by the router's shares, and a block that all tokens go through if any.
 
-    A bias, where there is one, only chooses.
+    A bias, where there is one, only chooses; a scale, where there is one, multiplies an expert's output.
     """
 
     bias: torch.Tensor | None
@@ -204,16 +256,18 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
         super().__init__()
         self.config, self.count, self.chosen = experts, experts.count, experts.chosen
-        self.router = nn.Linear(config.model, experts.count, bias=False)
+        self.router = nn.Linear(config.model, experts.count, bias=experts.router_bias)
         self.experts = Experts(config, experts)
         self.shared = FeedForward(config, experts.shared) if experts.shared else None
         self.shared_gate = nn.Linear(config.model, 1, bias=False) if experts.shared_gate else None
         self.register_buffer("bias", torch.zeros(experts.count) if experts.bias else None)
+        self.scale = Vector(experts.count) if experts.expert_scale else None
         self.observers: list[Observe] = []
 
-    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BTE: torch.Tensor, routed_BTE: torch.Tensor | None = None) -> torch.Tensor:
+        """The router reads `routed_BTE`, or `x_BTE` if that is not given."""
         x_TE = x_BTE.flatten(0, -2)
-        score_TX = self.router(x_TE)
+        score_TX = self.router(x_TE if routed_BTE is None else routed_BTE.flatten(0, -2))
         share_TX, expert_TC, share_TC = route(score_TX, self.bias, self.config)
         if self.observers:
             counts_X = count_choices(expert_TC, self.count)
@@ -225,6 +279,8 @@ class MixtureOfExperts(nn.Module):
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         if self.config.scale != 1:
             share_TC = share_TC * self.config.scale
+        if self.scale is not None:
+            share_TC = share_TC * self.scale()[expert_TC].to(share_TC.dtype)
         out_BTE = self.experts(x_TE, expert_TC, share_TC).view_as(x_BTE)
         return out_BTE if self.shared is None else out_BTE + self._shared(self.shared, x_BTE)
 

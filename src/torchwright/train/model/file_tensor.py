@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
+from torchwright.train.model.stacked import Stack
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileTensor:
-    """Whole parameters one below the other, or one expert of a parameter."""
+    """Whole parameters one below the other or of all experts, or one expert of a parameter."""
 
     name: str
     parameters: tuple[str, ...]
     expert: int | None = None
+    stack: Stack | None = None
+    """Given for a tensor of all experts."""
     bias: bool = False
     """True if the bias chooses experts."""
-    dim: int = 0
-    """The dimension along which the parameters lie; 1 for matrices of all experts in one tensor."""
     order_N: torch.Tensor | None = None
     """Which of the file's rows each row of the parameters is; None where all are the same."""
     taps: bool = False
@@ -29,20 +31,24 @@ class FileTensor:
         first = shapes[0]
         if self.expert is not None:
             return first[1:]
-        total = sum(shape[self.dim] for shape in shapes)
-        if self.taps:
-            return (total, 1, *first[1:])
-        return (*first[: self.dim], total, *first[self.dim + 1 :])
+        if self.stack is not None:
+            return self.stack.shape(shapes)
+        total = sum(shape[0] for shape in shapes)
+        return (total, 1, *first[1:]) if self.taps else (total, *first[1:])
 
     def parts(self, full: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[torch.Tensor]:
         """Return the parameters' values, given the file's."""
+        if self.stack is not None:
+            return self.stack.parts(full, len(shapes))
         full = full[:, 0] if self.taps else full
         full = full if self.order_N is None else full[self.order_N]
-        return full.split([shape[self.dim] for shape in shapes], self.dim)
+        return full.split([shape[0] for shape in shapes])
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the file's value, given the parameters'."""
-        full = self.as_in_file(torch.cat(list(parts), self.dim))
+        if self.stack is not None:
+            return self.stack.join(parts)
+        full = self.as_in_file(torch.cat(list(parts)))
         return full[:, None] if self.taps else full
 
     def as_in_file(self, rows: torch.Tensor) -> torch.Tensor:

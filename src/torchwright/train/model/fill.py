@@ -12,6 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.four_bit import FourBit
+from torchwright.train.model.layer_inputs import InputLayer
 from torchwright.train.model.recurrent import start
 
 DEVIATION = 0.02
@@ -63,11 +64,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the contents of a model's files, by our names: parameters, and the biases that choose experts."""
+    """Return the contents of a model's files, by our names: parameters, biases that choose experts, layers' scales."""
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, MixtureOfExperts) and module.bias is not None:
             found[f"{name}.bias"] = module.bias
+        if isinstance(module, InputLayer):
+            found[f"{name}.layer_scale"] = module.layer_scale
     return found
 
 
@@ -81,7 +84,7 @@ def initialize(model: nn.Module, config: DecoderConfig, seed: int) -> None:
             fill(parameter, vector)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
-        elif name.endswith("out_norm.weight"):  # whose weights have no offset
+        elif name.endswith(("out_norm.weight", "scale", "scale.weight")):  # whose weights have no offset
             nn.init.ones_(parameter)
         elif "norm" in name or name.split(".")[-2].startswith(("pre_", "post_")):
             nn.init.constant_(parameter, 1 - config.norm_offset)

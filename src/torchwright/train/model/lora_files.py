@@ -48,7 +48,7 @@ def decoder_targets(config: DecoderConfig) -> list[Target]:
     for tensor in file_tensors(config):
         modules = tuple(name.removesuffix(".weight") for name in tensor.parameters)
         linear = all(module.split(".")[-1] in LINEAR for module in modules)
-        if tensor.expert is None and not tensor.dim and tensor.name.endswith(".weight") and linear:
+        if tensor.expert is None and tensor.stack is None and tensor.name.endswith(".weight") and linear:
             found.append(Target(name=tensor.name.removesuffix(".weight"), modules=modules, tensor=tensor))
     return found
 

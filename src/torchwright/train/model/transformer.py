@@ -14,6 +14,7 @@ from torchwright.train.model.attention import Attend
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, RotaryAngles
 from torchwright.train.model.fill import initialize
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.layer_inputs import InputLayer, KeysAndValues, QueryAttention, TokenInputs
 from torchwright.train.model.loss import token_loss
 from torchwright.train.model.recurrent import ParallelMixer, ScaledFeedForward, mixer
 
@@ -86,7 +87,14 @@ class Transformer(nn.Module):
         }
         self.config, self.output = config, "lm_head"
         self.embedding = nn.Embedding(config.vocabulary, config.model)
-        self.layers = nn.ModuleList(Layer(config, layer, norms) for layer in range(config.layers))
+        inputs = config.layer_inputs
+        self.inputs = (
+            TokenInputs(config, inputs.width, inputs.vocabulary) if inputs and inputs.width else None
+        )
+        self.layers = nn.ModuleList(
+            Layer(config, layer, norms) if inputs is None else InputLayer(config, layer)
+            for layer in range(config.layers)
+        )
         self.norm = RMSNorm(config.model, config.eps, config.norm_offset)
         self.head = nn.Linear(config.model, config.vocabulary, bias=False)
         self.tie()
@@ -120,8 +128,12 @@ class Transformer(nn.Module):
         """Hidden states (B, T, E) after the final norm."""
         if positions_BT is None:
             positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        x_BTE = self.through(self.embed(ids_BT), range(len(self.layers)), positions_BT, documents_BS)
-        return self.norm(x_BTE)
+        if self.config.placeholders:
+            pictures = torch.tensor(self.config.placeholders, device=ids_BT.device)
+            ids_BT = ids_BT.masked_fill(torch.isin(ids_BT, pictures), self.config.padding)
+        x_BTE, layers = self.embed(ids_BT), range(len(self.layers))
+        inputs = None if self.inputs is None else self.inputs(ids_BT, x_BTE)
+        return self.norm(self.through(x_BTE, layers, positions_BT, documents_BS, inputs))
 
     def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer (B, T, E)."""
@@ -139,14 +151,22 @@ class Transformer(nn.Module):
         layers: range,
         positions_BT: torch.Tensor,
         documents_BS: torch.Tensor | None = None,
+        inputs_BTLI: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Apply these layers, one after the other, to `x_BTE`."""
+        """Apply these layers, one after the other, to `x_BTE`; they may have inputs of their own."""
         T = positions_BT.shape[-1] * self.sequence_parts
         length = torch.full((1,), T, device=positions_BT.device)
         angles_by_rope: list[RotaryAngles] = [angles(rope, positions_BT, length) for rope in self.ropes]
+        kept: dict[int, KeysAndValues | None] = {}
         for layer in layers:
             rope = self._rope_of[layer]
-            x_BTE = self.layers[layer](x_BTE, None if rope is None else angles_by_rope[rope], documents_BS)
+            rotary_angles = None if rope is None else angles_by_rope[rope]
+            if self.config.layer_inputs is None:
+                x_BTE = self.layers[layer](x_BTE, rotary_angles, documents_BS)
+                continue
+            own_BTI = None if inputs_BTLI is None else inputs_BTLI[:, :, layer]
+            read = kept.get(self.config.reads[layer]) if self.config.reads else None
+            x_BTE, kept[layer] = self.layers[layer](x_BTE, rotary_angles, documents_BS, own_BTI, read)
         return x_BTE
 
     def logits(self, hidden_BTE: torch.Tensor) -> torch.Tensor:
@@ -178,7 +198,7 @@ class Transformer(nn.Module):
     def use_attention(self, attend: Attend) -> None:
         """Compute attention by `attend` in every layer."""
         for module in self.modules():
-            if isinstance(module, Attention | LatentAttention):
+            if isinstance(module, Attention | LatentAttention | QueryAttention):
                 module.attend = attend
 
     def reset_parameters(self, seed: int) -> None:
@@ -188,6 +208,13 @@ class Transformer(nn.Module):
         (Radford et al., 2019); norms are the identity, biases zero.
         """
         initialize(self, self.config, seed)
+
+
+def mixture_of(layer: nn.Module) -> MixtureOfExperts | None:
+    """Return a layer's experts, None where it has none or is another process's."""
+    if isinstance(layer, InputLayer):
+        return layer.mixture
+    return layer.mlp if isinstance(layer, Layer) and isinstance(layer.mlp, MixtureOfExperts) else None
 
 
 def _normed(norm: RMSNorm | None, x_BTE: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from torchwright.core.errors import ModelError
-from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import copy_files, model_files, read_config
+from torchwright.hub.formats.mxfp4 import Mxfp4
 from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.models.decoder.config import DecoderConfig
@@ -26,7 +27,9 @@ from torchwright.models.decoder.family import BIASED, Names
 from torchwright.train.model.file_tensor import FileTensor
 from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
+from torchwright.train.model.layer_input_files import input_layer_tensors, token_input_tensors
 from torchwright.train.model.recurrent_files import gated_queries, mixer_tensors
+from torchwright.train.model.stacked import expert_stacks
 from torchwright.train.model.transformer import SCORE, Transformer
 
 SHARD_BYTES = 4 * 2**30
@@ -37,6 +40,8 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
     """Every tensor of the model's files, in the order of the layers; `output` is what they call the output layer."""
     names = FAMILIES[config.architecture].names
     yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
+    for name, parameters, stack in token_input_tensors(config):
+        yield FileTensor(name=name, parameters=parameters, stack=stack)
     for layer in range(config.layers):
         yield from layer_tensors(config, names, layer)
     yield FileTensor(name=f"{names.final_norm}.weight", parameters=("norm.weight",))
@@ -46,6 +51,10 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
 
 def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
     """Every tensor of one layer's files."""
+    if config.layer_inputs is not None:
+        for name, parameters, stack in input_layer_tensors(config, names, layer):
+            yield FileTensor(name=name, parameters=parameters, stack=stack)
+        return
     file, ours = f"model.layers.{layer}.", f"layers.{layer}."
     norms = {
         part: getattr(names, part) for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
@@ -64,12 +73,15 @@ def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[F
         if name is not None:
             yield FileTensor(name=f"{file}{name}.weight", parameters=(f"{ours}{part}.weight",))
 
+    if config.sinks:
+        yield FileTensor(name=f"{file}self_attn.sinks", parameters=(f"{ours}attention.sinks.weight",))
+
     linears = [] if recurrent else _attention_linears(config, names, attention)
     if config.output_gate and not recurrent:
         yield from gated_queries(config, names, file, f"{ours}attention.")
     if config.sparse[layer]:
         assert config.experts
-        linears.append(((names.router,), ("mlp.router",), False))
+        linears.append(((names.router,), ("mlp.router",), config.experts.router_bias))
         if config.experts.shared:
             linears.append((names.shared_gate_up, ("mlp.shared.gate", "mlp.shared.up"), False))
             linears.append(((names.shared_down,), ("mlp.shared.down",), False))
@@ -89,21 +101,19 @@ def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[F
                 for name, parameter in zip(file_names, full, strict=True):
                     yield FileTensor(name=f"{file}{name}.{kind}", parameters=(parameter,))
 
-    if config.sparse[layer]:
+    if config.sparse[layer] and "{}" not in names.expert_down:
         assert config.experts
-        experts = f"{ours}mlp.experts."
-        if "{}" not in names.expert_down:
-            (both,), down = names.expert_gate_up, names.expert_down
-            parameters = (f"{experts}gate", f"{experts}up")
-            yield FileTensor(name=f"{file}{both}.weight", parameters=parameters, dim=1)
-            yield FileTensor(name=f"{file}{down}.weight", parameters=(f"{experts}down",), dim=1)
-            return
+        for name, parts, stack in expert_stacks(config.experts, names):
+            parameters = tuple(f"{ours}mlp.experts.{part}" for part in parts)
+            yield FileTensor(name=f"{file}{name}", parameters=parameters, stack=stack)
+    elif config.sparse[layer]:
+        assert config.experts
         patterns = zip((*names.expert_gate_up, names.expert_down), ("gate", "up", "down"), strict=True)
         for pattern, part in patterns:
             for expert in range(config.experts.count):
                 yield FileTensor(
                     name=f"{file}{pattern.format(expert)}.weight",
-                    parameters=(f"{experts}{part}",),
+                    parameters=(f"{ours}mlp.experts.{part}",),
                     expert=expert,
                 )
 
@@ -188,10 +198,13 @@ def check_shapes(model: Transformer, folder: Path) -> None:
 
 
 def _open_float(folder: Path) -> tuple[Checkpoint, bool]:
-    """Open an unquantized checkpoint; the flag says whether its config has biases that choose experts."""
+    """Open a checkpoint of float weights; the flag says whether its config has biases that choose experts.
+
+    MXFP4, in which gpt-oss is published alone, is made wide as it is read.
+    """
     described = read_config(folder)
     checkpoint = Checkpoint(folder, described)
-    if checkpoint.quantized:
+    if checkpoint.quantized and not isinstance(checkpoint.format, Mxfp4):
         raise ModelError(
             f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
             next="take the model's original checkpoint",
@@ -338,6 +351,7 @@ def _copy_files(source: Path, folder: Path, dtype: torch.dtype, *, biased: bool)
     # What the source was trained for is not said of other weights.
     copy_files({name: file for name, file in files.items() if name not in (INDEX, TRAINED)}, folder)
     config = read_config(source)
+    config.pop(QUANTIZATION, None)
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")

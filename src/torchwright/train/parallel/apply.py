@@ -93,6 +93,9 @@ def parallelize(
         _keep_embedding_wide(model.embedding, compute)
         if not tied:
             fully_shard(model.embedding, mesh=part, reshard_after_forward=False)
+        if model.inputs is not None:
+            _keep_embedding_wide(model.inputs.table, compute)
+            fully_shard(model.inputs.table, mesh=part, reshard_after_forward=False)
     fully_shard(model, mesh=part, mp_policy=MixedPrecisionPolicy() if tied else policy)
     for method in ("loss", "hidden"):
         register_fsdp_forward_method(model, method)
@@ -148,6 +151,8 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
             allowed="pp=1, or a model with an output layer of its own",
             next="use dp_shard or tp in its place",
         )
+    if config.layer_inputs is not None:
+        _check_layer_inputs(config, layout)
     if layout.ep > 1 and config.experts is None:
         raise LayoutError(
             f"the layout has ep={layout.ep}, and the model has no experts",
@@ -169,6 +174,28 @@ def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
         check_counts({"experts": config.experts.count}, "ep", layout.ep, LayoutError)
 
 
+def _check_layer_inputs(config: DecoderConfig, layout: Layout) -> None:
+    """Raise `LayoutError` for what does not divide layers that read inputs of their own and keys of earlier ones."""
+    heads = config.expanded_kv_heads
+    for axis, refused, why, allowed in (
+        (
+            "pp",
+            layout.pp > 1,
+            "stages pass on the residual stream alone, without those keys and inputs",
+            "pp=1",
+        ),
+        ("tp", heads % layout.tp > 0, f"key-value heads in multiples of {heads}", f"a divisor of {heads}"),
+    ):
+        if refused:
+            raise LayoutError(
+                f"the layout has {axis}={getattr(layout, axis)}, which does not divide {config.architecture}: "
+                "its layers read inputs of their own, and some the keys of earlier ones",
+                found=why,
+                allowed=allowed,
+                next="use dp_shard or cp in its place",
+            )
+
+
 def _expert_placement(layout: Layout) -> Callable[[nn.Parameter], Shard | None]:
     """Return the dimension in which FSDP shards the experts' matrices: between experts while there are enough, else
     the model size.
@@ -179,7 +206,7 @@ def _expert_placement(layout: Layout) -> Callable[[nn.Parameter], Shard | None]:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if local.shape[0] % ways == 0 and not _divided(parameter, 0):
             return Shard(0)
-        for dim in (2, 1):
+        for dim in reversed(range(1, local.ndim)):
             if local.shape[dim] % ways == 0 and not _divided(parameter, dim):
                 return Shard(dim)
         return None

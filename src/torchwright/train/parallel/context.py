@@ -8,12 +8,14 @@ they run out, keys and values go around in a ring (Liu et al., 2023; `ring.py`).
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.model.attention import Attend, Scores
 from torchwright.train.model.blocks import Attention
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.layer_inputs import QueryAttention
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.ring import ring_attention
 from torchwright.train.parallel.zigzag import divided, joined
@@ -25,7 +27,7 @@ def apply_context_parallel(model: Transformer, mesh: DeviceMesh, kv_heads: int) 
     `kv_heads` is how many a process has after tensor parallelism. To be called after `Transformer.use_attention`.
     """
     for module in model.modules():
-        if isinstance(module, Attention | LatentAttention):
+        if isinstance(module, Attention | LatentAttention | QueryAttention):
             module.attend = (
                 RingAttention(mesh) if kv_heads % mesh.size() else HeadExchange(mesh, module.attend)
             )
@@ -51,6 +53,8 @@ class HeadExchange:
         parts = [part.unflatten(1, (self.ways, -1)) for part in (q_BHTD, k_BKTD, v_BKTD)]
         arrived = self._exchange(torch.cat(parts, dim=2).movedim(1, 0))
         q, k, v = joined(arrived).split(heads, dim=1)
+        if scores.sinks_H is not None:
+            scores = scores.beside(scores.sinks_H.chunk(self.ways)[dist.get_rank(self.group)])
         out_BHTD = self.attend(q, k, v, scores, documents_BS)
         # Back: first axis the receiver's part of the tokens, then the sender's part of the heads.
         back = self._exchange(divided(out_BHTD, self.ways))

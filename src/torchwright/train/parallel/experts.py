@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from torchwright.train.model.blocks import ComputeExperts, Experts
+from torchwright.train.model.blocks import ComputeExperts, ExpertBiases, Experts
 from torchwright.train.parallel.dispatch import Dispatch, Transport
 
-FEED_FORWARD = {"gate": 1, "up": 1, "down": 2}
-"""The dimension of the feed-forward features, which tp divides."""
+FEED_FORWARD = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1, "down_bias": None}
+"""The dimension of the feed-forward features, which tp divides; None for a bias that it copies."""
 
 
 def apply_expert_parallel(experts: Experts, mesh: DeviceMesh, transport: Transport | None = None) -> None:
@@ -32,8 +32,11 @@ def apply_expert_parallel(experts: Experts, mesh: DeviceMesh, transport: Transpo
         return
     part, count = mesh[tuple(axes)], len(experts.gate)
     for name, features in FEED_FORWARD.items():
-        placements = [Shard(0 if axis == "ep" else features) for axis in axes]
         full = getattr(experts, name)
+        if full is None:
+            continue
+        divided = Replicate() if features is None else Shard(features)
+        placements = [Shard(0) if axis == "ep" else divided for axis in axes]
         # Every process holds the same weights already (or none, on the meta device): nothing is sent.
         local = distribute_tensor(full, part, placements, src_data_rank=None)
         experts.register_parameter(name, nn.Parameter(local))
@@ -57,13 +60,22 @@ class ParallelExperts:
         up_XFE: torch.Tensor,
         down_XEF: torch.Tensor,
         activation: str,
+        biases: ExpertBiases | None = None,
     ) -> torch.Tensor:
-        if self.tp is not None:
-            x_SE = _CopyIn.apply(x_SE, self.tp.get_group())  # pyright: ignore[reportAssignmentType]
-        out_SE = self.compute(x_SE, counts_X, _local(gate_XFE), _local(up_XFE), _local(down_XEF), activation)
-        if self.tp is not None:
-            out_SE = _SumOut.apply(out_SE, self.tp.get_group())  # pyright: ignore[reportAssignmentType]
-        return out_SE
+        gate, up, down = (_local(matrix) for matrix in (gate_XFE, up_XFE, down_XEF))
+        local = (
+            None if biases is None else ExpertBiases(*(_local(bias) for bias in biases if bias is not None))
+        )
+        if self.tp is None:
+            return self.compute(x_SE, counts_X, gate, up, down, activation, local)
+        # The last bias is added once, to the sum.
+        first = None if local is None else local._replace(down_XE=None)
+        x_SE = _CopyIn.apply(x_SE, self.tp.get_group())  # pyright: ignore[reportAssignmentType]
+        out_SE = self.compute(x_SE, counts_X, gate, up, down, activation, first)
+        out_SE = _SumOut.apply(out_SE, self.tp.get_group())  # pyright: ignore[reportAssignmentType]
+        if local is None or local.down_XE is None:
+            return out_SE
+        return out_SE + local.down_XE.to(out_SE.dtype).repeat_interleave(counts_X, 0)
 
 
 class _CopyIn(torch.autograd.Function):

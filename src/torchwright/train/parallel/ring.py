@@ -37,9 +37,8 @@ def ring_attention(
 
     `documents_BS` says of each token of the whole rows where its document begins; no query sees further back.
     """
-    return _forward(
-        q_BHTD, k_BKTD, v_BKTD, documents_BS, scores.scale, scores.window, scores.soft_cap, group
-    )[0]
+    rules = (scores.scale, scores.window, scores.soft_cap)
+    return _forward(q_BHTD, k_BKTD, v_BKTD, documents_BS, scores.sinks_H, *rules, group)[0]
 
 
 def _compute(
@@ -47,12 +46,13 @@ def _compute(
     k: torch.Tensor,
     v: torch.Tensor,
     documents: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     scale: float,
     window: int,
     soft_cap: float,
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and, in float32 or better, the logarithm of each query's sum of exponentials (B, H, T)."""
+    """Output and, in float32 or better, the logarithm of each query's sum of exponentials (B, H, T), its sink's too."""
     scores = Scores(scale=scale, window=window, soft_cap=soft_cap)
     ring = _Ring(group, q.shape[2], documents)
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -67,6 +67,9 @@ def _compute(
             _merge(out[:, :, block.rows], log_total[:, :, block.rows], part, log_part)
         if coming is not None:
             travelling = coming.finish()
+    if sinks is not None:
+        # One more key for every query, whose value is zero: so backward is what it is without sinks.
+        _merge(out, log_total, torch.zeros_like(out), sinks.to(exact)[:, None].expand_as(log_total))
     return out.to(q.dtype), log_total
 
 
@@ -144,13 +147,25 @@ def _by_token(q: torch.Tensor) -> torch.Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *parts, documents = inputs[:4]
-    ctx.save_for_backward(*parts, *output, documents)
-    ctx.rest = inputs[4:]
+    *parts, documents, sinks = inputs[:5]
+    ctx.save_for_backward(*parts, *output, documents, sinks)
+    ctx.rest = inputs[5:]
 
 
 def _gradients(ctx: Any, d_out: torch.Tensor, _d_log_total: torch.Tensor | None) -> tuple[Any, ...]:
-    return *_backward(d_out.contiguous(), *ctx.saved_tensors, *ctx.rest), None, *(None for _ in ctx.rest)
+    *saved, sinks = ctx.saved_tensors
+    d_sinks = None if sinks is None else _sink_gradient(d_out, saved[3], saved[4], sinks)
+    found = _backward(d_out.contiguous(), *saved, *ctx.rest)
+    return *found, None, d_sinks, *(None for _ in ctx.rest)
+
+
+def _sink_gradient(
+    d_out: torch.Tensor, out: torch.Tensor, log_total: torch.Tensor, sinks_H: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient (H,) of a key's score whose value is zero."""
+    share_BHT = (sinks_H.to(log_total.dtype)[:, None] - log_total).exp()
+    given_BHT = (d_out * out).sum(-1, dtype=log_total.dtype)
+    return -(share_BHT * given_BHT).sum((0, 2)).to(sinks_H.dtype)
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

@@ -12,7 +12,15 @@ import torch
 from torch import nn
 from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,8 +33,9 @@ from torch.distributed.tensor.parallel import (
 
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.attention import Attend, Scores
-from torchwright.train.model.blocks import Attention, MixtureOfExperts
+from torchwright.train.model.blocks import Attention, MixtureOfExperts, RMSNorm
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.layer_inputs import InputLayer
 from torchwright.train.model.recurrent import ParallelMixer, RecurrentMixer
 from torchwright.train.model.transformer import Layer, Transformer
 from torchwright.train.parallel.mixers import mixer_plan
@@ -55,8 +64,15 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
         )
         parallelize_module(model.norm, mesh, gather)
     model.tie()
+    if model.inputs is not None:
+        table = RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
+        own = SequenceParallel(use_local_output=True)
+        parallelize_module(model.inputs, mesh, {"table": table, "project": own, "norm": own})
+        model.inputs.table.register_forward_hook(_arrived)
     shared = shares_heads(model.config, mesh.size())
     for layer in model.layers:
+        if isinstance(layer, InputLayer):
+            parallelize_module(layer, mesh, _input_layer_plan(layer))
         if isinstance(layer, Layer):
             parallelize_module(layer, mesh, _layer_plan(layer, shared))
 
@@ -91,7 +107,11 @@ def _layer_plan(layer: Layer, shared: bool) -> dict[str, ParallelStyle]:
     plan |= _mixing_plan("attention", layer.attention, shared)
     if isinstance(layer.mlp, MixtureOfExperts):
         return plan | _mixture_plan(layer.mlp)
-    return plan | {
+    return plan | _dense_plan()
+
+
+def _dense_plan() -> dict[str, ParallelStyle]:
+    return {
         "mlp": PrepareModuleInput(input_layouts=TOKENS, desired_input_layouts=Replicate()),
         "mlp.gate": ColwiseParallel(),
         "mlp.up": ColwiseParallel(),
@@ -119,7 +139,45 @@ def _mixing_plan(block: str, attention: nn.Module, shared: bool) -> dict[str, Pa
         return plan | _latent_plan(attention)
     assert isinstance(attention, Attention)
     parts = _shared_heads_plan(attention) if shared else _heads_plan(attention)
+    parts |= {} if attention.sinks is None else {"sinks": Vectors(Shard(0))}
     return plan | {f"{block}.{part}": style for part, style in parts.items()}
+
+
+def _input_layer_plan(layer: InputLayer) -> dict[str, ParallelStyle]:
+    """Heads and features are divided; each process computes the layer's own inputs of its tokens."""
+    own_tokens = SequenceParallel(use_local_output=True)
+    by_head = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+    plan: dict[str, ParallelStyle] = {
+        name: own_tokens for name, part in layer.named_children() if isinstance(part, RMSNorm)
+    }
+    plan |= {
+        "attention": PrepareModuleInput(
+            input_layouts=(TOKENS, None, None, None, None),
+            desired_input_layouts=(Replicate(), None, None, None, None),
+        ),
+        "attention.q": ColwiseParallel(),
+        "attention.q_norm": by_head,
+        "attention.o": RowwiseParallel(output_layouts=TOKENS),
+        **_dense_plan(),
+    }
+    if layer.keys_values is not None:
+        plan |= {
+            "keys_values": PrepareModuleInput(
+                input_layouts=(TOKENS, None), desired_input_layouts=(Replicate(), None)
+            ),
+            "keys_values.k": ColwiseParallel(),
+            "keys_values.k_norm": by_head,
+        }
+        plan |= {} if layer.keys_values.v is None else {"keys_values.v": ColwiseParallel()}
+    if layer.own_input is not None:
+        plan |= {"own_input.gate": own_tokens, "own_input.down": own_tokens}
+    if layer.mixture is not None:
+        plan |= {
+            "mixture": TokensGathered(2),
+            "mixture.router": Whole(Replicate()),
+            "mixture.scale": Vectors(Replicate()),
+        }
+    return plan
 
 
 def _heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
@@ -201,6 +259,24 @@ class Whole(ParallelStyle):
         return output.redistribute(placements=[self.layout]).to_local()
 
 
+class Vectors(ParallelStyle):
+    """A `Vector`, of which each process has its part or all."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def divide(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                # Every process holds the same weights already (or none, on the meta device): nothing is sent.
+                local = distribute_tensor(parameter, mesh, [self.placement], src_data_rank=None)
+                module.register_parameter(name, nn.Parameter(local))
+
+        distribute_module(module, device_mesh, divide)
+        module.register_forward_hook(lambda _module, _inputs, output: output.to_local())
+        return module
+
+
 class GradientSummed(ParallelStyle):
     """An identity from whole tensors to each process's own heads; backward, what these give is added up."""
 
@@ -239,9 +315,14 @@ class OwnHead:
 class TokensGathered(ParallelStyle):
     """A block that takes and gives whole local tensors, inside a stream of divided tokens."""
 
+    def __init__(self, inputs: int = 1) -> None:
+        self.inputs = inputs
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         before = PrepareModuleInput(
-            input_layouts=TOKENS, desired_input_layouts=Replicate(), use_local_output=True
+            input_layouts=(TOKENS,) * self.inputs,
+            desired_input_layouts=(Replicate(),) * self.inputs,
+            use_local_output=True,
         )
         behind = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=TOKENS)
         return parallelize_module(parallelize_module(module, device_mesh, before), device_mesh, behind)

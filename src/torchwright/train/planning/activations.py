@@ -30,7 +30,7 @@ def copies(shape: Shape, layout: Layout) -> float:
 
 def rings(shape: Shape, layout: Layout) -> bool:
     """True if context parallelism passes keys around in a ring: it exchanges heads only where they divide."""
-    return layout.cp > 1 and shape.config.kv_heads_of(layout.tp) % layout.cp != 0
+    return layout.cp > 1 and shape.whole.kv_heads_of(layout.tp) % layout.cp != 0
 
 
 @functools.cache
@@ -54,7 +54,7 @@ class Activations:
     def __init__(self, shape: Shape, job: Job, layout: Layout, *, fused: bool) -> None:
         tp = layout.tp
         self.shape, self.job, self.fused = shape, job, fused
-        self.cp, self.ring = layout.cp, rings(shape, layout)
+        self.cp, self.ep, self.ring = layout.cp, layout.ep, rings(shape, layout)
         self.a = job.width
         self.E = shape.config.model / tp
         self.q = shape.q_width / tp
@@ -114,6 +114,14 @@ class Activations:
         """Return the bytes of the final norm and of the output layer's input."""
         return self._norm(self.E) + self.a * self.shape.config.model
 
+    def token_inputs(self) -> float:
+        """Return the bytes of the inputs of all layers, and of what their norm and their sum keep."""
+        inputs = self.shape.config.layer_inputs
+        if inputs is None or not inputs.width:
+            return 0.0
+        width = self.shape.config.layers * inputs.width / self.tp
+        return self.a * width + self._norm(width)
+
     def _norm(self, width: float) -> float:
         if self.job.compile:
             return self.a * width
@@ -125,8 +133,12 @@ class Activations:
             name is not None
             for name in (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
         )
+        inputs = self.shape.config.layer_inputs
+        if inputs is not None:
+            count += (inputs.width > 0) + 4 * (self.shape.config.experts is not None)
         by_head = kind.attends and self.shape.config.qk_norm != "none"
         heads = self._norm(self.q) + self._norm(self.kv) if by_head else 0.0
+        heads += self._norm(self.kv) if self.shape.config.value_norm else 0.0
         heads += self._latents()
         # The matrices behind two of the norms keep their output, and under tensor parallelism for all tokens; compiled
         # on one device it is computed again instead.
@@ -168,11 +180,18 @@ class Activations:
 
     def _feed_forward(self, kind: Kind) -> float:
         F = self.shape.feed_forward_width(kind) / self.tp
-        kept = self.a * F * (2 if self.job.compile else 4)
+        # Eager, a clamped activation keeps three more of its steps (`blocks.gated`).
+        steps = 7 if self.shape.config.activation == "clamped_swiglu" else 4
+        kept = self.a * F * (2 if self.job.compile else steps)
+        inputs = self.shape.config.layer_inputs
+        if inputs is not None:  # gate, activation and product of the layer's own input
+            kept += self.a * 3 * inputs.width / self.tp
         experts = self.shape.config.experts
         if kind.sparse and experts is not None:
             # Rows in the experts' order on the way in and out, scores and shares.
             kept += self.a * 2 * experts.chosen * self.E + 8 * experts.count
+            # Between processes they are weighted in float32 (`dispatch.py`).
+            kept += 4 * experts.chosen * self.E if self.ep > 1 else 0.0
         return kept
 
     def _selective(self, kind: Kind) -> float:

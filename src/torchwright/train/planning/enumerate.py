@@ -43,6 +43,11 @@ def refuse(
     broken = refused(config, layout)
     if broken is not None:
         return broken
+    if config.layer_inputs is not None and layout.pp > 1:
+        return (
+            f"stages do not divide {config.architecture}",
+            f"pp={layout.pp}: its layers read inputs of their own, and some the keys of earlier ones",
+        )
     for name, value in (
         ("heads", config.heads),
         ("key-value heads", config.expanded_kv_heads),

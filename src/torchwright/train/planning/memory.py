@@ -101,7 +101,7 @@ def _moments(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool
     tokens = plan.tokens(job)
     # A device keeps the same share of the batch, however it is split into replicas and shards.
     same = LayoutPlan(
-        layout=Layout(pp=layout.pp, cp=layout.cp, tp=layout.tp),
+        layout=Layout(dp_shard=layout.ep, pp=layout.pp, cp=layout.cp, tp=layout.tp, ep=layout.ep),
         micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches,
         recompute=plan.recompute,
@@ -195,12 +195,15 @@ class Ends:
         table = shape.embedding / layout.tp if stage.embeds or tied_here else 0.0
         head = shape.head / layout.tp if stage.heads else 0.0
         copied = width * table if tied_here and width < 4 else 0.0
+        inputs = (
+            shape.input_table / layout.tp + (shape.token_inputs - shape.input_table) if stage.embeds else 0.0
+        )
         return cls(
-            parameters=table + head + (shape.config.model if stage.heads else 0),
-            embedding=4 * table,
-            gathered=4 * table + width * head + copied,
+            parameters=table + head + inputs + (shape.config.model if stage.heads else 0),
+            embedding=4 * (table + inputs),
+            gathered=4 * (table + inputs) + width * head + copied,
             first_gradient=4 * table if tied_here else width * head,
-            reducing=(12 if tied_here else 8) * table + 4 * head,
+            reducing=(12 if tied_here else 8) * table + 4 * head + 8 * inputs,
         )
 
 
@@ -213,19 +216,24 @@ def owned_by(shape: Shape, stage: Stage, layout: Layout) -> float:
 @functools.lru_cache(maxsize=10_000)
 def _activations(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool) -> tuple[float, float]:
     """Bytes kept by all layers, and the most that one layer's backward pass adds."""
-    per_token = Activations(shape, job, plan.layout, fused=fused)
+    per_token = {kind: Activations(shape.of(kind), job, plan.layout, fused=fused) for kind, _ in stage.layers}
     tokens = plan.tokens(job)
     # One forward, one backward (1F1B): a stage holds as many micro-batches as there are stages from it to the end.
     in_flight = min(plan.micro_batches, plan.layout.pp - stage.index)
     if plan.interleave > 1:
         in_flight *= 1 + (plan.layout.pp - 1) / (plan.layout.pp * plan.interleave)
     keeps = (
-        sum(per_token.kept(kind, plan.recompute) * count for kind, count in stage.layers) * tokens * in_flight
+        sum(per_token[kind].kept(kind, plan.recompute) * count for kind, count in stage.layers)
+        * tokens
+        * in_flight
     )
+    first = per_token[stage.layers[0][0]]
     if stage.heads:
-        keeps += per_token.final() * tokens
+        keeps += first.final() * tokens
+    if stage.embeds:
+        keeps += first.token_inputs() * tokens
 
     def adds(kind: Kind) -> float:
-        return (per_token.again(kind, plan.recompute) + per_token.passing(kind)) * tokens
+        return (per_token[kind].again(kind, plan.recompute) + per_token[kind].passing(kind)) * tokens
 
     return keeps, max(adds(kind) for kind, _ in stage.layers)

@@ -29,6 +29,28 @@ def _llama(
     }
 
 
+def _gemma4(size: int, ffn: int, layers: int, heads: int, kv_heads: int, window: int, context: int) -> dict:
+    return _llama(size, ffn, layers, heads, kv_heads, 262144, context) | {
+        "architectures": ["Gemma4ForCausalLM"],
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "sliding_window": window,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    }
+
+
+def _gpt_oss(layers: int, experts: int) -> dict:
+    return _llama(2880, 2880, layers, 64, 8, 201088, 131072) | {
+        "architectures": ["GptOssForCausalLM"],
+        "head_dim": 64,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+    }
+
+
 KNOWN: dict[str, dict[str, Any]] = {
     "llama-2-7b": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
     "llama-2-13b": _llama(5120, 13824, 40, 40, 40, 32000, 4096),
@@ -85,6 +107,29 @@ KNOWN: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
     },
     **HYBRIDS,
+    # The language models of Gemma 4, without the encoders of pictures and sound.
+    "gemma-4-e2b": _gemma4(1536, 6144, 35, 8, 1, 512, 131072)
+    | {
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 256,
+    },
+    "gemma-4-e4b": _gemma4(2560, 10240, 42, 8, 2, 512, 131072)
+    | {"num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256},
+    "gemma-4-26b-a4b": _gemma4(2816, 2112, 30, 16, 8, 1024, 262144)
+    | {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 2,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+    "gemma-4-31b": _gemma4(5376, 21504, 60, 32, 16, 1024, 262144)
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4},
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
 }
 """Name → what the published config.json says of the shape."""
 

@@ -164,7 +164,7 @@ class Clock:
 
     def _rounded(self, kind: Kind, tp: int) -> float:
         """Values per token that MX formats round: every product's input and output gradient, both ways."""
-        shape, E, experts = self.shape, self.shape.config.model, self.shape.config.experts
+        shape, E, experts = self.shape.of(kind), self.shape.config.model, self.shape.config.experts
         F = shape.feed_forward_width(kind) / tp
         given, read = (width / tp for width in shape.mixing_widths(kind))
         times = experts.chosen if kind.sparse and experts is not None else 1
@@ -182,7 +182,7 @@ class Clock:
 
     def _elementwise(self, plan: LayoutPlan, kind: Kind) -> float:
         """Bytes per token that element-wise kernels and norms read and write, forward and backward."""
-        shape, tp, width = self.shape, plan.layout.tp, self.job.width
+        shape, tp, width = self.shape.of(kind), plan.layout.tp, self.job.width
         F = shape.feed_forward_width(kind) / tp
         heads = (shape.q_width + shape.kv_width) / tp if kind.attends else 0.0
         # Fused: two norms with their additions, the rotation, and the activation with its product.
@@ -203,7 +203,7 @@ class Clock:
         """Bytes per token of turning inputs and gradients into float8: each read and written by rows and by columns."""
         if self.job.rate != "float8":
             return 0.0
-        shape, E = self.shape, self.shape.config.model
+        shape, E = self.shape.of(kind), self.shape.config.model
         F = 0.0 if kind.sparse else shape.feed_forward_width(kind) / tp
         given, read = shape.mixing_widths(kind)
         inputs = 2 * E + read / tp + F
@@ -250,7 +250,7 @@ class Clock:
 
     def _context(self, plan: LayoutPlan, kind: Kind, groups: dict[str, RankGroup], repeats: int) -> float:
         """Over heads where they divide: an all-to-all of q, k and v, and one of the output. Else a ring."""
-        layout, shape, width = plan.layout, self.shape, self.job.width
+        layout, shape, width = plan.layout, self.shape.of(kind), self.job.width
         tokens = plan.tokens(self.job)
         if not rings(shape, layout):
             values = 2 * (shape.q_width + shape.kv_width) / layout.tp

@@ -44,11 +44,12 @@ def traffic(shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan) -> dict[
             size = shape.exchanges * repeats * width * shape.config.model * tokens
             add("tp", cluster.entering(groups["tp"], size), every)
         if layout.cp > 1 and not rings(shape, layout):
-            size = repeats * width * 2 * (shape.q_width + shape.kv_width) / layout.tp * tokens
+            widths = shape.of(kind).q_width + shape.of(kind).kv_width
+            size = repeats * width * 2 * widths / layout.tp * tokens
             add("cp", cluster.leaving(groups["cp"], size), every)
         if layout.cp > 1 and rings(shape, layout):
             # Every process sees every other's keys and values, backward their float32 gradients as well.
-            size = (repeats * width + 4) * 2 * shape.kv_width / layout.tp * tokens * layout.cp
+            size = (repeats * width + 4) * 2 * shape.of(kind).kv_width / layout.tp * tokens * layout.cp
             add("cp", cluster.entering(groups["cp"], size), every)
         if layout.ep > 1 and kind.sparse and shape.config.experts is not None:
             rows = width * shape.config.model * tokens * copies(shape, layout) / layout.tp

@@ -163,7 +163,7 @@ def _mover(model: Transformer, run: Run) -> Callable[[float], None]:
             m, v = moments.get(name, (torch.zeros_like(p), torch.zeros_like(p)))
             m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
             moments[name] = m, v
-            if p.ndim >= 2:
+            if p.ndim >= 2 and not name.endswith("bias"):
                 p.mul_(1 - rate * chosen.lr * chosen.weight_decay)
             scale = (v / (1 - beta2**taken)).sqrt() + chosen.eps
             p.sub_(rate * chosen.lr * m / (1 - beta1**taken) / scale)

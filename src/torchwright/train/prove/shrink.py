@@ -9,6 +9,7 @@ from torchwright.models.decoder.config import (
     DecoderConfig,
     ExpertsConfig,
     LatentConfig,
+    LayerShape,
     Mixer,
     ShortConvConfig,
 )
@@ -22,6 +23,10 @@ ROWS, TOKENS = 8, 16
 WINDOW = 5
 """Wider than one token, narrower than half a sequence, and no divisor of its parts."""
 HEAD, MODEL, FEED_FORWARD, EXPERT, VOCABULARY = 8, 24, 20, 12, 66
+INPUT = 48
+"""Numbers of a layer's own input of a token: of few numbers, a product is almost nothing for some tokens, and a norm
+follows it.
+"""
 BLOCK_MODEL, BLOCK_VOCABULARY = 64, 512
 """Sizes for a run that rounds in blocks: sides that float8 and MX formats take, parameters long enough for 8-bit
 moments.
@@ -130,17 +135,33 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     sizes = (head, head) if latent is None else (latent.rank + latent.turned, latent.plain + latent.turned)
     head_dim, expanded = sizes
     scale = full.scale * (full.expanded_head_dim / expanded) ** 0.5
+    if (
+        full.qk_norm == "head"
+    ):  # of random norms: Gemma 4's scale of 1 would make every softmax a choice of one key
+        scale = min(scale, expanded**-0.5)
     vocabulary = math.lcm(BLOCK_VOCABULARY if blocks else VOCABULARY, layout.tp)
+    vocabulary += full.vocabulary % run.parallel.tp != 0
+    inner = math.lcm(block if blocks else FEED_FORWARD, layout.tp)
+    inputs = full.layer_inputs
+    if inputs is not None:
+        width = 0 if inputs.width == 0 else BLOCK_MODEL if blocks else INPUT
+        inputs = replace(inputs, width=width, vocabulary=vocabulary)
+    usual = LayerShape(kv_heads=kv_heads, head_dim=head_dim, feed_forward=inner)
     return replace(
         full,
-        vocabulary=vocabulary if full.vocabulary % run.parallel.tp == 0 else vocabulary + 1,
+        vocabulary=vocabulary,
+        layer_inputs=inputs,
+        shapes=tuple(
+            _shrink_shape(full, full.shapes[layer], usual, heads) for layer in layers if full.shapes
+        ),
+        reads=_shrink_reads(full, layers) if full.reads else (),
         model=model,
         layers=len(layers),
         heads=heads,
         kv_heads=kv_heads if latent is None else 1,
         head_dim=head_dim,
         latent=latent,
-        feed_forward=math.lcm(block if blocks else FEED_FORWARD, layout.tp),
+        feed_forward=inner,
         context=2 * tokens,
         ropes=tuple(ropes[layer] for layer in layers),
         windows=tuple(WINDOW if full.windows[layer] else 0 for layer in layers),
@@ -158,6 +179,29 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         attention_soft_cap=min(full.attention_soft_cap, 2.0),
         logit_soft_cap=min(full.logit_soft_cap, 5.0),
     )
+
+
+def _shrink_shape(full: DecoderConfig, shape: LayerShape, usual: LayerShape, heads: int) -> LayerShape:
+    """A layer's sizes: as many times the usual ones as they were; keys of all heads where they were of more."""
+    kv_heads = heads if shape.kv_heads > full.expanded_kv_heads else usual.kv_heads
+    return replace(
+        shape,
+        kv_heads=kv_heads if shape.kv_heads else 0,
+        head_dim=usual.head_dim * shape.head_dim // full.head_dim,
+        feed_forward=usual.feed_forward * shape.feed_forward // full.feed_forward,
+    )
+
+
+def _shrink_reads(full: DecoderConfig, layers: list[int]) -> tuple[int, ...]:
+    """Each layer reads its own keys, or those of the last one before it of the same window that has any."""
+    found: list[int] = []
+    for place, layer in enumerate(layers):
+        if full.shapes[layer].kv_heads:
+            found.append(place)
+            continue
+        alike = [other for other in range(place) if full.windows[layers[other]] == full.windows[layer]]
+        found.append(max(other for other in alike if full.shapes[layers[other]].kv_heads))
+    return tuple(found)
 
 
 def _shrink_latent(full: LatentConfig, head: int) -> LatentConfig:
@@ -216,7 +260,8 @@ def _kinds(config: DecoderConfig, stages: int) -> list[int]:
     first: dict[tuple[object, ...], int] = {}
     for layer in range(config.layers):
         recurrent = bool(config.recurrent) and config.recurrent[layer]
-        kind = (config.ropes[layer], config.windows[layer] > 0, config.sparse[layer], recurrent)
+        sizes = config.shapes[layer] if config.shapes else None
+        kind = (config.ropes[layer], config.windows[layer] > 0, config.sparse[layer], recurrent, sizes)
         first.setdefault(kind, layer)
     layers = sorted(first.values())
     times = -(-max(2, stages) // len(layers))

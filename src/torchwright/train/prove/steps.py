@@ -77,10 +77,7 @@ def _loads(learner: LanguageLearner) -> dict[str, torch.Tensor]:
     """Mixture → the step's choices of each expert, of all processes."""
     if learner.balancing is None:
         return {}
-    assert isinstance(learner.model, Transformer)
-    sparse = [number for number, there in enumerate(learner.model.config.sparse) if there]
-    loads = zip(sparse, learner.balancing.load_LX, strict=True)
-    return {f"layers.{number}.mlp": load_X for number, load_X in loads}
+    return dict(zip(learner.balancing.names, learner.balancing.load_LX, strict=True))
 
 
 def _turn(name: str) -> int:

@@ -15,10 +15,13 @@ from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
 from torchwright.train.model.fill import whole
 from torchwright.train.model.latent import LatentAttention
+from torchwright.train.model.layer_inputs import OwnInput, QueryAttention
 from torchwright.train.model.recurrent import RecurrentMixer
 from torchwright.train.parallel.stages import Staged
 
-BLOCKS = Attention | LatentAttention | RecurrentMixer | FeedForward | MixtureOfExperts
+BLOCKS = (
+    Attention | LatentAttention | QueryAttention | RecurrentMixer | FeedForward | MixtureOfExperts | OwnInput
+)
 WATCHED = nn.Embedding | nn.Linear | RMSNorm | BLOCKS
 
 

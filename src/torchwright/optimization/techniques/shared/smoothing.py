@@ -31,6 +31,8 @@ WORTH = 0.8
 """The largest share of a layer's error that may remain: the multiplication costs time where no norm is before it."""
 PER_CALL, ROWS = 32, 128
 """Input rows that a layer keeps of each call and in all. Half of them choose a strength, the others accept it."""
+ENOUGH = 32
+"""Rows from which a layer is smoothed: of fewer the range of a single feature is a guess, and cuts other inputs."""
 SMALLEST = 1e-5
 """Columns of smaller weights have scales as if they were this large."""
 
@@ -43,8 +45,11 @@ class Features:
     high_K: torch.Tensor
     rows: list[torch.Tensor] = field(default_factory=list)
     """Parts of (R, K)."""
+    seen: int = 0
+    """Rows that the ranges are of."""
 
     def add(self, rows_RK: torch.Tensor) -> None:
+        self.seen += len(rows_RK)
         low_K, high_K = rows_RK.aminmax(dim=0)
         self.low_K, self.high_K = torch.minimum(self.low_K, low_K), torch.maximum(self.high_K, high_K)
         if sum(map(len, self.rows)) < ROWS:
@@ -145,7 +150,7 @@ def best_scales(weights: Sequence[torch.Tensor], features: Features) -> torch.Te
     None if the error does not shrink to `WORTH`.
     """
     rows_RK = torch.cat(features.rows)
-    if len(rows_RK) < 2 or not (features.low_K.isfinite() & features.high_K.isfinite()).all():
+    if features.seen < ENOUGH or not (features.low_K.isfinite() & features.high_K.isfinite()).all():
         return None
     weight_NK = torch.cat([weight.detach().float() for weight in weights])
     exact_RN = rows_RK @ weight_NK.T

@@ -12,7 +12,7 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model import Transformer
 from torchwright.train.model.balance import BalancingLoss, Load
 from torchwright.train.model.blocks import MixtureOfExperts
-from torchwright.train.model.transformer import Layer
+from torchwright.train.model.transformer import mixture_of
 from torchwright.train.parallel.batch import LOSS_AXES
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run import BIAS_RATE, Experts
@@ -27,6 +27,11 @@ def balanced(config: DecoderConfig, chosen: Experts) -> DecoderConfig:
         raise RunError("[experts] is for experts, and the model has none", next="leave [experts] out")
     if chosen.balance != "bias":
         return config
+    if config.layer_inputs is not None:
+        raise RunError(
+            f"experts.balance 'bias' moves biases that choose experts, and {config.architecture} has no place for them",
+            next="give a coefficient as `balance`",
+        )
     return replace(config, experts=replace(config.experts, bias=True))
 
 
@@ -48,14 +53,17 @@ class Balancing:
         groups = [mesh.get_group(axis) for axis in apart]
         # Stages count their own layers.
         self._groups = [*groups, mesh.get_group("pp")] if mesh["pp"].size() > 1 else groups
-        self._layers = [number for number, sparse in enumerate(model.config.sparse) if sparse]
+        self._layers = model.config.mixed
+        block = "mlp" if model.config.layer_inputs is None else "mixture"
+        self.names = [f"layers.{number}.{block}" for number in self._layers]
+        """The mixtures, of other processes' stages as well."""
         self._held: dict[int, tuple[MixtureOfExperts, Load]] = {}
         for number, layer in enumerate(model.layers):
-            if isinstance(layer, Layer) and isinstance(layer.mlp, MixtureOfExperts):
-                self._held[number] = layer.mlp, Load(layer.mlp.count, device)
-                layer.mlp.observers.append(self._held[number][1])
+            if (mixture := mixture_of(layer)) is not None:
+                self._held[number] = mixture, Load(mixture.count, device)
+                mixture.observers.append(self._held[number][1])
                 if chosen is not None and isinstance(chosen.balance, float):
-                    layer.mlp.observers.append(BalancingLoss(chosen.balance, micro_batches, groups))
+                    mixture.observers.append(BalancingLoss(chosen.balance, micro_batches, groups))
         self.load_LX = torch.zeros(
             len(self._layers), model.config.experts.count, dtype=torch.int64, device=device
         )
@@ -91,5 +99,6 @@ class Balancing:
         """The biases that move, as the model calls them."""
         if not self.rate:
             return {}
-        found = {f"layers.{number}.mlp.bias": mixture.bias for number, (mixture, _) in self._held.items()}
+        names = dict(zip(self._layers, self.names, strict=True))
+        found = {f"{names[number]}.bias": mixture.bias for number, (mixture, _) in self._held.items()}
         return {name: bias for name, bias in found.items() if bias is not None}

@@ -101,7 +101,16 @@ def _build(
     # Of parameters that are shared out, a process has those that it owns: perhaps none.
     matrices = [matrix for of_one in wholes for matrix in of_one.matrices]
     if chosen.name == "adafactor":
-        decayed, others = ([p for p in matrices if (p.dim() >= 2) is decays] for decays in (True, False))
+        decaying = {parameter for name, parameter in parameters.items() if _decays(name, parameter)}
+        decayed, others = (
+            [
+                matrix
+                for of_one in wholes
+                if (of_one.parameter in decaying) is it
+                for matrix in of_one.matrices
+            ]
+            for it in (True, False)
+        )
         groups = [{"params": decayed, "weight_decay": chosen.weight_decay}, {"params": others}]
         if matrices:
             yield torch.optim.Adafactor([group for group in groups if group["params"]], lr=chosen.lr)
@@ -131,18 +140,23 @@ def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> list[Whole
     return whole_matrices(
         parameter
         for name, parameter in parameters.items()
-        if parameter.dim() >= 2
+        if _decays(name, parameter)
         and name.startswith("layers.")
         and not name.endswith(("router.weight", "conv.weight"))
     )
 
 
+def _decays(name: str, parameter: torch.Tensor) -> bool:
+    """Check whether a parameter is a matrix, or one for each expert: the biases of all experts are vectors."""
+    return parameter.dim() >= 2 and not name.endswith("bias")
+
+
 def _groups(parameters: dict[str, nn.Parameter], decay: float) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not; parameters of different meshes go apart, since one operator takes one mesh."""
     groups: dict[Any, dict[str, Any]] = {}
-    for parameter in parameters.values():
+    for name, parameter in parameters.items():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        amount = decay if parameter.dim() >= 2 else 0.0
+        amount = decay if _decays(name, parameter) else 0.0
         group = groups.setdefault((mesh, amount), {"params": [], "weight_decay": amount})
         group["params"].append(parameter)
     return list(groups.values())

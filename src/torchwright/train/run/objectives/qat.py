@@ -25,7 +25,7 @@ from torchwright.hub.trained import trained_scheme
 from torchwright.models.decoder import read_decoder_config
 from torchwright.models.decoder.load import load_decoder
 from torchwright.train.model import Transformer, load_weights
-from torchwright.train.model.blocks import Experts
+from torchwright.train.model.blocks import ExpertBiases, Experts, biased, by_expert, gated
 from torchwright.train.model.recurrent import EXACT
 from torchwright.train.run.config.run import Qat
 
@@ -108,14 +108,18 @@ def _rounded_experts(
     up_XFE: torch.Tensor,
     down_XEF: torch.Tensor,
     activation: str,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """`compute_experts` with every matrix and its input rounded."""
     parts = []
-    for x_NE, *matrices in zip(x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True):
+    rows, offsets = x_SE.split(counts_X.tolist()), by_expert(biases, len(counts_X))
+    experts = zip(rows, gate_XFE, up_XFE, down_XEF, offsets, strict=True)
+    for x_NE, *matrices, (gate_F, up_F, down_E) in experts:
         gate_FE, up_FE, down_EF = (rounded_weight(matrix, qat) for matrix in matrices)
         x_NE = rounded_activations(x_NE)
-        hidden_NF = reference.ACTIVATIONS[activation](F.linear(x_NE, gate_FE)) * F.linear(x_NE, up_FE)
-        parts.append(F.linear(rounded_activations(hidden_NF), down_EF))
+        gate_NF = biased(F.linear(x_NE, gate_FE), gate_F)
+        hidden_NF = gated(gate_NF, biased(F.linear(x_NE, up_FE), up_F), activation)
+        parts.append(biased(F.linear(rounded_activations(hidden_NF), down_EF), down_E))
     return torch.cat(parts)
 
 

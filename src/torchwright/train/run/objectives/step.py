@@ -69,6 +69,7 @@ def let_signals_in(model: Transformer | Foreign) -> None:
     """Have Python handle signals between two layers of the backward pass, which is one call of C++ else."""
 
     def watch(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
         if isinstance(output, torch.Tensor) and output.requires_grad:
             output.register_hook(lambda _gradient: None)
 
