@@ -46,7 +46,7 @@ def expert_stacks(experts: ExpertsConfig, names: Names) -> Iterator[tuple[str, t
     """
     odd = experts.linear_bias
     (both,) = names.expert_gate_up
-    # Granite's are weights of modules, the others' parameters of their own.
+    # Granite has modules with weights, the others parameters.
     kind = "" if names.expert_down.endswith("_proj") else ".weight"
     for name, parts, turns in ((both, ("gate", "up"), odd), (names.expert_down, ("down",), False)):
         yield f"{name}{kind}", parts, Stack(turns=turns, transposed=odd)

@@ -43,9 +43,9 @@ def convert(
 ) -> list[str]:
     """Replace the linear layers of the decoder's layers as `precision` says; their names.
 
-    Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer, routers, what
-    decides a recurrence's decay and the small matrices of Gemma 4's layers' own inputs stay as they are, and under
-    float8 experts. With `gather` float8 layers' matrices are such as FSDP gathers in 8 bits.
+    Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer and routers stay as
+    they are, and under float8 experts. So do the layers that decide a recurrence's decay, and the small matrices of
+    Gemma 4's own inputs. With `gather` float8 layers' matrices are such as FSDP gathers in 8 bits.
     Under tensor parallelism float8's scales are the largest values of whole matrices and rows all the same: DTensor
     takes a maximum over the processes that hold parts.
     Raises `RunError` if no layer has sides that the format takes, as a whole or as a process's part under tensor
