@@ -15,7 +15,7 @@ import torchwright
 
 SOURCES = Path(torchwright.__file__).parent
 OPENING = re.compile(r"\b(write_text|read_text|open|fdopen|NamedTemporaryFile|TemporaryFile)\b|\btext\s*=")
-"""Files without any of it need no parser."""
+"""Only files that contain one of these are parsed."""
 
 
 def without_encoding(source: str) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "torchwright"
 CLOCKS = {"time.time", "time.time_ns", "time.ctime", "datetime.now", "datetime.utcnow", "os.utime"}
 NAMED = re.compile(r"\btime\.c?time|\bdatetime\.(utc)?now|\bos\.utime|from (time|datetime|os) import")
-"""Files without any of it need no parser."""
+"""Only files that contain one of these are parsed."""
 ALLOWED = {
     "serve/http/service.py": "`created` of an answer",
     "serve/http/scoring.py": "`created` of an answer",

@@ -1,4 +1,4 @@
-"""What tests of compiled NumPy functions share."""
+"""Fixtures that tests of compiled NumPy functions share."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def answers(loaded: LoadedDecoder, submits: Iterable[Submit], *, pages: int = 25
 
 
 def answered(made: ServingEngine, submits: Iterable[Submit]) -> Results:
-    """What this engine answers to all of them at once; it is closed."""
+    """Return this engine's answers to all requests at once, and close the engine."""
     for submit in submits:
         know(made, submit.grammar)
         assert made.submit(submit) is None

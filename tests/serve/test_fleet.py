@@ -109,7 +109,7 @@ def test_errors_of_a_replica_come_as_they_are(two: RunningFleet) -> None:
 
 @pytest.mark.slow
 def test_every_replica_answers_by_every_adapter(tmp_path: Path) -> None:
-    """As `generate` does, from both replicas, and after one of them was replaced."""
+    """Both replicas answer as `generate` does, also after one was replaced."""
     folders = [write_adapter(BUNDLED, tmp_path / f"a{n}", seed=n, r=8, std=0.1) for n in range(2)]
     loaded, prompt = load_decoder(BUNDLED, torch.bfloat16), "Once upon a time"
     wanted = {MODEL: loaded.generate(prompt, max_new_tokens=20, stop=[])}

@@ -34,7 +34,7 @@ from torchwright.train.shape import Shape
 
 FLOAT8 = {"precision": "float8_tensorwise", "layout": {"dp_shard": 2}}
 ROWS = 64 + 2 * 32 + 64 + 2 * 96 + 64
-"""Of all matrices of a layer of `CONFIG`."""
+"""Rows in all matrices of one layer of `CONFIG`, together."""
 BIASED = CONFIG | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 

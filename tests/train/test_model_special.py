@@ -30,7 +30,7 @@ from torchwright.train.run.objectives.balancing import balanced
 
 NAMES = ("gpt-oss", "gemma4", "gemma4-moe", "gemma4-one-size")
 BEGINS = (0, 13, 27)
-"""Where a row's documents begin."""
+"""The positions at which a row's documents begin."""
 DATA = {"train": ["a.npy", "b.npy"]}
 
 

@@ -100,12 +100,7 @@ class Shape:
         if sizes is None or self.whole is not self.config:
             return self
         if sizes not in self._of:
-            same = {
-                "kv_heads": sizes.kv_heads,
-                "head_dim": sizes.head_dim,
-                "feed_forward": sizes.feed_forward,
-            }
-            config = replace(self.config, **same, shapes=(sizes,) * self.config.layers, reads=())
+            config = replace(self.config.sized(sizes), shapes=(sizes,) * self.config.layers)
             self._of[sizes] = Shape(config, self.config)
         return self._of[sizes]
 

@@ -114,7 +114,7 @@ def stack_experts(file: Path) -> None:
 
 
 def test_experts_in_two_tensors_are_those_one_by_one(tmp_path: Path) -> None:
-    """Of the model (Qwen3.5-35B-A3B), and of its layer as well (Qwen3.6)."""
+    """The model holds its experts so (Qwen3.5-35B-A3B), or the MTP layer does too (Qwen3.6)."""
     with_mtp("qwen3.5-moe", tmp_path)
     loaded = load_decoder(tmp_path)
     draft, logits_BTV = load_draft("mtp", loaded), loaded.logits(token_ids(9)[None])

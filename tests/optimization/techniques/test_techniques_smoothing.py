@@ -188,7 +188,7 @@ def test_other_layers_and_strange_inputs_are_passed_over() -> None:
 
 @torch.no_grad()
 def test_dead_features_and_weights_give_finite_scales_and_room() -> None:
-    """What was quiet in calibration and is loud in a call is not cut off more than a typical feature."""
+    """A feature that is small in calibration and large in a call is clipped no more than a typical one."""
     layer, x = nn.Linear(128, 48), outlying()
     x[:, 5] = 0
     layer.weight[:, 6] = 0

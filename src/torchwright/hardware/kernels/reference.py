@@ -79,10 +79,15 @@ def gated(gate_up_TF: torch.Tensor, kind: str) -> torch.Tensor:
     """
     gate, up = _wide(gate_up_TF).chunk(2, dim=-1)
     if kind == "clamped_swiglu":
-        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-        return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(gate_up_TF.dtype)
+        return clamped_swiglu(gate, up).to(gate_up_TF.dtype)
     active = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
     return (active * up).to(gate_up_TF.dtype)
+
+
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gate · sigmoid(1.702 · gate) · (up + 1), gate at most 7 and up within ±7 (OpenAI, gpt-oss)."""
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
 
 
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:

@@ -318,7 +318,10 @@ class DecoderConfig:
         """Return the configuration with one layer's sizes."""
         if not self.shapes:
             return self
-        shape = self.shapes[layer]
+        return self.sized(self.shapes[layer])
+
+    def sized(self, shape: LayerShape) -> DecoderConfig:
+        """Return the configuration with the sizes of one kind of layer."""
         sizes = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "feed_forward": shape.feed_forward}
         return replace(self, **sizes, shapes=(shape,), reads=())
 

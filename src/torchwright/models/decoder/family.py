@@ -69,6 +69,9 @@ class Names:
     final_norm: str = "model.norm"
     """The last norm's whole name."""
 
+    stacked_modules: bool = False
+    """True if the tensors of all experts are weights of modules, and not parameters of their own."""
+
     @property
     def stacked_experts(self) -> tuple[str, str]:
         """The tensors of all experts' gates and ups, and downs, where a file holds them in two."""

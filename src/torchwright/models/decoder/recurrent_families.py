@@ -310,6 +310,7 @@ RECURRENT: dict[str, Family] = {
             router="block_sparse_moe.router.layer",
             expert_gate_up=("block_sparse_moe.input_linear",),
             expert_down="block_sparse_moe.output_linear",
+            stacked_modules=True,
             shared_gate_up=("shared_mlp.input_linear",),
             shared_down="shared_mlp.output_linear",
             conv="mamba.conv1d",

@@ -26,8 +26,9 @@ from torchwright.models.decoder.families import FAMILIES
 from torchwright.train.draft.files import CONFIG, WEIGHTS, output_layer
 from torchwright.train.draft.mtp_head import MtpHead
 from torchwright.train.draft.target import TargetModel
-from torchwright.train.model.fill import fill, named_tensors, whole
-from torchwright.train.model.weights import FileTensor, fill_from, layer_tensors
+from torchwright.train.model.file_tensor import FileTensor, expert_stacks
+from torchwright.train.model.fill import named_tensors, whole
+from torchwright.train.model.weights import fill_from, layer_tensors
 from torchwright.train.run.config.data_section import RunError
 
 LAYER, MODEL = "model-mtp.safetensors", "model-language.safetensors"
@@ -56,26 +57,15 @@ def mtp_head(start: str | None, target: TargetModel, dtype: torch.dtype, seed: i
         return head, f"a new layer: {folder} has none"
     check_mtp(folder, config, checkpoint)
     tensors = named_tensors(head)
-    both, down = _stacked_names(config)
-    head.stacked = both in checkpoint
-    wanted = [
-        (one, [tensors[name] for name in one.parameters])
-        for one in layer_files(config)
-        if one.expert is None or not head.stacked
-    ]
-    fill_from(checkpoint, wanted, biased=True)
-    if head.stacked:
-        gate, up, out = (tensors[f"layers.0.mlp.experts.{part}"] for part in ("gate", "up", "down"))
-        X, F, E = gate.shape
-        for place, half in enumerate(checkpoint.weight(both, (X, 2 * F, E)).rows(0, X).chunk(2, dim=1)):
-            fill((gate, up)[place], half)
-        fill(out, checkpoint.weight(down, (X, E, F)).rows(0, X))
+    head.stacked = any(one.name in checkpoint for one in _expert_files(config))
+    files = layer_files(config, stacked=head.stacked)
+    fill_from(checkpoint, [(one, [tensors[name] for name in one.parameters]) for one in files], biased=True)
     checkpoint.close()
     return head, f"the layer in {folder}"
 
 
-def layer_files(config: DecoderConfig) -> Iterator[FileTensor]:
-    """Every tensor of a model's MTP layer, by its name in files and in `MtpHead`."""
+def layer_files(config: DecoderConfig, *, stacked: bool) -> Iterator[FileTensor]:
+    """Yield every tensor of a model's MTP layer; `stacked` files hold all experts in two."""
     names = mtp_names(config)
     ends = {
         names.join: "join",
@@ -87,26 +77,24 @@ def layer_files(config: DecoderConfig) -> Iterator[FileTensor]:
         yield FileTensor(name=f"{name.format(config.layers)}.weight", parameters=(f"{part}.weight",))
     prefix = f"{names.layer.format(config.layers)}."
     for tensor in layer_tensors(one_layer(config), FAMILIES[config.architecture].names, 0):
-        yield replace(tensor, name=tensor.name.replace("model.layers.0.", prefix, 1))
+        if tensor.expert is None or not stacked:
+            yield replace(tensor, name=tensor.name.replace("model.layers.0.", prefix, 1))
+    if stacked:
+        yield from _expert_files(config)
 
 
-def _stacked_names(config: DecoderConfig) -> tuple[str, ...]:
-    """Names of a layer's experts in two tensors."""
-    prefix = mtp_names(config).layer.format(config.layers)
-    return tuple(f"{prefix}.{name}" for name in FAMILIES[config.architecture].names.stacked_experts)
+def _expert_files(config: DecoderConfig) -> Iterator[FileTensor]:
+    """Yield the tensors of all experts where a file holds them in two; none for a layer without experts."""
+    if config.experts is not None:
+        prefix, names = mtp_names(config).layer.format(config.layers), FAMILIES[config.architecture].names
+        yield from expert_stacks(config.experts, names, f"{prefix}.", "layers.0.mlp.experts.")
 
 
 def mtp_tensors(head: MtpHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The tensors of the layer's file; where the layer is sharded every process takes part."""
     values = {name: whole(tensor.detach()).to("cpu") for name, tensor in named_tensors(head).items()}
     found: dict[str, torch.Tensor] = {}
-    if head.stacked:
-        gate, up, out = (values[f"layers.0.mlp.experts.{part}"].to(dtype) for part in ("gate", "up", "down"))
-        both, down = _stacked_names(head.target)
-        found |= {both: torch.cat([gate, up], dim=1), down: out.clone()}
-    for one in layer_files(head.target):
-        if one.expert is not None and head.stacked:
-            continue
+    for one in layer_files(head.target, stacked=head.stacked):
         parts = [values[name] for name in one.parameters]
         value = one.join(parts) if one.expert is None else parts[0][one.expert]
         # DeepSeek's biases that choose experts are float32: rounded ones would choose others.

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.draft.mtp import one_layer
-from torchwright.models.decoder.families import FAMILIES
 from torchwright.models.decoder.shared import shape_logits
 from torchwright.train.draft.chain import Chain, following, step_angles
 from torchwright.train.model.attention import Scores
@@ -31,18 +30,14 @@ class MtpHead(nn.Module):
         """`embedding_VE` and `output_VE` are the target's, and frozen."""
         super().__init__()
         self.target, self.config = target, one_layer(target)
-        E, names = target.model, FAMILIES[target.architecture].names
-        norms = {
-            part: getattr(names, part) is not None
-            for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
-        }
+        E = target.model
 
         def norm() -> RMSNorm:
             return RMSNorm(E, target.eps, target.norm_offset)
 
         self.embedding_norm, self.hidden_norm, self.norm = norm(), norm(), norm()
         self.join = nn.Linear(2 * E, E, bias=False)
-        self.layers = nn.ModuleList([Layer(self.config, 0, norms)])
+        self.layers = nn.ModuleList([Layer(self.config, 0)])
         self.register_buffer("embedding", embedding_VE, persistent=False)
         self.register_buffer("output", output_VE, persistent=False)
         self.register_buffer("ids", torch.arange(target.vocabulary), persistent=False)

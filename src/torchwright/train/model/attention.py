@@ -7,7 +7,7 @@ and on torch.compile, and context parallelism puts another around it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -29,7 +29,7 @@ class Scores:
 
     def beside(self, sinks_H: torch.Tensor) -> Scores:
         """Return these rules with sinks."""
-        return Scores(scale=self.scale, window=self.window, soft_cap=self.soft_cap, sinks_H=sinks_H)
+        return replace(self, sinks_H=sinks_H)
 
 
 BLOCK, MOST_BLOCKS = 128, 16

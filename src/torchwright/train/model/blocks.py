@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchwright.hardware.kernels.reference import ACTIVATIONS, SWIGLU_ALPHA, SWIGLU_LIMIT
+from torchwright.hardware.kernels.reference import ACTIVATIONS, clamped_swiglu
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.config import ExpertsConfig as ExpertsConfig
 from torchwright.models.decoder.shared import route
@@ -102,11 +102,8 @@ class FeedForward(nn.Module):
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """activation(gate) · up; of `clamped_swiglu`, which is gpt-oss's, what `reference.gated` says."""
-    if activation != "clamped_swiglu":
-        return ACTIVATIONS[activation](gate) * up
-    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
+    """activation(gate) · up; `clamped_swiglu` (gpt-oss) is clamped as `reference` says."""
+    return clamped_swiglu(gate, up) if activation == "clamped_swiglu" else ACTIVATIONS[activation](gate) * up
 
 
 class ExpertBiases(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from torchwright.models.decoder.config import ExpertsConfig
+from torchwright.models.decoder.family import Names
 from torchwright.train.model.stacked import Stack
 
 
@@ -58,3 +60,20 @@ class FileTensor:
         ordered = torch.empty_like(rows)
         ordered[self.order_N] = rows
         return ordered
+
+
+def expert_stacks(experts: ExpertsConfig, names: Names, file: str, ours: str) -> Iterator[FileTensor]:
+    """Yield a layer's tensors of all experts; `file` and `ours` are what precedes the names there and here.
+
+    gpt-oss, whose experts have biases, keeps matrices transposed, and gate and up in turns.
+    """
+    odd, kind = experts.linear_bias, ".weight" if names.stacked_modules else ""
+    both, down = names.stacked_experts
+    for name, parts, turns in ((both, ("gate", "up"), odd), (down, ("down",), False)):
+        parameters = tuple(f"{ours}{part}" for part in parts)
+        stack = Stack(turns=turns, transposed=odd)
+        yield FileTensor(name=f"{file}{name}{kind}", parameters=parameters, stack=stack)
+        if odd:
+            biases = tuple(f"{parameter}_bias" for parameter in parameters)
+            stack = Stack(turns=turns, transposed=False)
+            yield FileTensor(name=f"{file}{name}_bias", parameters=biases, stack=stack)

@@ -6,34 +6,32 @@ from collections.abc import Iterator
 
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.family import Names
-from torchwright.train.model.stacked import Stack, expert_stacks
-
-Named = tuple[str, tuple[str, ...], Stack | None]
-"""A tensor's name in the file, our parameters that it holds, and how where it is of all experts."""
+from torchwright.train.model.file_tensor import FileTensor, expert_stacks
 
 
-def token_input_tensors(config: DecoderConfig) -> Iterator[Named]:
+def token_input_tensors(config: DecoderConfig) -> Iterator[FileTensor]:
     """Yield the tensors of `TokenInputs`."""
     if config.layer_inputs is not None and config.layer_inputs.width:
-        yield "model.embed_tokens_per_layer.weight", ("inputs.table.weight",), None
-        yield "model.per_layer_model_projection.weight", ("inputs.project.weight",), None
-        yield "model.per_layer_projection_norm.weight", ("inputs.norm.weight",), None
+        yield FileTensor(name="model.embed_tokens_per_layer.weight", parameters=("inputs.table.weight",))
+        yield FileTensor(
+            name="model.per_layer_model_projection.weight", parameters=("inputs.project.weight",)
+        )
+        yield FileTensor(name="model.per_layer_projection_norm.weight", parameters=("inputs.norm.weight",))
 
 
-def input_layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[Named]:
+def input_layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
     """Yield the tensors of an `InputLayer`."""
     file, ours = f"model.layers.{layer}.", f"layers.{layer}."
-    yield f"{file}{names.layer_scale}", (f"{ours}layer_scale",), None
+    yield FileTensor(name=f"{file}{names.layer_scale}", parameters=(f"{ours}layer_scale",))
     for name, part in _norms(config.at(layer), names).items():
-        yield f"{file}{name}.weight", (f"{ours}{part}.weight",), None
+        yield FileTensor(name=f"{file}{name}.weight", parameters=(f"{ours}{part}.weight",))
     for name, part, bias in _linears(config.at(layer), names):
         for kind in ("weight", "bias") if bias else ("weight",):
-            yield f"{file}{name}.{kind}", (f"{ours}{part}.{kind}",), None
+            yield FileTensor(name=f"{file}{name}.{kind}", parameters=(f"{ours}{part}.{kind}",))
     if config.experts is not None:
-        yield f"{file}{names.router_scale}", (f"{ours}router_norm.weight",), None
-        yield f"{file}{names.expert_scale}", (f"{ours}mixture.scale.weight",), None
-        for name, parts, stack in expert_stacks(config.experts, names):
-            yield f"{file}{name}", tuple(f"{ours}mixture.experts.{part}" for part in parts), stack
+        yield FileTensor(name=f"{file}{names.router_scale}", parameters=(f"{ours}router_norm.weight",))
+        yield FileTensor(name=f"{file}{names.expert_scale}", parameters=(f"{ours}mixture.scale.weight",))
+        yield from expert_stacks(config.experts, names, file, f"{ours}mixture.experts.")
 
 
 def _norms(config: DecoderConfig, names: Names) -> dict[str, str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-from torchwright.models.decoder.config import ExpertsConfig
-from torchwright.models.decoder.family import Names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +34,3 @@ class Stack:
         if not self.turns:
             return list(whole.chunk(count, 1))
         return list(whole.unflatten(1, (-1, count)).unbind(2))
-
-
-def expert_stacks(experts: ExpertsConfig, names: Names) -> Iterator[tuple[str, tuple[str, ...], Stack]]:
-    """Yield a layer's tensors of all experts: name, parameters of `Experts`, and how the one holds the others.
-
-    gpt-oss, whose experts have biases, keeps matrices transposed, and gate and up in turns.
-    """
-    odd = experts.linear_bias
-    (both,) = names.expert_gate_up
-    # Granite has modules with weights, the others parameters.
-    kind = "" if names.expert_down.endswith("_proj") else ".weight"
-    for name, parts, turns in ((both, ("gate", "up"), odd), (names.expert_down, ("down",), False)):
-        yield f"{name}{kind}", parts, Stack(turns=turns, transposed=odd)
-        if experts.linear_bias:
-            yield (
-                f"{name}_bias",
-                tuple(f"{part}_bias" for part in parts),
-                Stack(turns=turns, transposed=False),
-            )

@@ -25,11 +25,13 @@ SCORE = "score"
 class Layer(nn.Module):
     """Attention or a recurrent mixer, and feed-forward block, each with a norm before it, after it, or both."""
 
-    def __init__(self, config: DecoderConfig, layer: int, norms: dict[str, bool]) -> None:
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
+        names = FAMILIES[config.architecture].names
 
         def norm(part: str) -> RMSNorm | None:
-            return RMSNorm(config.model, config.eps, config.norm_offset) if norms[part] else None
+            used = getattr(names, part) is not None
+            return RMSNorm(config.model, config.eps, config.norm_offset) if used else None
 
         self.residual_scale = config.residual_scale
         self.pre_attention = norm("pre_attention")
@@ -80,11 +82,6 @@ class Transformer(nn.Module):
                 f"the trainer's own layers have no {config.untrained}, which {config.architecture} has",
                 next="name its folder: it trains on transformers' own code",
             )
-        names = FAMILIES[config.architecture].names
-        norms = {
-            part: getattr(names, part) is not None
-            for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
-        }
         self.config, self.output = config, "lm_head"
         self.embedding = nn.Embedding(config.vocabulary, config.model)
         inputs = config.layer_inputs
@@ -92,7 +89,7 @@ class Transformer(nn.Module):
             TokenInputs(config, inputs.width, inputs.vocabulary) if inputs and inputs.width else None
         )
         self.layers = nn.ModuleList(
-            Layer(config, layer, norms) if inputs is None else InputLayer(config, layer)
+            Layer(config, layer) if inputs is None else InputLayer(config, layer)
             for layer in range(config.layers)
         )
         self.norm = RMSNorm(config.model, config.eps, config.norm_offset)

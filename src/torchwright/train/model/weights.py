@@ -24,12 +24,11 @@ from torchwright.hub.trained import FILE as TRAINED
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.families import FAMILIES, decoder_config
 from torchwright.models.decoder.family import BIASED, Names
-from torchwright.train.model.file_tensor import FileTensor
+from torchwright.train.model.file_tensor import FileTensor, expert_stacks
 from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
 from torchwright.train.model.layer_input_files import input_layer_tensors, token_input_tensors
 from torchwright.train.model.recurrent_files import gated_queries, mixer_tensors
-from torchwright.train.model.stacked import expert_stacks
 from torchwright.train.model.transformer import SCORE, Transformer
 
 SHARD_BYTES = 4 * 2**30
@@ -40,8 +39,7 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
     """Every tensor of the model's files, in the order of the layers; `output` is what they call the output layer."""
     names = FAMILIES[config.architecture].names
     yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
-    for name, parameters, stack in token_input_tensors(config):
-        yield FileTensor(name=name, parameters=parameters, stack=stack)
+    yield from token_input_tensors(config)
     for layer in range(config.layers):
         yield from layer_tensors(config, names, layer)
     yield FileTensor(name=f"{names.final_norm}.weight", parameters=("norm.weight",))
@@ -52,8 +50,7 @@ def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[Fil
 def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
     """Every tensor of one layer's files."""
     if config.layer_inputs is not None:
-        for name, parameters, stack in input_layer_tensors(config, names, layer):
-            yield FileTensor(name=name, parameters=parameters, stack=stack)
+        yield from input_layer_tensors(config, names, layer)
         return
     file, ours = f"model.layers.{layer}.", f"layers.{layer}."
     norms = {
@@ -103,9 +100,7 @@ def layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[F
 
     if config.sparse[layer] and "{}" not in names.expert_down:
         assert config.experts
-        for name, parts, stack in expert_stacks(config.experts, names):
-            parameters = tuple(f"{ours}mlp.experts.{part}" for part in parts)
-            yield FileTensor(name=f"{file}{name}", parameters=parameters, stack=stack)
+        yield from expert_stacks(config.experts, names, file, f"{ours}mlp.experts.")
     elif config.sparse[layer]:
         assert config.experts
         patterns = zip((*names.expert_gate_up, names.expert_down), ("gate", "up", "down"), strict=True)

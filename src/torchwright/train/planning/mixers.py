@@ -15,14 +15,12 @@ class MixerActivations:
     def kept(self, mixer: MixerShape) -> float:
         """From forward to backward."""
         a, values = self.a, mixer.values / self.tp
-        if (
-            not mixer.heads
-        ):  # a short convolution: its factors, padded product and output, and that of the gate
+        if not mixer.heads:
+            # A short convolution: its factors, padded product and output, and that of the gate.
             return a * (4 if self.job.compile else 6) * values
         heads, convolved = mixer.heads / self.tp, self._convolved(mixer)
-        if (
-            self.job.compile
-        ):  # what the recurrence reads and gave, and the projections; all else is computed again
+        if self.job.compile:
+            # What the recurrence reads and gave, and the projections; all else is computed again.
             return a * (2 * convolved + 2 * values) + 8 * heads + self._states(mixer)
         # Padded, convolved and activated; softplus and sigmoid, decay and gain in float32.
         kept = a * 3 * convolved + 16 * heads + self._states(mixer)

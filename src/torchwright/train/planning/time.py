@@ -188,9 +188,8 @@ class Clock:
         # Fused: two norms with their additions, the rotation, and the activation with its product.
         values = 2 * 4 * shape.config.model / tp + 2 * heads + 3 * F
         mixer = shape.mixer(kind)
-        if (
-            mixer is not None
-        ):  # convolutions with their activation, what the recurrence reads and gives, a gated norm
+        if mixer is not None:
+            # Convolutions with their activation, what the recurrence reads and gives, a gated norm.
             values += (3 * mixer.keys + 7 * mixer.values) / tp
         experts = shape.config.experts
         if kind.sparse and experts is not None:

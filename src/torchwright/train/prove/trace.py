@@ -19,10 +19,8 @@ from torchwright.train.model.layer_inputs import OwnInput, QueryAttention
 from torchwright.train.model.recurrent import RecurrentMixer
 from torchwright.train.parallel.stages import Staged
 
-BLOCKS = (
-    Attention | LatentAttention | QueryAttention | RecurrentMixer | FeedForward | MixtureOfExperts | OwnInput
-)
-WATCHED = nn.Embedding | nn.Linear | RMSNorm | BLOCKS
+MIXERS = Attention | LatentAttention | QueryAttention | RecurrentMixer
+WATCHED = nn.Embedding | nn.Linear | RMSNorm | MIXERS | FeedForward | MixtureOfExperts | OwnInput
 
 
 @dataclass
