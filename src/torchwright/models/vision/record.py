@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 DTYPES = ("float32", "int64", "bool")
@@ -14,7 +14,8 @@ VIDEO = "pixel_values_videos"
 """The array that a video has and a picture has not."""
 
 
-class PictureArray(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class PictureArray:
     """One array of a prepared picture."""
 
     dtype: str
@@ -29,7 +30,8 @@ class PictureArray(msgspec.Struct, frozen=True, array_like=True):
         return np.frombuffer(self.content, self.dtype).reshape(self.shape)
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
     """A prepared picture or video: the arrays that its model's processor returned."""
 
     digest: str
