@@ -213,7 +213,7 @@ def work(kind: str) -> dict[str, Any]:
         try:
             model.save_pretrained(folder)
         except Exception as error:
-            return row | {"reason": f"not saved: {_said(error)}"}
+            return row | {"reason": f"not saved: {_said(error, folder)}"}
         save_tokenizer(folder)
         row |= {"built": True, "architecture": type(model).__name__, "parameters": count}
         generator = torch.Generator().manual_seed(1)
@@ -222,7 +222,7 @@ def work(kind: str) -> dict[str, Any]:
             reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
             expected = [generated(reference, ids) for ids in prompts]
         except Exception as error:
-            return row | {"built": False, "reason": f"transformers' generate: {_said(error)}"}
+            return row | {"built": False, "reason": f"transformers' generate: {_said(error, folder)}"}
         for name, answers in (("generate", alone), ("serve", served)):
             try:
                 found, row["runs_on"], notice = answers(folder, prompts)
@@ -235,7 +235,7 @@ def work(kind: str) -> dict[str, Any]:
                 )
             except Exception as error:
                 row[name] = "refused" if type(error).__module__.startswith("torchwright") else "failed"
-                row["reason"] = _said(error)
+                row["reason"] = _said(error, folder)
     return row
 
 
@@ -414,8 +414,8 @@ def differs(model: Any, prompt: list[int], expected: list[int], found: list[int]
     return float(top[0] - top[1]) > TIE * max(1.0, float(logits_V.abs().max()))
 
 
-def _said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+def _said(error: BaseException, folder: Path | None = None) -> str:
+    lines = str(error).replace(str(folder), "FOLDER").strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
