@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from torchwright.models.decoder.draft import Draft
 
 LAYERS = {"specforge": "midlayer", "speculators": "layers.0"}
 ARCHITECTURES = {"specforge": "LlamaForCausalLMEagle3", "speculators": "Eagle3Speculator"}
@@ -94,3 +97,9 @@ def write_head(target: Path, folder: Path, *, layout: str = "specforge", **optio
     described = head_config(config, layout=layout, **vocabulary, **options)
     (folder / "config.json").write_text(json.dumps(described))
     return folder
+
+
+def most_likely(draft: Draft, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
+    """Each row's greedy proposal and its probability."""
+    tokens_N1, logprob_N1 = draft.likeliest(hidden_NE, 1)
+    return tokens_N1[:, 0].tolist(), np.exp(logprob_N1[:, 0]).tolist()

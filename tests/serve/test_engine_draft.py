@@ -43,7 +43,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
 
 
 def twin(loaded: LoadedDecoder, folder: Path) -> Draft:
-    """The same model from another folder, whose proposals are right wherever answers are greedy."""
+    """The same model from another folder, whose proposals are right."""
     return load_draft(shutil.copytree(loaded.folder, folder / "twin"), loaded)
 
 
@@ -107,9 +107,13 @@ def test_a_models_own_mtp_layer_proposes(name: str, tmp_path: Path) -> None:
         assert found[submit.id, 0].tokens == alone(loaded, submit)[0].tokens
 
 
-def test_a_draft_that_is_right_takes_fewer_steps(llama: LoadedDecoder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.4])
+def test_a_draft_that_is_right_takes_fewer_steps(
+    temperature: float, llama: LoadedDecoder, tmp_path: Path
+) -> None:
+    """Drawn tokens are proposed as surely as greedy ones: the draft draws with the sequence's own times."""
     made = engine(llama, twin(llama, tmp_path))
-    made.submit(request("a", words(9, seed=3), 46))
+    made.submit(request("a", words(9, seed=3), 46, temperature=temperature))
     found = drain(made)["a", 0]
     assert found.timing is not None
     assert found.timing.accepted_tokens == found.timing.speculated_tokens > 30
@@ -268,7 +272,7 @@ def test_new_weights_give_a_draft_their_embedding(kind: str, tmp_path: Path) -> 
     moved.read_from(models[1].decoder)
     hidden = torch.randn(5, models[0].config.model, dtype=torch.bfloat16)
     assert torch.equal(moved.embedding, fresh.embedding)
-    assert moved.best(hidden) == fresh.best(hidden)
+    assert drafts.most_likely(moved, hidden) == drafts.most_likely(fresh, hidden)
     draft, asked = load_draft(path, models[0]), request("a", words(9, seed=1), 8)
     made = engine(models[0], draft)
     made.load_weights(models[1])
@@ -286,9 +290,9 @@ def chain(loaded: LoadedDecoder, draft: Draft, ids: list[int], count: int) -> li
         rows = FeatureRows(draft.observed, like.new_empty(len(ids) - 1, 3 * like.shape[1]))
         loaded.decoder(replace(batch, features=rows), cache)
         hidden = draft(replace(batch, ids_T=torch.tensor(ids[1:])), rows.values_TF, cache.draft)[-1:]
-        found, _ = draft.best(hidden)
+        found, _ = drafts.most_likely(draft, hidden)
         for offset in range(count - 1):
             cache.hold(sequence, offset + 1)
             hidden = draft(cache.ahead([(sequence, found[-1])], offset), hidden, cache.draft)
-            found += draft.best(hidden)[0]
+            found += drafts.most_likely(draft, hidden)[0]
     return found

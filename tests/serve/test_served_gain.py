@@ -15,6 +15,7 @@ import drafts
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder import LoadedDecoder, load_decoder
 from torchwright.models.decoder.draft import load_draft
+from torchwright.models.decoder.draft.draft import Likeliest
 from torchwright.models.decoder.draft.small import SmallDraft
 from torchwright.serve.engine.served_gain import served_gain
 from torchwright.train.draft.mtp_files import mtp_head, mtp_tensors, write_mtp
@@ -50,14 +51,14 @@ def test_proposals_that_are_never_right_are_an_error(
     llama: LoadedDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft of the wrong kind is served all the same: an acceptance of nothing, where training saw another."""
-    twin, best = Path(shutil.copytree(llama.folder, tmp_path / "twin")), SmallDraft.best
+    twin, best = Path(shutil.copytree(llama.folder, tmp_path / "twin")), SmallDraft.likeliest
 
-    def wrong(draft: SmallDraft, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
-        tokens, probabilities = best(draft, hidden_NE)
-        return [(token + 1) % llama.config.vocabulary for token in tokens], probabilities
+    def wrong(draft: SmallDraft, hidden_NE: torch.Tensor, count: int) -> Likeliest:
+        found = best(draft, hidden_NE, count)
+        return found._replace(tokens_NK=(found.tokens_NK + 1) % llama.config.vocabulary)
 
     assert len(served_gain(llama, twin, PROMPTS, seconds=1e-6, agree=0.9)) == 4
-    monkeypatch.setattr(SmallDraft, "best", wrong)
+    monkeypatch.setattr(SmallDraft, "likeliest", wrong)
     with pytest.raises(ModelError, match=r"none of \d+ first proposals accepted"):
         served_gain(llama, twin, PROMPTS, seconds=1e-6, agree=0.9)
     assert len(served_gain(llama, twin, PROMPTS, seconds=1e-6, agree=0.01)) == 4

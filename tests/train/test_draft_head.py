@@ -86,7 +86,7 @@ def assert_served_alike(head: EagleHead | MtpHead, draft: EagleDraft | MtpDraft)
                 torch.testing.assert_close(trained, state, rtol=1e-4, atol=1e-4)
                 with torch.no_grad():
                     logits_D = head.answer(trained)
-                token, share = draft.best(state[None])
+                token, share = drafts.most_likely(draft, state[None])
                 assert token == [int(head.ids[logits_D.argmax()])]
                 assert share[0] == pytest.approx(float(logits_D.softmax(-1).max()), abs=1e-4)
 

@@ -149,7 +149,7 @@ def test_a_head_computes_the_formulas(layout: str, target: LoadedDecoder, tmp_pa
             last.append(hidden[-1])
         found, tokens = [[state] for state in last], []
         for offset in range(2):
-            best, shares = draft.best(torch.stack([states[-1] for states in found]))
+            best, shares = drafts.most_likely(draft, torch.stack([states[-1] for states in found]))
             assert all(0 < share < 1 for share in shares)
             tokens.append(best)
             for sequence in sequences:
@@ -184,7 +184,7 @@ def test_norms_of_eagle_3_1(target: LoadedDecoder, tmp_path: Path) -> None:
     sequence = cache.sequence(len(ids))
     with torch.inference_mode():
         hidden = draft(cache.append([(sequence, ids)]), features, cache.draft)
-        best, _ = draft.best(hidden[-1:])
+        best, _ = drafts.most_likely(draft, hidden[-1:])
         cache.hold(sequence, 1)
         following = draft(cache.ahead([(sequence, best[0])], 0), hidden[-1:], cache.draft)
     parts = zip(features.chunk(3, dim=1), own.values(), strict=True)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import build, save, token_ids
 
+import drafts
 from torchwright.core.errors import ModelError
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.cache import PagedCache
@@ -93,7 +94,7 @@ def test_an_mtp_layer_is_the_familys_own_layer(name: str, tmp_path: Path) -> Non
             batch = cache.append([(sequence, ids_T[chunk].tolist())])
             found.append(draft(batch, states_TE[chunk], cache.draft))
         found_TE = torch.cat(found)
-        tokens, _ = draft.best(found_TE)
+        tokens, _ = drafts.most_likely(draft, found_TE)
     torch.testing.assert_close(found_TE, wanted_TE, rtol=1e-4, atol=1e-4)
     if config.tied:
         assert tokens == logits_TV.argmax(-1).tolist()

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CLASSES = 10
-"""Classes of a draft's own probability, equally wide."""
+"""Classes of a draft's confidence, equally wide."""
 PRIOR = 8.0
-"""Proposals that a class's own probability counts as, before any was verified."""
+"""Proposals that a class's own confidence counts as, before any was verified."""
 MEMORY = 512.0
 """Proposals of a class after which the older ones count half."""
 
 
 class Acceptance:
-    """The share of proposals that were accepted, by the probability that the draft gave them."""
+    """The share of proposals that were accepted, by the confidence that the draft had in them."""
 
     def __init__(self) -> None:
         middle = [(place + 0.5) / CLASSES for place in range(CLASSES)]
         self._accepted = [PRIOR * share for share in middle]
         self._offered = [PRIOR] * CLASSES
 
-    def of(self, probability: float) -> float:
+    def of(self, confidence: float) -> float:
         """Return the expected acceptance of a proposal, given that those before it are accepted."""
-        place = _class_of(probability)
+        place = _class_of(confidence)
         return self._accepted[place] / self._offered[place]
 
     @property
@@ -32,10 +32,10 @@ class Acceptance:
         """Return the acceptance of all proposals so far."""
         return sum(self._accepted) / sum(self._offered)
 
-    def learn(self, probabilities: Sequence[float], accepted: int) -> None:
+    def learn(self, confidences: Sequence[float], accepted: int) -> None:
         """Count a verified chain: the first `accepted` proposals were right; the one behind them, if any, was not."""
-        for index, probability in enumerate(probabilities[: accepted + 1]):
-            place = _class_of(probability)
+        for index, confidence in enumerate(confidences[: accepted + 1]):
+            place = _class_of(confidence)
             self._offered[place] += 1
             self._accepted[place] += index < accepted
             if self._offered[place] > MEMORY:
@@ -43,8 +43,8 @@ class Acceptance:
                 self._accepted[place] /= 2
 
 
-def _class_of(probability: float) -> int:
-    return min(CLASSES - 1, max(0, int(probability * CLASSES)))
+def _class_of(confidence: float) -> int:
+    return min(CLASSES - 1, max(0, int(confidence * CLASSES)))
 
 
 @dataclass(frozen=True)

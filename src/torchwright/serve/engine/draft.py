@@ -27,6 +27,9 @@ log = logging.getLogger("torchwright.serve")
 
 LONGEST = 8
 """Proposals of one sequence: longer chains are hardly ever accepted whole."""
+DRAWN_FROM = 64
+"""The draft's likeliest tokens among which a proposal is drawn: at temperature 1 others are drawn once in ten tokens or
+less, and are rarely right."""
 MEASURED_ROWS = (1, 2, 4, 8, 16)
 """Rows whose cost is measured when the engine starts; steps of decoding sequences have few."""
 JUDGED_STEPS = 64
@@ -51,9 +54,9 @@ class Chain:
     reach: float = 1.0
     """Probability that all proposals so far are accepted."""
     tokens: list[int] = field(default_factory=list)
-    probabilities: list[float] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
     next: tuple[int, float] | None = None
-    """The draft's next token and its probability, where they are known."""
+    """The draft's next token and its confidence, where they are known."""
     state_E: torch.Tensor | None = None
     """The draft's hidden state that they came from."""
 
@@ -71,7 +74,8 @@ class Drafter:
     ) -> None:
         self.draft = draft
         self._cache, self._pages, self._costs, self._clock = cache, pages, costs, clock
-        self.acceptance = Acceptance()
+        self._acceptance = Acceptance(), Acceptance()
+        """Of greedy proposals and of drawn ones, whose confidences are not comparable."""
         self._ready: dict[Running, Chain] = {}
         """The first proposals of sequences that the last step left with one missing token."""
         self._spent_s = self._gained_s = self._token_s = 0.0
@@ -116,7 +120,8 @@ class Drafter:
         """Return the expected acceptance of a sequence's next proposal."""
         ready = self._ready.get(sequence)
         known = ready.next if ready else None
-        return self.acceptance.mean if known is None else self.acceptance.of(known[1])
+        acceptance = self._of(sequence)
+        return acceptance.mean if known is None else acceptance.of(known[1])
 
     def propose(
         self, sequences: Sequence[Running], decoding: int, most: Callable[[Running], int], room: int
@@ -137,11 +142,11 @@ class Drafter:
         while growing and room > 0 and depth < LONGEST:
             if growing[0].next is None:
                 cost = costs.draft(len(growing))
-                gain = sum(chain.reach for chain in growing) * self.acceptance.mean
+                gain = sum(chain.reach * self._of(chain.sequence).mean for chain in growing)
                 more = costs.verify(rows + len(growing)) - costs.verify(rows)
                 if gain * seconds <= (cost + more) * tokens or not self._hold(growing, depth):
                     break
-                self._step(growing, depth - self.draft.lag)
+                self._step(growing, depth)
                 seconds += cost
             growing = [chain for chain in growing if chain.next is not None]
             for chain in sorted(growing, key=self._value, reverse=True):
@@ -151,27 +156,30 @@ class Drafter:
                     growing.remove(chain)
                     continue
                 assert chain.next is not None
-                token, probability = chain.next
+                token, confidence = chain.next
                 chain.tokens.append(token)
-                chain.probabilities.append(probability)
+                chain.confidence.append(confidence)
                 chain.reach, chain.next = value, None
                 tokens, seconds, rows, room = tokens + value, seconds + cost, rows + 1, room - 1
                 if len(chain.tokens) >= chain.most:
                     growing.remove(chain)
             depth += 1
         for chain in chains:
-            chain.sequence.proposals, chain.sequence.confidence = chain.tokens, chain.probabilities
+            chain.sequence.proposals, chain.sequence.confidence = chain.tokens, chain.confidence
         self._judge(self._clock() - begun, decoding, sum(len(chain.tokens) for chain in chains))
 
     def learn(self, sequence: Running, proposed: int, accepted: int) -> None:
         """Count what became of a sequence's proposals."""
-        self.acceptance.learn(sequence.confidence[:proposed], accepted)
+        self._of(sequence).learn(sequence.confidence[:proposed], accepted)
         self._gained_s += accepted * self._token_s
 
     def _value(self, chain: Chain) -> float:
         """Return the expected tokens that a chain's next proposal adds."""
         assert chain.next is not None
-        return chain.reach * self.acceptance.of(chain.next[1])
+        return chain.reach * self._of(chain.sequence).of(chain.next[1])
+
+    def _of(self, sequence: Running) -> Acceptance:
+        return self._acceptance[sequence.chooser.is_random]
 
     def _begin(self, kept: list[tuple[Running, int, int, int]], hidden_TE: torch.Tensor) -> None:
         """Keep the first proposal of each sequence that lacks its newest token alone."""
@@ -184,10 +192,21 @@ class Drafter:
         if not sequences:
             return
         last_NE = hidden_TE[torch.tensor(ends, device=hidden_TE.device)]
-        for sequence, token, probability, state_E in zip(
-            sequences, *self.draft.best(last_NE), last_NE, strict=True
+        for sequence, guess, state_E in zip(
+            sequences, self._guesses(sequences, last_NE, 0), last_NE, strict=True
         ):
-            self._ready[sequence] = Chain(sequence, 0, next=(token, probability), state_E=state_E)
+            self._ready[sequence] = Chain(sequence, 0, next=guess, state_E=state_E)
+
+    def _guesses(
+        self, sequences: Sequence[Running], hidden_NE: torch.Tensor, ahead: int
+    ) -> list[tuple[int, float]]:
+        """Return a proposal for the place `ahead` of each sequence's next one, and the confidence in it."""
+        some = any(sequence.chooser.is_random for sequence in sequences)
+        found = self.draft.likeliest(hidden_NE, DRAWN_FROM if some else 1)
+        return [
+            sequence.chooser.guess(tokens_K, logprob_K, ahead)
+            for sequence, tokens_K, logprob_K in zip(sequences, *found, strict=True)
+        ]
 
     def _hold(self, chains: list[Chain], depth: int) -> bool:
         """Reserve slots for another token of each chain, where there are pages for it."""
@@ -199,19 +218,20 @@ class Drafter:
             self._cache.hold(chain.sequence.cache, depth + 1)
         return True
 
-    def _step(self, chains: list[Chain], offset: int) -> None:
-        """Compute each chain's next token, from its newest one, in the slot `offset` behind the sequence's last."""
+    def _step(self, chains: list[Chain], depth: int) -> None:
+        """Compute each chain's token at `depth` from the one before it."""
         pieces = [
             (chain.sequence.cache, chain.tokens[-1] if chain.tokens else chain.sequence.tokens[-1])
             for chain in chains
         ]
         states = [chain.state_E for chain in chains if chain.state_E is not None]
         states_BE = torch.stack(states) if states and self.draft.lag else None
-        hidden_BE = self.draft(self._cache.ahead(pieces, offset), states_BE, self._cache.draft)
-        for chain, token, probability, state_E in zip(
-            chains, *self.draft.best(hidden_BE), hidden_BE, strict=True
-        ):
-            chain.next, chain.state_E = (token, probability), state_E
+        hidden_BE = self.draft(
+            self._cache.ahead(pieces, depth - self.draft.lag), states_BE, self._cache.draft
+        )
+        guesses = self._guesses([chain.sequence for chain in chains], hidden_BE, depth)
+        for chain, guess, state_E in zip(chains, guesses, hidden_BE, strict=True):
+            chain.next, chain.state_E = guess, state_E
 
     def _states(self, batch: Batch, kept: list[tuple[Running, int, int, int]]) -> tuple[torch.Tensor | None]:
         if batch.features is None:
@@ -292,7 +312,7 @@ def measure_costs(
             batch = cache.append([(sequence, [0]) for sequence in sequences])
             like = decoder.embedding
             states = like.new_zeros(rows, len(draft.observed) * like.shape[-1]) if draft.observed else None
-            draft.best(draft(replace(batch, states=None), states, cache.draft))
+            draft.likeliest(draft(replace(batch, states=None), states, cache.draft), DRAWN_FROM)
         finally:
             for sequence in sequences:
                 cache.free(sequence)

@@ -52,7 +52,7 @@ class Sequence:
     proposals: list[int] = field(default_factory=list)
     """Tokens that may come next; this step's rows verify them."""
     confidence: list[float] = field(default_factory=list)
-    """The draft's probabilities of them; empty where no draft proposed them."""
+    """The draft's confidence in them; empty where no draft proposed them."""
     drafted: bool = False
     """True while a draft follows it."""
     caught_up: int = 0

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 
+import numpy as np
 import torch
 
 from torchwright.models.decoder.generation.sampling import Sampler, Sampling
@@ -52,9 +53,18 @@ class Chooser:
             logits_V = logits_V.index_add(0, self._biased, self._bias)
         return self._sampler.choose(logits_V, peaks_P if logits_V is given_V else None)
 
+    def guess(self, tokens_K: np.ndarray, logprob_K: np.ndarray, ahead: int) -> tuple[int, float]:
+        """Return a draft's proposal for the place `ahead` of the next one, and a confidence (`Sampler.guess`)."""
+        return self._sampler.guess(tokens_K, logprob_K, ahead)
+
     def accept(self, token: int) -> None:
         self._accepted += 1
         self._sampler.accept(token)
+
+    @property
+    def is_random(self) -> bool:
+        """True if tokens are drawn, and not the likeliest taken."""
+        return self._sampler.sampling.temperature > 0
 
     @property
     def _withholds(self) -> bool:

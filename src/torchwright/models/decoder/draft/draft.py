@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -9,6 +13,14 @@ from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.pages import PageShape
+
+
+class Likeliest(NamedTuple):
+    """The likeliest next tokens of each of N rows, falling."""
+
+    tokens_NK: np.ndarray
+    logprob_NK: np.ndarray
+    """Float32, minus infinity where the draft's logits are not numbers."""
 
 
 class Draft(nn.Module):
@@ -35,9 +47,18 @@ class Draft(nn.Module):
         """
         raise NotImplementedError
 
-    def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
-        """The most likely next token of each row, and its probability."""
+    def likeliest(self, hidden_NE: torch.Tensor, count: int) -> Likeliest:
+        """Return the `count` likeliest next tokens of each row."""
         raise NotImplementedError
 
     def read_from(self, decoder: PagedModel) -> None:
         """Take a new decoder's embedding and output layer, where the draft uses the decoder's; its layers stay."""
+
+
+def likeliest(logits_NV: torch.Tensor, count: int, ids: np.ndarray | None = None) -> Likeliest:
+    """Take the `count` likeliest of float32 logits; `ids` are the tokens that they stand for, if not their places."""
+    count = min(count, logits_NV.shape[1])
+    best = logits_NV.max(-1, keepdim=True) if count == 1 else logits_NV.topk(count, -1)
+    logprob_NK = (best.values - logits_NV.logsumexp(-1, keepdim=True)).nan_to_num(-math.inf, neginf=-math.inf)
+    places_NK = best.indices.cpu().numpy()
+    return Likeliest(places_NK if ids is None else ids[places_NK], logprob_NK.cpu().numpy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from torchwright.hub.files import TOGETHER, TensorFiles
 from torchwright.models.decoder.attention import PagedAttention
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
-from torchwright.models.decoder.draft.draft import Draft
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
 from torchwright.models.decoder.draft.eagle_config import EagleConfig
 from torchwright.models.decoder.feed_forward import feed_forward
 from torchwright.models.decoder.functional import ops
@@ -202,7 +201,7 @@ class EagleDraft(Draft):
             raise ModelError("the head proposes from a part of the vocabulary, and does not say which (d2t)")
         if not bool(((ids_D >= 0) & (ids_D < config.layer.vocabulary)).all()):
             raise ModelError("the head's d2t names tokens beyond the vocabulary")
-        self._ids: list[int] = ids_D.tolist()
+        self._ids = ids_D.numpy()
 
     def read_from(self, decoder: PagedModel) -> None:
         """See `Draft`."""
@@ -237,15 +236,7 @@ class EagleDraft(Draft):
             )
         return self.fuse(features_TF)
 
-    def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
+    def likeliest(self, hidden_NE: torch.Tensor, count: int) -> Likeliest:
         """See `Draft`."""
         x_NE = hidden_NE if self.config.normed_states else self._normed(hidden_NE)
-        return most_likely(self.head(x_NE).float(), self._ids)
-
-
-def most_likely(logits_NV: torch.Tensor, ids: Sequence[int] | None = None) -> tuple[list[int], list[float]]:
-    """Each row's most likely token and its probability; 0 where logits are not numbers."""
-    best = logits_NV.max(-1)
-    share_N = (best.values - logits_NV.logsumexp(-1)).exp().nan_to_num(0.0)
-    tokens = best.indices.tolist()
-    return [token if ids is None else ids[token] for token in tokens], share_N.tolist()
+        return likeliest(self.head(x_NE).float(), count, self._ids)

@@ -15,8 +15,7 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.draft.draft import Draft
-from torchwright.models.decoder.draft.eagle import most_likely
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.model import Decoder
@@ -144,9 +143,9 @@ class MtpDraft(Draft):
         stream_TE = (stream_TE + delta_TE).contiguous()
         return ops.rms_norm(stream_TE, self.final_norm, self.config.eps)
 
-    def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
+    def likeliest(self, hidden_NE: torch.Tensor, count: int) -> Likeliest:
         """See `Draft`."""
-        return most_likely(shape_logits(self.config, self.head(hidden_NE).float()))
+        return likeliest(shape_logits(self.config, self.head(hidden_NE).float()), count)
 
 
 def mtp_names(config: DecoderConfig) -> MtpNames:

@@ -9,8 +9,7 @@ import torch
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
-from torchwright.models.decoder.draft.draft import Draft
-from torchwright.models.decoder.draft.eagle import most_likely
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
 from torchwright.models.decoder.model import Decoder
 
 
@@ -30,6 +29,6 @@ class SmallDraft(Draft):
         known_T = batch.ids_T.clamp(max=self.decoder.config.vocabulary - 1)
         return self.decoder(replace(batch, ids_T=known_T), pages)
 
-    def best(self, hidden_NE: torch.Tensor) -> tuple[list[int], list[float]]:
+    def likeliest(self, hidden_NE: torch.Tensor, count: int) -> Likeliest:
         """See `Draft`."""
-        return most_likely(self.decoder.logits(hidden_NE)[:, : self._tokens])
+        return likeliest(self.decoder.logits(hidden_NE)[:, : self._tokens], count)

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from torchwright.core.errors import ModelError, WorkloadError, unknown
+from torchwright.models.decoder.generation import race
 from torchwright.models.decoder.scores import Scores
 
 SEEDS = 2**63
 LEAST_DIVISOR = 1e-30
 """Temperatures and repetition penalties below it are this one: what they prefer is drawn, and no division of a logit
 overflows."""
-BLOCK = 256
-"""Tokens that are summed before the draw falls into one of their sums."""
 HEADS = (256, 8192)
 """Most likely tokens that are sorted first; a whole vocabulary takes far longer than the rest of the draw."""
 
@@ -111,8 +110,23 @@ class Sampler:
         if self.sampling.temperature == 0:
             return best
         tokens, weight = _kept(scores, peak, self.sampling)
-        place = _pick(weight, self._uniform())
+        place = race.winner(weight, tokens, self._key(self._drawn))
         return place if tokens is None else int(tokens[place])
+
+    def guess(self, tokens_K: np.ndarray, logprob_K: np.ndarray, ahead: int) -> tuple[int, float]:
+        """A draft's proposal for the place `ahead` of the next one, and a confidence from 0 to 1 in it.
+
+        `tokens_K` are the draft's likeliest tokens, falling, with their log-probabilities, minus infinity where they
+        are not numbers. The proposal is the one that `choose` would draw from them. The confidence is the greedy
+        token's probability, or how far behind the second one is in the race.
+        """
+        if self.sampling.temperature == 0 or not math.isfinite(logprob_K[0]):
+            return int(tokens_K[0]), math.exp(logprob_K[0])
+        places, weight = _kept(Scores(logprob_K), float(logprob_K[0]), self.sampling)
+        tokens = tokens_K if places is None else tokens_K[places]
+        times = race.arrivals(weight, tokens, self._key(self._drawn + ahead))
+        first, second = np.partition(times, 1)[:2] if len(times) > 1 else (times[0], math.inf)
+        return int(tokens[times.argmin()]), 1 - float(first / second)
 
     def accept(self, token: int) -> None:
         """Go on to the next place; penalties count the token."""
@@ -120,10 +134,10 @@ class Sampler:
         if self._penalizes:
             self._answer[token] += 1
 
-    def _uniform(self) -> float:
-        """In [0, 1): a hash of seed, index and place, so that it needs no state that could get out of step."""
-        place = struct.pack("<QQQ", self._seed, self._index, self._drawn)
-        return (int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "little") >> 11) / 2**53
+    def _key(self, drawn: int) -> int:
+        """The key of a place's race: a hash, which needs no state that could get out of step."""
+        place = struct.pack("<QQQ", self._seed, self._index, drawn)
+        return int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "little")
 
     def _penalized(self, logits_V: torch.Tensor) -> torch.Tensor:
         if not self._penalizes:
@@ -138,23 +152,6 @@ class Sampler:
         count = torch.tensor(list(self._answer.values()), dtype=logits_V.dtype)
         logits_V[answer] -= sampling.presence_penalty + sampling.frequency_penalty * count
         return logits_V
-
-
-def _pick(weight_V: np.ndarray, uniform: float) -> int:
-    """The token whose share of the sum of all weights, in the order of token ids, holds `uniform`."""
-    whole = len(weight_V) - len(weight_V) % BLOCK
-    sums = np.append(weight_V[:whole].reshape(-1, BLOCK).sum(1), weight_V[whole:].sum())
-    before = sums.cumsum(dtype=np.float64)
-    wanted = uniform * before[-1]
-    block = min(int(before.searchsorted(wanted, side="right")), int(before.searchsorted(before[-1])))
-    part = weight_V[block * BLOCK : (block + 1) * BLOCK]
-    place = int(
-        part.cumsum(dtype=np.float64).searchsorted(
-            wanted - (before[block - 1] if block else 0.0), side="right"
-        )
-    )
-    # Rounding may leave a draw at the very end, here as above; the last token that has any weight is then meant.
-    return block * BLOCK + min(place, int(part.nonzero()[0][-1]))
 
 
 def _kept(scores: Scores, peak: float, sampling: Sampling) -> tuple[np.ndarray | None, np.ndarray]:
