@@ -61,6 +61,8 @@ def test_every_family_has_as_many_parameters_as_its_model(name: str, tmp_path: P
         ("gemma-4-31b", 30.697),  # 30.7 as published
         ("gpt-oss-20b", 20.915),
         ("gpt-oss-120b", 116.829),
+        ("hunyuan-7b", 7.505),
+        ("hunyuan-a13b", 80.393),  # 80 as published
     ],
 )
 def test_well_known_models_have_their_published_size(name: str, billions: float) -> None:
@@ -108,6 +110,7 @@ def test_active_parameters_are_those_of_the_names() -> None:
     for name, billions in (("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)):
         counted = Shape(read_model(name))  # as published, without the embedding table
         assert counted.active_parameters - counted.embedding == pytest.approx(billions * 1e9, rel=0.005)
+    assert Shape(read_model("hunyuan-a13b")).active_parameters == pytest.approx(13e9, rel=0.03)
     dense = Shape(read_model("llama-3.1-8b"))
     assert dense.active_parameters == dense.parameters
 

@@ -49,6 +49,8 @@ NATIVE = {
     "FalconH1ForCausalLM": "falcon_h1",
     "BambaForCausalLM": "bamba",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
 }
 """Architecture → `model_type` of its configuration in transformers."""
 OTHER_INPUTS = {

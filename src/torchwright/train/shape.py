@@ -223,7 +223,8 @@ class Shape:
         if latent is None:
             asked = q * (1 + config.output_gate)
             biases = (asked + 2 * kv) * config.qkv_bias + E * config.o_bias + config.heads * config.sinks
-            normed = {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
+            by_head = 2 * config.head_dim
+            normed = {"none": 0, "head": by_head, "rotated": by_head, "projection": q + kv}[config.qk_norm]
             return E * (asked + 2 * kv) + q * E + biases, 0, biases, normed
         rank = latent.query_rank or 0
         into = rank + latent.rank + latent.turned

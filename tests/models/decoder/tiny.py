@@ -140,6 +140,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True, "tie_word_embeddings": True}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            **rope("dynamic", alpha=8.0, factor=1.0),
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {"head_dim": 32, "num_experts": 6, "moe_topk": 2, "intermediate_size": 48},
+    ),
     "glm": ("Glm", {"head_dim": 32, **rope("default", partial_rotary_factor=0.5)}),
     "glm-no-bias": ("Glm", {"head_dim": 16, "attention_bias": False}),
     "glm4-moe": (
@@ -438,6 +451,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "GptOss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
     "SeedOss": {"head_dim": 16},
+    "HunYuanDenseV1": {"head_dim": 16, **rope("dynamic", alpha=8.0, factor=1.0)},
+    "HunYuanMoEV1": {"head_dim": 16, "num_experts": 6, "moe_topk": 2},
     "Lfm2": {"full_attn_idxs": [1], "block_multiple_of": 32},
     "Qwen3Next": MOE | DELTA | {"head_dim": 16, "moe_intermediate_size": 32, "full_attention_interval": 2},
     "GraniteMoeHybrid": MAMBA

@@ -28,6 +28,7 @@ from torchwright.hub.gguf.family import (
     SLIDING,
     Family,
     Stacked,
+    Target,
     read_experts,
     read_granite,
     seen,
@@ -188,6 +189,21 @@ def _ernie(model: GgufModel) -> dict[str, Any]:
     return {"use_bias": model.biased(*QKV, "attn_output", *GATED)}
 
 
+def _hunyuan(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": model.biased(*QKV, "attn_output")}
+
+
+def _hunyuan_moe(model: GgufModel) -> dict[str, Any]:
+    keys = model.keys
+    found = _whole_width(model)
+    shared = keys.integer("expert_shared_feed_forward_length", found["intermediate_size"])
+    if shared != found["intermediate_size"]:
+        raise keys.wrong("expert_shared_feed_forward_length", f"{found['intermediate_size']}, as the experts")
+    # llama.cpp scales the chosen experts' shares to a sum of 1, whatever the file says.
+    keys.settle("expert_weights_norm", "expert_shared_count")
+    return _hunyuan(model) | read_experts(model, "num_experts") | found
+
+
 def _gpt_oss(model: GgufModel) -> dict[str, Any]:
     rope = rope_of(model)
     if rope["rope_type"] == "yarn":
@@ -211,6 +227,10 @@ QWEN3_MOE = Family(
     biases=ATTENTION_BIASES,
     mixture=True,
 )
+HUNYUAN_NORMS: dict[str, Target] = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 QWEN2_BIASES = (*QKV, "attn_qkv")
 FAMILIES: dict[str, Family] = {
     "llama": Family(
@@ -306,6 +326,26 @@ FAMILIES: dict[str, Family] = {
     ),
     "ernie4_5": Family(
         architecture="Ernie4_5ForCausalLM", special=_ernie, biases=(*ATTENTION_BIASES, *GATED)
+    ),
+    "hunyuan-dense": Family(
+        architecture="HunYuanDenseV1ForCausalLM",
+        special=_hunyuan,
+        names=HUNYUAN_NORMS,
+        biases=ATTENTION_BIASES,
+    ),
+    "hunyuan-moe": Family(
+        architecture="HunYuanMoEV1ForCausalLM",
+        special=_hunyuan_moe,
+        names=HUNYUAN_NORMS
+        | EXPERTS
+        | {
+            "ffn_gate_inp": "mlp.gate.wg",
+            "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+            "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+            "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+        },
+        biases=ATTENTION_BIASES,
+        mixture=True,
     ),
     "seed_oss": Family(
         architecture="SeedOssForCausalLM",

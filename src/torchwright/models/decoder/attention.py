@@ -21,6 +21,8 @@ class PagedAttention(nn.Module):
 
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+    plain_norm: torch.Tensor | None
+    q_scale: torch.Tensor | None
     bias: torch.Tensor | None
     sinks: torch.Tensor | None
     value_norm: torch.Tensor | None
@@ -29,8 +31,18 @@ class PagedAttention(nn.Module):
         super().__init__()
         self.config, self.window, self.layer = config.at(layer), config.windows[layer], layer
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
-        self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
-        self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
+        q_norm, k_norm = weights.norm(layer, "q_norm"), weights.norm(layer, "k_norm")
+        self.register_buffer("q_norm", q_norm)
+        self.register_buffer("k_norm", k_norm)
+        plain_D, scale_D = None, None
+        if config.qk_norm == "rotated":
+            # A rotation keeps the length of a head, and scores are sums of products of a query's and a key's numbers:
+            # norms without weights may come before it, and queries take both weights behind it.
+            assert q_norm is not None
+            assert k_norm is not None
+            plain_D, scale_D = torch.ones_like(q_norm), q_norm * k_norm
+        self.register_buffer("plain_norm", plain_D, persistent=False)
+        self.register_buffer("q_scale", scale_D, persistent=False)
         self.register_buffer("bias", weights.attention_bias())
         self.register_buffer("sinks", weights.sinks(layer) if config.sinks else None)
         ones_D = torch.ones(self.config.head_dim) if config.value_norm and self.config.kv_heads else None
@@ -47,7 +59,6 @@ class PagedAttention(nn.Module):
         self, x_TE: torch.Tensor, batch: Batch, angles: RotaryAngles, pages: LayerPages
     ) -> torch.Tensor:
         config, (cos, sin, rows_T) = self.config, angles
-        by_head = config.qk_norm == "head"
         adapters = None if batch.adapted is None else LayerAdapters(batch.adapted, self.layer)
         qkv, gate = self._project(x_TE, adapters)
         q_THD = ops.rope_store(
@@ -59,10 +70,11 @@ class PagedAttention(nn.Module):
             *pages.tensors,
             config.heads,
             config.kv_heads,
-            self.q_norm if by_head else None,
-            self.k_norm if by_head else None,
+            *self._head_norms,
             config.eps,
         )
+        if self.q_scale is not None:
+            q_THD = q_THD * self.q_scale.to(q_THD.dtype)
         out_THD = self._attend(q_THD, pages, batch, causal=config.causal)
         if batch.pictures is not None and (whole := batch.pictures.whole) is not None:
             seen_NHD = self._attend(q_THD[whole.rows_N], pages, whole, causal=False)
@@ -75,12 +87,13 @@ class PagedAttention(nn.Module):
     def plan(self, program: Program, x: Cells, to: Cells, rotary: int, pages: LayerPages) -> None:
         """Add to a program what `forward` does; `rotary` is the index of the rotary embedding."""
         config, D = self.config, self.config.head_dim
-        q, by_head = config.heads * D, config.qk_norm == "head"
+        q = config.heads * D
         with program.scope():
             qkv, gate = self._plan_projection(program, x)
             turned, mixed = program.rows(q), program.rows(q)
-            norms = (self.q_norm, self.k_norm) if by_head else (None, None)
-            program.store(qkv, turned, pages, rotary, keeps=config.kv_heads > 0, norms=norms)
+            program.store(qkv, turned, pages, rotary, keeps=config.kv_heads > 0, norms=self._head_norms)
+            if self.q_scale is not None:
+                program.scale_columns(self.q_scale.repeat(config.heads), turned)
             program.attend(
                 turned,
                 mixed,
@@ -95,6 +108,13 @@ class PagedAttention(nn.Module):
                 program.activate("sigmoid", gate, turned)
                 program.multiply(mixed, turned, mixed)
             program.linear(self.o, mixed, to, place_of(self.layer, "o"))
+
+    @property
+    def _head_norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The weights of the norms of each head's query and key before they turn."""
+        if self.config.qk_norm == "rotated":
+            return self.plain_norm, self.plain_norm
+        return (self.q_norm, self.k_norm) if self.config.qk_norm == "head" else (None, None)
 
     def _attend(
         self, q_THD: torch.Tensor, pages: LayerPages, over: Batch | WholePictures, *, causal: bool

@@ -240,7 +240,8 @@ class DecoderConfig:
     interleaved: bool = False
     """True if files keep the two dimensions that turn together next to each other; they are parted as they are read."""
     qk_norm: str = "none"
-    """none, head (one norm for each head) or projection (one norm over all heads together)."""
+    """none, head (one norm for each head), rotated (the same behind the rotation), or projection (one norm over all
+    heads together)."""
     norm_offset: float = 0.0
     """Added to norm weights as they are read."""
     qkv_bias: bool = False

@@ -31,6 +31,7 @@ from torchwright.models.decoder.family import (
     read_windows,
 )
 from torchwright.models.decoder.gemma4_family import GEMMA4
+from torchwright.models.decoder.hunyuan_families import HUNYUAN
 from torchwright.models.decoder.latent_families import LATENT
 from torchwright.models.decoder.recurrent_families import RECURRENT
 
@@ -370,6 +371,7 @@ FAMILIES: dict[str, Family] = (
     | GEMMA4
     | LATENT
     | RECURRENT
+    | HUNYUAN
 )
 """Architecture, as config.json names it, → family."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwright.hub.fields import Fields
@@ -168,6 +168,9 @@ class Family:
         _check_layer_types(fields, values["windows"], values.get("recurrent") or (False,) * layers)
         fields.settle(*self.ignored)
         refuse_unread(fields, architecture)
+        if values.get("qk_norm") == "rotated":
+            # A norm behind the rotation takes out what all numbers of a head are multiplied by.
+            full, local = (replace(rope, attention_factor=1.0) for rope in (full, local))
         rotates = values.pop("rotates", (True,) * layers)
         values["ropes"] = tuple(
             (local if window else full) if rotated else None

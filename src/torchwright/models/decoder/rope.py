@@ -19,6 +19,9 @@ from torchwright.models.decoder.axes import AXES
 from torchwright.models.decoder.batch import Batch
 
 FIRST_ROWS = 512
+STRETCHED = "ntk_alpha"
+"""Hunyuan's name here for what its files call dynamic: with an `alpha` the base is stretched by it, whatever the length
+of a text."""
 KEYS = (
     "type",
     "factor",
@@ -90,6 +93,9 @@ def read_rope(
     """
     kind = section.text("rope_type", section.text("type", "default"))
     kind = renamed.get(kind, kind)
+    alpha = 1.0
+    if kind == STRETCHED:
+        kind, alpha = ("default", section.positive("alpha")) if section.get("alpha") else ("dynamic", 1.0)
     if kind not in ROPES:
         raise unknown(
             "rotary embedding", kind, ROPES, next=f"see '{section.prefix}rope_type' in {section.path}"
@@ -98,6 +104,9 @@ def read_rope(
     theta = section.positive("rope_theta", theta)
     if theta <= 1:
         raise section.wrong("rope_theta", "a number above 1")
+    if alpha != 1 and head_dim == 2:
+        raise section.wrong("alpha", "a number for four dimensions that turn, or more")
+    theta *= alpha ** (head_dim / (head_dim - 2)) if alpha != 1 else 1
     share = section.positive("partial_rotary_factor", 1.0 if partial is None else partial)
     rotated = head_dim if kind == "proportional" else int(head_dim * share)
     if rotated < 2 or rotated % 2 or rotated > head_dim:

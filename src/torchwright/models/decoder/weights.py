@@ -163,7 +163,7 @@ class DecoderWeights(DecoderParts):
             heads = config.heads if part == "q_norm" else config.kv_heads
             if config.qk_norm == "none" or not heads:
                 return None
-            size = config.head_dim * (1 if config.qk_norm == "head" else heads)
+            size = config.head_dim * (heads if config.qk_norm == "projection" else 1)
         if config.latent is not None and part in ("query_norm", "latent_norm"):
             size = config.latent.rank if part == "latent_norm" else config.latent.query_rank or 0
         return self._norm(f"model.layers.{layer}.{name}.weight", size)

@@ -75,7 +75,7 @@ class Drafter:
         self.draft = draft
         self._cache, self._pages, self._costs, self._clock = cache, pages, costs, clock
         self._acceptance = Acceptance(), Acceptance()
-        """Of greedy proposals and of drawn ones, whose confidences are not comparable."""
+        """The first is for greedy proposals, the second for drawn ones: their confidences are not comparable."""
         self._ready: dict[Running, Chain] = {}
         """The first proposals of sequences that the last step left with one missing token."""
         self._spent_s = self._gained_s = self._token_s = 0.0

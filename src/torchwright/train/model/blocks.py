@@ -58,32 +58,35 @@ class Attention(nn.Module):
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm != "none":
-            by_head = config.qk_norm == "head"
-            self.q_norm = RMSNorm(D * (1 if by_head else heads), config.eps, config.norm_offset)
-            self.k_norm = RMSNorm(D * (1 if by_head else kv_heads), config.eps, config.norm_offset)
+            whole = config.qk_norm == "projection"
+            self.q_norm = RMSNorm(D * (heads if whole else 1), config.eps, config.norm_offset)
+            self.k_norm = RMSNorm(D * (kv_heads if whole else 1), config.eps, config.norm_offset)
         self.attend: Attend = fused_attention
 
     def forward(
         self, x_BTE: torch.Tensor, rotary_angles: RotaryAngles, documents_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
         q, k, v = self.q(x_BTE), self.k(x_BTE), self.v(x_BTE)
-        if self.norm_kind == "projection":
-            assert self.q_norm is not None
-            assert self.k_norm is not None
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._normed("projection", q, k)
         if self.clip is not None:
             q, k, v = (part.clamp(-self.clip, self.clip) for part in (q, k, v))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        if self.norm_kind == "head":
-            assert self.q_norm is not None
-            assert self.k_norm is not None
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._normed("head", q, k)
         if rotary_angles is not None:
             q, k = rotate(q, *rotary_angles), rotate(k, *rotary_angles)
+        q, k = self._normed("rotated", q, k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         scores = self.scores if self.sinks is None else self.scores.beside(self.sinks())
         out_BTF = self.attend(q, k, v, scores, documents_BS).transpose(1, 2).flatten(2)
         return self.o(out_BTF if self.gate is None else out_BTF * self.gate(x_BTE).sigmoid())
+
+    def _normed(self, kind: str, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norm queries and keys, if this is the place where the family does."""
+        if self.norm_kind != kind:
+            return q, k
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return self.q_norm(q), self.k_norm(k)
 
 
 class FeedForward(nn.Module):

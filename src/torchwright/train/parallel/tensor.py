@@ -186,9 +186,8 @@ def _heads_plan(attention: Attention) -> dict[str, ParallelStyle]:
         plan["gate"] = ColwiseParallel()
     kind = attention.norm_kind
     if kind != "none":
-        style = (
-            SequenceParallel(sequence_dim=HEADS, use_local_output=True) if kind == "head" else Whole(FEATURES)
-        )
+        by_head = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+        style = Whole(FEATURES) if kind == "projection" else by_head
         plan |= {"q_norm": style, "k_norm": style}
     return plan
 

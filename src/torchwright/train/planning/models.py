@@ -130,6 +130,15 @@ KNOWN: dict[str, dict[str, Any]] = {
     | {"attention_k_eq_v": True, "num_global_key_value_heads": 4},
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "hunyuan-7b": _llama(4096, 14336, 32, 32, 8, 128167, 262144)
+    | {"architectures": ["HunYuanDenseV1ForCausalLM"], "tie_word_embeddings": True},
+    "hunyuan-a13b": _llama(4096, 3072, 32, 32, 8, 128167, 32768)
+    | {
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "num_experts": 64,
+        "moe_topk": 8,
+        "tie_word_embeddings": True,
+    },
 }
 """Name → what the published config.json says of the shape."""
 

@@ -135,8 +135,9 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     sizes = (head, head) if latent is None else (latent.rank + latent.turned, latent.plain + latent.turned)
     head_dim, expanded = sizes
     scale = full.scale * (full.expanded_head_dim / expanded) ** 0.5
-    if (
-        full.qk_norm == "head"
+    if full.qk_norm in (
+        "head",
+        "rotated",
     ):  # of random norms: Gemma 4's scale of 1 would make every softmax a choice of one key
         scale = min(scale, expanded**-0.5)
     vocabulary = math.lcm(BLOCK_VOCABULARY if blocks else VOCABULARY, layout.tp)

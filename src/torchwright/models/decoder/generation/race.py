@@ -1,11 +1,12 @@
 """Draw a token by a race of all tokens, so that a draft with similar probabilities often draws the same one.
 
 Every token has a random time, exponential with the token's probability as its rate, and the first one is drawn. It is
-distributed by the probabilities, as with the Gumbel-max trick. The times depend on a key alone: two models that race
-with the same key draw the same token with a probability of at least (1 - d) / (1 + d), where d is the total variation
-distance of their probabilities (Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant
-Speculative Decoding", 2025). A draft that always proposes its likeliest token is right as often as the target draws
-that token, however close the two are.
+distributed by the probabilities, as with the Gumbel-max trick. The times depend on a key alone. Two models with the same
+key draw the same token with a probability of at least (1 - d) / (1 + d), where d is the total variation distance of
+their probabilities. A draft that always proposes its likeliest token is right as often as the target draws that token,
+however close the two are.
+
+Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2025.
 """
 
 from __future__ import annotations
