@@ -2,7 +2,7 @@
 
 Every token has a random time, exponential with the token's probability as its rate, and the first one is drawn. It is
 distributed by the probabilities, as with the Gumbel-max trick. The times depend on a key alone. Two models with the same
-key draw the same token with a probability of at least (1 - d) / (1 + d), where d is the total variation distance of
+key draw the same token with a probability of at least (1 - d) / (1 + d). Here d is the total variation distance of
 their probabilities. A draft that always proposes its likeliest token is right as often as the target draws that token,
 however close the two are.
 
