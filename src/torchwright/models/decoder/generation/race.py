@@ -1,10 +1,10 @@
 """Draw a token by a race of all tokens, so that a draft with similar probabilities often draws the same one.
 
 Every token has a random time, exponential with the token's probability as its rate, and the first one is drawn. It is
-distributed by the probabilities, as with the Gumbel-max trick. The times depend on a key alone. Two models with the same
-key draw the same token with a probability of at least (1 - d) / (1 + d). Here d is the total variation distance of
-their probabilities. A draft that always proposes its likeliest token is right as often as the target draws that token,
-however close the two are.
+distributed by the probabilities, as with the Gumbel-max trick. The times depend on a key alone. Two models with the
+same key draw the same token with a probability of at least (1 - d) / (1 + d). Here d is the total variation distance
+of their probabilities. A draft that always proposes its likeliest token is right as often as the target draws that
+token, however close the two are.
 
 Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2025.
 """
@@ -43,10 +43,9 @@ def winner(weight_K: np.ndarray, tokens_K: np.ndarray | None, key: int) -> int:
     return int(places[first])
 
 
-def arrivals(weight_K: np.ndarray, tokens_K: np.ndarray, key: int) -> np.ndarray:
-    """Return the times (K,) of tokens with the given weights in the race that `key` decides."""
-    with np.errstate(divide="ignore"):
-        return _exponentials(tokens_K, key) / weight_K
+def speeds(weight_K: np.ndarray, tokens_K: np.ndarray, key: int) -> np.ndarray:
+    """Return 1 / time (K,) of tokens with the given weights in the race that `key` decides: the largest one wins."""
+    return weight_K / _exponentials(tokens_K, key)
 
 
 def _sum(weight_K: np.ndarray) -> float:

@@ -117,16 +117,18 @@ class Sampler:
         """A draft's proposal for the place `ahead` of the next one, and a confidence from 0 to 1 in it.
 
         `tokens_K` are the draft's likeliest tokens, falling, with their log-probabilities, minus infinity where they
-        are not numbers. The proposal is the one that `choose` would draw from them. The confidence is the greedy
-        token's probability, or how far behind the second one is in the race.
+        are not numbers. The proposal is the one that `choose` would draw from them. The confidence is a greedy
+        token's probability. Of a drawn one it is the geometric mean of two shares, its probability and its part of all
+        speeds in the race: by these, accepted and refused proposals differ most.
         """
         if self.sampling.temperature == 0 or not math.isfinite(logprob_K[0]):
             return int(tokens_K[0]), math.exp(logprob_K[0])
         places, weight = _kept(Scores(logprob_K), float(logprob_K[0]), self.sampling)
         tokens = tokens_K if places is None else tokens_K[places]
-        times = race.arrivals(weight, tokens, self._key(self._drawn + ahead))
-        first, second = np.partition(times, 1)[:2] if len(times) > 1 else (times[0], math.inf)
-        return int(tokens[times.argmin()]), 1 - float(first / second)
+        speeds = race.speeds(weight, tokens, self._key(self._drawn + ahead))
+        first = int(speeds.argmax())
+        ahead_of_all, likely = speeds[first] / speeds.sum(), weight[first] / weight.sum()
+        return int(tokens[first]), math.sqrt(ahead_of_all * likely)
 
     def accept(self, token: int) -> None:
         """Go on to the next place; penalties count the token."""
