@@ -128,7 +128,7 @@ def _headline(history: History, *, live: bool) -> str:
     words = [f"Step {history.step:,}" + (f" of {history.steps:,}" if history.steps else "")]
     if read := history.series("epoch"):
         last, number = read[-1]
-        of_all = f" of {number / last * history.steps:.3g}" if history.steps and last else ""
+        of_all = f" of {number / last * history.steps:.2f}" if history.steps and last else ""
         words.append(f"epoch {number:.2f}{of_all}")
     if live and history.remaining is not None:
         words.append(f"about {show.duration(history.remaining)} left")
