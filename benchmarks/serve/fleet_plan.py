@@ -1,7 +1,7 @@
 """The next order of magnitude of a fleet on paper: which resource ends first, by the measured costs.
 
     python -m benchmarks.serve.fleet_plan [--replicas 1000] [--gateways 10] [--tokens-per-s 150] [--answer 64]
-        [--kv-tokens 65536] [--turns 6] [--shared 0.87] [--restart-s 28] [--json FILE]
+        [--kv-tokens 65536] [--turns 6] [--shared 0.87] [--restart-s 7.4] [--json FILE]
 
 Costs are those of `python -m benchmarks.serve.ceiling` with and without --fleet (`COSTS`), the gateway's limits those
 of its `--help`. A replica makes `tokens_per_s` tokens in answers of `answer`; `turns` requests share `shared` of
@@ -19,15 +19,15 @@ from benchmarks.harness import run
 
 @dataclass(frozen=True)
 class Costs:
-    """Processor milliseconds on a Xeon at load 12: upper bounds."""
+    """Processor milliseconds on a quiet Xeon."""
 
-    http_request: float = 1.64
-    http_event: float = 0.25
-    """(5.90 - 1.64) / 17.3 events of the streamed chat."""
-    http_probe: float = 0.38
-    gateway_request: float = 0.54
-    gateway_event: float = 0.08
-    """(1.93 - 0.54) / 17.3."""
+    http_request: float = 1.06
+    http_event: float = 0.16
+    """(3.83 - 1.06) / 17.2 events of the streamed chat."""
+    http_probe: float = 0.27
+    gateway_request: float = 0.34
+    gateway_event: float = 0.045
+    """(1.12 - 0.34) / 17.2."""
 
 
 COSTS = Costs()
@@ -54,7 +54,7 @@ def main() -> None:
         kv_tokens=65536,
         turns=6,
         shared=0.87,
-        restart_s=28.0,
+        restart_s=7.4,
     )
     replicas, gateways = options.replicas, options.gateways
     rows = run.Rows(
