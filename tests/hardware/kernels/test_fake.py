@@ -87,7 +87,7 @@ def test_every_operator_with_tensors_has_one(native: Any) -> None:
     names = {
         schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("torchwright::")
     }
-    plain = {"isa", "isas", "own_threads", "use_isa"}
+    plain = {"isa", "isas", "own_threads", "reads_tiles", "use_isa"}
     assert {name.removeprefix("torchwright::") for name in names} - plain == set(samples(torch.float32))
     assert set(samples(torch.float32)) == {*fake.FAKES, *fake.CPU_FAKES}
 

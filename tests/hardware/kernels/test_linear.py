@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import nn
 
 from torchwright.core.scheme import BF16, FP8, GROUPS, INTEGERS, MADE, MXFP4, W4BF16, Scheme, scheme_of
+from torchwright.hardware.kernels import ops, pack_grouped
 from torchwright.hardware.kernels.head_linears import HeadLinears
 from torchwright.hardware.kernels.linear import PackedForm, PackedLinear
 from torchwright.hardware.kernels.pack_floats import LEAST, MOST, packable
+from torchwright.hardware.kernels.pack_grouped import Layout
 from torchwright.hardware.kernels.reference import LEVELS_8, LEVELS_16
 from torchwright.hub.weight import SmallFloats
 
@@ -114,15 +117,19 @@ def test_threads_do_not_change_a_bit(isa: str) -> None:
         torch.set_num_threads(threads)
 
 
+def random_integers(scheme: Scheme, N: int, K: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Integers, scales as float16 has them, and zeros."""
+    top, random = 2**scheme.weight_bits, torch.Generator().manual_seed(N + K)
+    integers = torch.randint(0, top, (N, K), generator=random, dtype=torch.uint8)
+    scale = (randn(N, -(-K // (scheme.group or 1))) / 50).half().float()
+    return integers, scale, torch.randint(0, top, scale.shape, generator=random)
+
+
 @pytest.mark.parametrize("group", W4BF16.groups)
 @pytest.mark.parametrize("scheme", INTEGERS)
 def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, group: int) -> None:
-    top = 2 ** INTEGERS[scheme].weight_bits
     for N, K in [*SHAPES, (140, 136)]:
-        random = torch.Generator().manual_seed(N + K)
-        integers = torch.randint(0, top, (N, K), generator=random, dtype=torch.uint8)
-        scale = (randn(N, -(-K // group)) / 50).half().float()
-        zeros = torch.randint(0, top, scale.shape, generator=random)
+        integers, scale, zeros = random_integers(scheme_of(scheme, group), N, K)
         layer = PackedLinear.from_groups(integers, scale, -zeros * scale, randn(N), scheme_of(scheme, group))
         each = [part.repeat_interleave(group, 1)[:, :K] for part in (zeros, scale)]
         wide = (integers.double() - each[0]) * each[1]
@@ -132,9 +139,125 @@ def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, gr
             x = randn(rows, K, seed=rows)
             assert torch.equal(layer(x), plain(x)), f"{rows} rows of {N} x {K}"
     form = PackedForm(scheme=scheme_of(scheme, group), in_features=K, out_features=N)
-    assert layer.form == form
+    assert replace(layer.form, layout=Layout.LANES) == form
+    tiles = scheme == "w4bf16" and group >= pack_grouped.STEP and ops.native.reads_tiles()
+    assert bool(layer.form.layout) == tiles
     with pytest.raises(ValueError, match="are not those of"):
         PackedLinear.from_packed(form, {"packed": layer.packed[1:]})
+
+
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Compare zeros by their signs; a NaN is any NaN."""
+    nan = found.isnan()
+    kind = torch.int16 if found.dtype == torch.bfloat16 else torch.int32
+    bits = found.view(kind), wanted.view(kind)
+    return torch.equal(nan, wanted.isnan()) and bool((nan | (bits[0] == bits[1])).all())
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("group", GROUPS)
+def test_kept_integers_at_every_count_of_tiles(isa: str, group: int, short: bool) -> None:
+    """One, two and many tiles of tokens, the last one full or not; numbers that are none, and those near the least."""
+    scheme, N, K = (
+        scheme_of("w4bf16", group),
+        140,
+        1024 + 72,
+    )  # more steps than are widened at a time, and a part
+    integers, scale, zeros = random_integers(scheme, N, K)
+    offset = -zeros * scale
+    if not short:
+        scale[3, 0], scale[17, 1], scale[64], scale[139, -1] = torch.inf, torch.nan, 2.0**-130, 0
+        offset[5, 1], offset[6] = -torch.inf, 0.3
+    layer = PackedLinear.from_groups(integers, scale, offset, randn(N), scheme)
+    tiles = Layout.SHORT_TILES if short else Layout.TILES
+    assert layer.form.layout == (tiles if ops.native.reads_tiles() else Layout.LANES)
+    assert ops.native.reads_tiles() or isa != "amx"
+    each = [part.repeat_interleave(group, 1)[:, :K] for part in (scale, offset)]
+    plain = PackedLinear(integers * each[0] + each[1], randn(N), BF16)
+    x = randn(600, K, seed=group)
+    x[0, 3], x[15, 40], x[16, K - 1], x[33] = torch.nan, torch.inf, -torch.inf, 2.0**-129
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows in (1, 2, 4, 5, 15, 16, 17, 31, 32, 33, 48, 49, 100, 600):
+            found = x[:rows].to(dtype)
+            wanted = plain(found)
+            del [torch.full((rows, N), torch.nan, dtype=dtype)][:]  # what the output's memory may have held
+            assert same_bits(layer(found), wanted), f"{rows} rows"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_integers_are_laid_out_again_for_other_processors(isa: str, group: int) -> None:
+    scheme = scheme_of("w4bf16", group)
+    for N, K, shift in ((1, 1, 0), (70, 200, 0), (130, 384, 0.25)):
+        integers, scale, zeros = random_integers(scheme, N, K)
+        numbers, bias, x = (integers, scale, shift - zeros * scale), randn(N), randn(3, K)
+        wanted = PackedLinear.from_groups(*numbers, bias, scheme)
+        for layout in Layout:
+            if shift and layout == Layout.SHORT_TILES:
+                continue  # they have no such offsets
+            packed = pack_grouped.pack_grouped(numbers, scheme, layout)
+            found = pack_grouped.unpack_grouped(packed, N, wanted.form.depth, scheme, layout)
+            for part, number in zip(found, numbers, strict=True):
+                assert torch.equal(part[:, : number.shape[1]], number)
+                assert not part[:, number.shape[1] :].any()
+            form = PackedForm(scheme=scheme, in_features=K, out_features=N, layout=layout)
+            assert PackedForm.from_dict(form.as_dict()) == form
+            layer = PackedLinear.from_packed(form, {"packed": packed, "bias": bias})
+            assert layer(x).equal(wanted(x))
+            assert layer.wide_weight().equal(wanted.wide_weight())
+            assert bool(layer.form.layout) == bool(wanted.form.layout)
+            again, _ = pack_grouped.repack_here(packed, form.depth, scheme, layout)
+            assert again.equal(wanted.packed)
+            with pytest.raises(ValueError, match="are not those of"):
+                PackedLinear.from_packed(form, {"packed": packed[:-1], "bias": bias})
+
+
+def test_short_heads_are_for_numbers_that_they_hold(native: Any) -> None:
+    if not native.reads_tiles():
+        pytest.skip("this processor has no tiles")
+    one, zero = torch.ones(1, 1), torch.zeros(1, 1)
+    for scale, offset, short in (
+        (one, -15 * one, True),
+        (zero, zero, True),
+        (one * 2**-24, -255 * one * 2**-24, True),
+        (one, one, False),
+        (one, -256 * one, False),
+        (one, one / 2, False),
+        (zero, one, False),
+        (one * (1 + 2**-11), zero, False),
+        (one * 1e30, zero, False),
+        (one * torch.inf, zero, False),
+        (one * torch.nan, zero, False),
+        (one, -one * torch.inf, False),
+    ):
+        layout = pack_grouped.layout_here(W4BF16, scale, offset)
+        assert layout == (Layout.SHORT_TILES if short else Layout.TILES), f"{scale} {offset}"
+
+
+def test_tiles_are_refused_where_there_are_none(native: Any) -> None:
+    if not native.reads_tiles():
+        pytest.skip("this processor has no tiles")
+    layer, before = PackedLinear.from_groups(*random_integers(W4BF16, 70, 96), None, W4BF16), native.isa()
+    try:
+        native.use_isa("avx2")
+        assert not native.reads_tiles()
+        with pytest.raises(ValueError, match=r"packed for processors with AMX.*avx2"):
+            layer(randn(3, 96))
+    finally:
+        native.use_isa(before)
+
+
+def test_only_integers_of_four_bits_have_tiles(native: Any) -> None:
+    x, nothing = torch.zeros(1, 32), torch.zeros(0, dtype=torch.uint8)
+    for bits, group, floats, layout in (
+        *((8, 32, False, 1), (4, 16, False, 1), (4, 32, True, 2)),
+        *((4, 32, False, 3), (4, 32, False, -1)),
+    ):
+        with pytest.raises(ValueError, match=f"layout is {layout}"):
+            native.linear_grouped(x, nothing, None, 64, group, bits, floats, layout)
+    for scheme, layout in (("w8bf16", 1), ("bf16", 1), ("mxfp4", 2), ("w4bf16", "yes"), ("w4bf16", 3)):
+        data = {"scheme": scheme, "in_features": 64, "out_features": 64, "group_size": 32, "layout": layout}
+        with pytest.raises(ValueError, match=r"layout|Layout"):
+            PackedForm.from_dict(data)
 
 
 def random_floats(scheme: Scheme, N: int, K: int, seed: int) -> SmallFloats:
@@ -242,8 +365,9 @@ def test_wrong_kept_integers_are_refused(native: Any) -> None:
         (4, 8, "group_size is 8"),
         (4, 32, "packed weight has"),
     ):
-        with pytest.raises(ValueError, match=message):
-            native.linear_grouped(x, packed, None, 64, group, bits)
+        for layout in range(3 if (bits, group) == (4, 32) else 1):
+            with pytest.raises(ValueError, match=message):
+                native.linear_grouped(x, packed, None, 64, group, bits, False, layout)
 
 
 @pytest.mark.parametrize("scheme", MADE)

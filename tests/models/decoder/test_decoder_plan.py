@@ -160,8 +160,8 @@ def test_special_layers_in_any_company_and_threads(name: str, tmp_path: Path) ->
             assert torch.equal(mine, theirs[: len(mine)])
 
 
-@pytest.mark.plain("gpt-oss-mxfp4", "deepseek-v2-w4a8")
-@pytest.mark.parametrize("scheme", ["w4a8", "w4a16", "mxfp4"])
+@pytest.mark.plain("gpt-oss-mxfp4", "gpt-oss-w4bf16", "deepseek-v2-w4a8")
+@pytest.mark.parametrize("scheme", ["w4a8", "w4a16", "mxfp4", "w4bf16"])
 @pytest.mark.parametrize("name", ["gpt-oss", "deepseek-v2"])
 def test_experts_of_every_kind_of_weight(name: str, scheme: str, tmp_path: Path, layers_only: Any) -> None:
     loaded = loaded_as(save(build(name), tmp_path), (MADE | KEPT)[scheme], torch.bfloat16, "int8")

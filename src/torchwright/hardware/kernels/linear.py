@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from torchwright.hardware.kernels import ops, pack, pack_floats, pack_grouped, r
 from torchwright.hardware.kernels.cpu.memory import lasting
 from torchwright.hardware.kernels.gptq import gptq_w4
 from torchwright.hardware.kernels.gpu import operators as gpu
+from torchwright.hardware.kernels.pack_grouped import Layout
 from torchwright.hub.weight import SmallFloats
 
 
@@ -25,13 +26,18 @@ class PackedForm:
     scheme: Scheme
     in_features: int
     out_features: int
+    layout: Layout = Layout.LANES
+    """Of a checkpoint's integers; others have one."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Read the result of `as_dict`, which may be untrusted; raises `ValueError` for an impossible layer."""
         values = {**data}
         scheme = scheme_of(values.pop("scheme"), values.pop("group_size"))
-        return cls(scheme=scheme, **values)
+        layout = Layout(values.pop("layout", Layout.LANES))
+        if layout and not pack_grouped.fits_tiles(scheme):
+            raise ValueError(f"layout is {layout}; weights of {scheme} have no tiles")
+        return cls(scheme=scheme, layout=layout, **values)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data. A layer without groups has a size of them too, because readers of this form ask for one."""
@@ -40,6 +46,7 @@ class PackedForm:
             "in_features": self.in_features,
             "out_features": self.out_features,
             "group_size": self.scheme.group or GROUPS[0],
+            **({"layout": int(self.layout)} if self.layout else {}),
         }
 
     @property
@@ -57,7 +64,7 @@ class PackedForm:
     def shapes(self, *, bias: bool) -> dict[str, tuple[int, torch.dtype]]:
         """Tensor → number of elements and type."""
         rows = -(-self.out_features // pack.PANEL) * pack.PANEL
-        found = {"packed": (self.scheme.bytes_of(rows * self.depth), torch.uint8)}
+        found = {"packed": (pack_grouped.bytes_of(self.scheme, rows * self.depth, self.layout), torch.uint8)}
         if self.scheme.scaled:
             found["scale"] = (rows, torch.float32)
         if bias:
@@ -127,14 +134,14 @@ class PackedLinear(nn.Module):
         """Everything but the tensors."""
         form.check()
         scheme = form.scheme
-        self.scheme, self.for_gpu = scheme, for_gpu
+        self.scheme, self.for_gpu, self._form = scheme, for_gpu, form
         self.in_features, self.out_features = form.in_features, form.out_features
         # What the operator is given besides its input, settled here: a small layer takes but a few microseconds.
         self._operator = scheme.operator
         self._tensors = ("packed", "scale", "bias") if scheme.scaled else ("packed", "bias")
         self._numbers = (form.out_features, *([scheme.group] if scheme.group else []))
         if scheme.kept:
-            self._numbers += (scheme.weight_bits, scheme.floats)
+            self._numbers += (scheme.weight_bits, scheme.floats, int(form.layout))
 
     @classmethod
     def from_integers(
@@ -177,9 +184,9 @@ class PackedLinear(nn.Module):
 
         `scheme` is one of `INTEGERS`.
         """
-        assert scheme.group
-        packed = pack_grouped.pack_grouped(integers_NK, scale_NG, offset_NG, scheme.group, scheme.weight_bits)
-        return cls._kept(packed, integers_NK.shape, bias_N, scheme)
+        layout = pack_grouped.layout_here(scheme, scale_NG, offset_NG)
+        packed = pack_grouped.pack_grouped((integers_NK, scale_NG, offset_NG), scheme, layout)
+        return cls._kept(packed, integers_NK.shape, bias_N, scheme, layout)
 
     @classmethod
     def from_floats(cls, floats: SmallFloats, bias_N: torch.Tensor | None, scheme: Scheme) -> Self:
@@ -188,9 +195,14 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def _kept(
-        cls, packed: torch.Tensor, shape: Sequence[int], bias_N: torch.Tensor | None, scheme: Scheme
+        cls,
+        packed: torch.Tensor,
+        shape: Sequence[int],
+        bias_N: torch.Tensor | None,
+        scheme: Scheme,
+        layout: Layout = Layout.LANES,
     ) -> Self:
-        form = PackedForm(scheme=scheme, in_features=shape[1], out_features=shape[0])
+        form = PackedForm(scheme=scheme, in_features=shape[1], out_features=shape[0], layout=layout)
         tensors = {"packed": lasting(packed)}
         if bias_N is not None:
             tensors["bias"] = bias_N.detach().float()
@@ -202,15 +214,20 @@ class PackedLinear(nn.Module):
     ) -> Self:
         """The layer around tensors packed before: `packed`, and `scale` and `bias` where it has them.
 
-        Raises `ValueError` where they do not fit the form: a kernel would read beyond them.
+        Integers that were laid out for another processor are laid out again. Raises `ValueError` where tensors do not
+        fit the form: a kernel would read beyond them.
         """
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        layer._begin(form, for_gpu=for_gpu)
+        form.check()
         expected = form.shapes(bias="bias" in tensors)
         found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}
         if expected != found:
             raise ValueError(f"tensors {found} are not those of {form}: {expected}")
+        if bool(form.layout) != pack_grouped.wants_tiles(form.scheme):
+            packed, layout = pack_grouped.repack_here(tensors["packed"], form.depth, form.scheme, form.layout)
+            form, tensors = replace(form, layout=layout), {**tensors, "packed": lasting(packed)}
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._begin(form, for_gpu=for_gpu)
         for name in ("packed", "scale", "bias"):
             layer.register_buffer(name, tensors.get(name))
         return layer
@@ -222,7 +239,7 @@ class PackedLinear(nn.Module):
 
     @property
     def form(self) -> PackedForm:
-        return PackedForm(scheme=self.scheme, in_features=self.in_features, out_features=self.out_features)
+        return self._form
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.size(-1) != self.in_features:
@@ -240,7 +257,7 @@ class PackedLinear(nn.Module):
         """Return the tensors and numbers of `DecodePlan.add_linear` for the plan of a decode step."""
         scheme = self.scheme
         sizes = self.in_features, self.out_features, scheme.group or 0, scheme.weight_bits, scheme.digits
-        return self.packed, self.scale, self.bias, *sizes, scheme.floats
+        return self.packed, self.scale, self.bias, *sizes, scheme.floats, int(self._form.layout)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """The same in plain PyTorch: the weight made wide, activations rounded as the scheme rounds them."""
@@ -277,9 +294,11 @@ class PackedLinear(nn.Module):
         if scheme.floats:
             floats = pack_floats.unpack_floats(self.packed, self.out_features, depth, scheme)
             return floats.wide(scheme.group)
-        return pack_grouped.unpack_grouped(
-            self.packed, self.out_features, depth, scheme.group, scheme.weight_bits
+        integers, *heads = pack_grouped.unpack_grouped(
+            self.packed, self.out_features, depth, scheme, self._form.layout
         )
+        scale, offset = (head.repeat_interleave(scheme.group, 1) for head in heads)
+        return integers * scale + offset
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, scheme={self.scheme}"

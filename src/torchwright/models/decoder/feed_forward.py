@@ -142,7 +142,7 @@ class RoutedExperts(nn.Module):
         assert self.packed_router is not None
         with program.scope():
             scores = program.rows(self.count)
-            sizes = (x.width, self.count, 0, BF16.weight_bits, BF16.digits, False)
+            sizes = (x.width, self.count, 0, BF16.weight_bits, BF16.digits, False, 0)
             router = program.native.add_linear(self.packed_router, None, self.router_bias, *sizes)
             program.native.linear(router, [*(routed or x)], [*scores], -1)
             experts = [cast(GatedFeedForward, expert) for expert in self.experts]

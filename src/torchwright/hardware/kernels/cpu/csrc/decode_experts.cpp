@@ -42,8 +42,10 @@ class ExpertProducts {
   // `layers` are those of the groups; `memory` has room for `room` bytes of each pair.
   ExpertProducts(const Choice& choice, std::vector<const Packed*> layers, Type type, char* memory, int64_t room)
       : choice(choice), layers(std::move(layers)), type(type) {
-    for (size_t g = 0; g < choice.groups.size(); g++)
+    for (size_t g = 0; g < choice.groups.size(); g++) {
+      check_level(*this->layers[g]);
       tasks.push_back(over_memory(*this->layers[g], type, choice.groups[g].count, memory + choice.groups[g].first * room));
+    }
   }
 
   // A pair's row, of the numbers at `x`.
@@ -56,9 +58,10 @@ class ExpertProducts {
   }
 
   // All products, whose rows of `features` numbers lie in the order of the pairs.
-  void multiply(char* out, int64_t features) const {
+  void multiply(char* out, int64_t features) {
     const int64_t groups = tasks.size(), panels = up(features, PANEL) / PANEL, size = type == Type::f32 ? 4 : 2;
     const int64_t pieces = std::min(panels, up(PIECES * threads(), groups) / groups);
+    turn();
     each(groups * pieces, [&](int64_t i) {
       const int64_t g = i / pieces, piece = i % pieces;
       tw::LinearTask part = tasks[g];
@@ -70,6 +73,16 @@ class ExpertProducts {
   }
 
  private:
+  // Rows as tiles want them, where there are some.
+  void turn() {
+    std::vector<int64_t> some;
+    for (size_t g = 0; g < tasks.size(); g++)
+      if (turned(*layers[g], choice.groups[g].count)) some.push_back(g);
+    if (some.empty()) return;
+    each(some.size(), [&](int64_t i) { turn_rows(*layers[some[i]], tasks[some[i]], choice.groups[some[i]].count, 0, 1); });
+    for (int64_t g : some) read_turned(*layers[g], tasks[g], choice.groups[g].count);
+  }
+
   const Choice& choice;
   const std::vector<const Packed*> layers;
   const Type type;
@@ -91,7 +104,7 @@ void DecodePlan::experts(const Ints& score_cells, const Ints& x_cells, const Int
   int64_t room = 0;
   for (int64_t i = 0; i < count; i++) {
     const Packed &wide = layer(first + 2 * i, model, 2 * inner), &narrow = layer(first + 2 * i + 1, inner, model);
-    room = std::max({room, Room(wide, 1).bytes, Room(narrow, 1).bytes});
+    room = std::max({room, Room::of_each(wide), Room::of_each(narrow)});
   }
   const Routing routing{count,  chosen,    groups,        chosen_groups,                ranked,
                         sigmoid, normalize, float(factor), floats(bias, count, "bias"), floats(weights, count, "weights")};
@@ -119,10 +132,10 @@ void DecodePlan::experts(const Ints& score_cells, const Ints& x_cells, const Int
         }
         char *const memory = now.own, *const both = memory + pairs * room, *const product = both + pairs * wide_bytes;
         char* const parts = product + pairs * narrow_bytes;
-        const ExpertProducts into(choice, std::move(wide), type, memory, room);
+        ExpertProducts into(choice, std::move(wide), type, memory, room);
         each_row(pairs, model, [&](int64_t pair) { into.make(k, pair, cell(now, x, choice.token[pair])); });
         into.multiply(both, 2 * inner);
-        const ExpertProducts out(choice, std::move(narrow), type, memory, room);
+        ExpertProducts out(choice, std::move(narrow), type, memory, room);
         each_row(pairs, 5 * inner, [&](int64_t pair) {
           char* mine = product + pair * inner * element;
           k.gated(both + pair * 2 * inner * element, mine, type, inner, 0, activation);

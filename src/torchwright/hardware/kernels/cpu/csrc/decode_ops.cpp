@@ -28,13 +28,14 @@ Cells DecodePlan::dense(const Ints& numbers, const char* what) const {
 
 int64_t DecodePlan::add_linear(const Tensor& weight, const optional<Tensor>& weight_scale, const optional<Tensor>& bias,
                                int64_t width, int64_t features, int64_t group, int64_t bits, int64_t digits,
-                               bool floats) {
+                               bool floats, int64_t layout) {
   if (weight_scale) {
     if (group) check_group(group);
     linears.push_back(packed_integers(weight, *weight_scale, bias, width, features, group, digits));
   } else {
-    if (group) check_kept(group, bits);
-    linears.push_back(packed_wide(weight, bias, width, features, group, group ? bits : 16, floats));
+    TORCH_CHECK_VALUE(group || !layout, "weights in bfloat16 have no groups, and so one layout");
+    const Layout found = group ? layout_of(layout, group, bits, floats) : Layout::lanes;
+    linears.push_back(packed_wide(weight, bias, width, features, group, group ? bits : 16, floats, found));
   }
   keep(weight), keep(weight_scale), keep(bias);
   return int64_t(linears.size()) - 1;

@@ -32,7 +32,7 @@ class DecodePlan : public torch::CustomClassHolder {
   void room(int64_t number, int64_t width);
   // A packed linear layer, as `PackedLinear.planned` describes it; its number.
   int64_t add_linear(const Tensor& weight, const optional<Tensor>& scale, const optional<Tensor>& bias, int64_t width,
-                     int64_t features, int64_t group, int64_t bits, int64_t digits, bool floats);
+                     int64_t features, int64_t group, int64_t bits, int64_t digits, bool floats, int64_t layout);
   // Tokens that are read as another, in every table.
   void read_as(const Ints& tokens, int64_t other);
 

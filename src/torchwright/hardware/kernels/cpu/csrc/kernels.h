@@ -13,6 +13,9 @@ constexpr int64_t LARGEST_HEAD = 576;  // elements of an attention head
 constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order
 
 enum class Type { f32, bf16, s8, f16 };
+// How numbers in groups lie: for the lanes of vectors, or 4-bit integers as tiles (linear_tiles.cpp). Short heads of
+// tiles are scales in float16 and whole zeros, for integers whose offset is -zero · scale.
+enum class Layout { lanes, tiles, short_tiles };
 enum class Activation { none, relu, gelu, gelu_tanh, silu, relu6, sigmoid, hardswish, hardsigmoid, clamped_swiglu };
 
 constexpr int64_t ROWS_AT_ONCE = 512;  // of activations, in one task
@@ -29,13 +32,15 @@ struct QuantizedRows {
   int64_t depth, stride, digits;
 };
 
-// Bytes that a group has for each feature before its numbers: scale and offset of integers, the exponent of 4-bit
-// floats, the scale of 8-bit ones.
-constexpr int64_t head_bytes(int64_t bits, bool floats) { return !floats ? 2 * 4 : bits == 4 ? 1 : 4; }
+// Bytes that a group has for each feature before its numbers: scale and offset (or zero) of integers, the exponent of
+// 4-bit floats, the scale of 8-bit ones.
+constexpr int64_t head_bytes(int64_t bits, bool floats, Layout layout = Layout::lanes) {
+  return floats ? (bits == 4 ? 1 : 4) : layout == Layout::short_tiles ? 2 + 1 : 2 * 4;
+}
 
 // Bytes of a panel's group of kept numbers.
-constexpr int64_t grouped_bytes(int64_t group, int64_t bits, bool floats) {
-  return PANEL * (head_bytes(bits, floats) + group * bits / 8);
+constexpr int64_t grouped_bytes(int64_t group, int64_t bits, bool floats, Layout layout = Layout::lanes) {
+  return PANEL * (head_bytes(bits, floats, layout) + group * bits / 8);
 }
 
 // Some rows against some panels of a packed linear layer.
@@ -52,6 +57,8 @@ struct LinearTask {
   int64_t depth, row_stride, digits, group, features, out_stride;  // row_stride in bytes
   int64_t bits;  // of grouped weights, which may be
   bool floats;
+  Layout layout;
+  int64_t columns;  // tokens in a tile of rows that `turn_rows` made: 16, or all where they are fewer
 };
 
 struct AttentionTask {
@@ -102,6 +109,9 @@ struct Kernels {
   void (*linear_w4)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
   void (*linear_grouped)(const LinearTask&);
+  // 4-bit integers in groups as the left operand of tiles, and their rows; null where there are no tiles.
+  void (*linear_tiles)(const LinearTask&);
+  void (*turn_rows)(const uint16_t* rows, int64_t stride, int64_t count, int64_t columns, int64_t steps, uint16_t* to);
   void (*attention)(const AttentionTask&, int64_t row_begin, int64_t row_end);
   void (*add_stretches)(const AttentionTask&, int64_t row_begin, int64_t row_end, int64_t stretches);
   void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,

@@ -22,6 +22,7 @@ namespace {
 using at::Tensor;
 using std::optional;
 using tw::DEPTH;
+using tw::Layout;
 using tw::PAGE;
 using tw::PANEL;
 using tw::Type;
@@ -52,6 +53,9 @@ std::vector<std::string> isas() {
   for (auto& [name, table] : tw::runnable()) names.push_back(name);
   return names;
 }
+
+// Whether 4-bit integers in groups are to be laid out as tiles here.
+bool reads_tiles() { return kernels().linear_tiles; }
 
 Type type_of(const Tensor& x, const char* what) {
   if (x.scalar_type() == at::kFloat) return Type::f32;
@@ -122,10 +126,12 @@ void each(int64_t tasks, const Body& body) {
   });
 }
 
+constexpr int64_t TILE_ROWS = 16, TILE_INPUTS = 32;  // of bfloat16
 constexpr int64_t PIECES = 4;  // a thread: enough for them to end together, and none so small that taking it costs more
 
 // Row and panel ranges of a linear layer. A block of rows is small enough for what the kernels read of it again and
-// again to stay in the second level of cache; few rows are one block, and then threads share the panels only.
+// again to stay in the second level of cache; few rows are one block, and then threads share the panels only. Blocks
+// begin at whole tiles of rows.
 template <class Run>
 void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& run) {
   const int64_t most = tw::ROWS_AT_ONCE / task.digits;
@@ -134,8 +140,8 @@ void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& r
   each(row_blocks * pieces, [&](int64_t i) {
     tw::LinearTask part = task;
     const int64_t row_block = i / pieces, piece = i % pieces;
-    part.row_begin = rows * row_block / row_blocks;
-    part.row_end = rows * (row_block + 1) / row_blocks;
+    part.row_begin = rows * row_block / row_blocks / TILE_ROWS * TILE_ROWS;
+    part.row_end = row_block + 1 < row_blocks ? rows * (row_block + 1) / row_blocks / TILE_ROWS * TILE_ROWS : rows;
     part.panel_begin = panels * piece / pieces;
     part.panel_end = panels * (piece + 1) / pieces;
     run(part);
@@ -148,6 +154,7 @@ struct Packed {
   int64_t width = 0;      // features of its rows
   void (*tw::Kernels::*multiply)(const tw::LinearTask&) = nullptr;
   bool integers = false;  // what its rows are made
+  bool tiles = false;     // weights are the left operand of tiles, and rows are turned
 };
 
 // What every layer checks and fills in; `bytes` is a packed panel's size.
@@ -212,17 +219,30 @@ Packed packed_integers(const Tensor& weight, const Tensor& scale, const optional
 
 // Weights in bfloat16, or made so as they are read: `bits` of them is 16, or that of integers or floats in groups.
 Packed packed_wide(const Tensor& weight, const optional<Tensor>& bias, int64_t width, int64_t features, int64_t group,
-                   int64_t bits, bool floats) {
+                   int64_t bits, bool floats, Layout layout) {
   const int64_t depth = up(width, std::max(group, DEPTH));
-  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits, floats) : depth * PANEL * 2;
+  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits, floats, layout) : depth * PANEL * 2;
   Packed layer = packed(weight, bytes, width, depth, group, 1, bias, features);
   layer.task.bits = bits;
   layer.task.floats = floats;
-  layer.multiply = group ? &tw::Kernels::linear_grouped : &tw::Kernels::linear_bf16;
+  layer.task.layout = layout;
+  layer.tiles = layout != Layout::lanes;
+  layer.multiply = layer.tiles ? &tw::Kernels::linear_tiles
+                   : group     ? &tw::Kernels::linear_grouped
+                               : &tw::Kernels::linear_bf16;
   return layer;
 }
 
-// Memory for what a layer makes of its rows, in three parts that each begin a line of the cache.
+void check_level(const Packed& layer) {
+  TORCH_CHECK_VALUE(!layer.tiles || reads_tiles(), "the weight is packed for processors with AMX, and the kernels in use, ",
+                    kernels().name, ", have none; load the model again");
+}
+
+// Whether rows are turned for tiles; a single one is what tiles want as it is.
+bool turned(const Packed& layer, int64_t rows) { return layer.tiles && rows > 1; }
+
+// Memory for what a layer makes of its rows, in parts that each begin a line of the cache: the rows, and their scales
+// and sums where they are integers, or the rows turned.
 struct Room {
   int64_t stride, scales, sums, bytes;  // bytes between rows, before the scales, before the sums, and of all
 
@@ -231,7 +251,19 @@ struct Room {
     stride = layer.integers ? depth + APART : 2 * depth + APART;
     scales = up(rows * digits * stride, 64);
     sums = layer.integers ? scales + up(rows * 4, 64) : scales;
-    bytes = layer.integers ? up(sums + rows * digits * (depth / tw::SUMMED + 1) * 4, 64) : scales;
+    bytes = layer.integers ? up(sums + rows * digits * (depth / tw::SUMMED + 1) * 4, 64)
+                           : scales + 2 * turned_rows(layer, rows) * depth;
+  }
+
+  // For each of any number of rows.
+  static int64_t of_each(const Packed& layer) {
+    return Room(layer, 1).bytes + (layer.tiles ? 4 * layer.task.depth : 0);  // a last tile at most doubles the rows
+  }
+
+ private:
+  // Fewer than a tile has are not padded.
+  static int64_t turned_rows(const Packed& layer, int64_t rows) {
+    return !turned(layer, rows) ? 0 : rows < TILE_ROWS ? rows : up(rows, TILE_ROWS);
   }
 };
 
@@ -242,6 +274,7 @@ tw::LinearTask over_memory(const Packed& layer, Type type, int64_t rows, char* m
   task.out_type = type;
   task.rows = memory;
   task.row_stride = room.stride;
+  task.columns = std::min(rows, TILE_ROWS);
   if (layer.integers) {
     task.row_scale = (const float*)(memory + room.scales);
     task.row_sums = (const int32_t*)(memory + room.sums);
@@ -259,12 +292,31 @@ tw::QuantizedRows quantized(const tw::LinearTask& task, int64_t first) {
           task.digits};
 }
 
+// Rows that were made by `widen_row`, turned behind themselves in their memory: piece `i` of `pieces`.
+void turn_rows(const Packed& layer, const tw::LinearTask& task, int64_t rows, int64_t i, int64_t pieces) {
+  const auto* from = (const uint16_t*)task.rows;
+  auto* to = (uint16_t*)((char*)task.rows + Room(layer, rows).scales);
+  const int64_t stride = task.row_stride / 2, steps = task.depth / TILE_INPUTS, all = up(rows, TILE_ROWS) / TILE_ROWS * steps;
+  for (int64_t unit = all * i / pieces, end = all * (i + 1) / pieces, count; unit < end; unit += count) {
+    const int64_t row = unit / steps * TILE_ROWS, step = unit % steps;
+    count = std::min(end - unit, steps - step);
+    kernels().turn_rows(from + row * stride + step * TILE_INPUTS, stride, std::min(rows - row, TILE_ROWS), task.columns,
+                        count, to + unit * TILE_INPUTS * task.columns);
+  }
+}
+
+// The task reads them from now on.
+void read_turned(const Packed& layer, tw::LinearTask& task, int64_t rows) {
+  task.rows = (const char*)task.rows + Room(layer, rows).scales;
+}
+
 // What all pieces of a layer's product share, its rows made and kept in `memory`; `quantize` makes integers of one.
 template <class Quantize>
 tw::LinearTask with_rows(const Packed& layer, const void* x, Type type, int64_t rows, char* memory,
                          const Quantize& quantize) {
   const auto& k = kernels();
-  const tw::LinearTask task = over_memory(layer, type, rows, memory);
+  check_level(layer);
+  tw::LinearTask task = over_memory(layer, type, rows, memory);
   if (layer.integers) {
     const tw::QuantizedRows to = quantized(task, 0);
     each_row(rows, layer.width, [&](int64_t row) { quantize(k, x, type, layer.width, row, to); });
@@ -272,6 +324,10 @@ tw::LinearTask with_rows(const Packed& layer, const void* x, Type type, int64_t 
     each_row(rows, layer.width, [&](int64_t row) {
       k.widen_row(x, type, layer.width, row, (uint16_t*)memory, task.depth, task.row_stride / 2);
     });
+    if (!turned(layer, rows)) return task;
+    const int64_t pieces = std::clamp<int64_t>(rows * task.depth / SERIAL, 1, PIECES * threads());
+    each(pieces, [&](int64_t i) { turn_rows(layer, task, rows, i, pieces); });
+    read_turned(layer, task, rows);
   }
   return task;
 }
@@ -329,18 +385,22 @@ Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const Tensor& scale, 
 }
 
 Tensor linear_bf16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
-  return linear(x, packed_wide(weight, bias, width_of(x), features, 0, 16, false));
+  return linear(x, packed_wide(weight, bias, width_of(x), features, 0, 16, false, Layout::lanes));
 }
 
-void check_kept(int64_t group, int64_t bits) {
+// The layout of numbers in groups, which are checked.
+Layout layout_of(int64_t layout, int64_t group, int64_t bits, bool floats) {
   TORCH_CHECK_VALUE(bits == 4 || bits == 8, "bits is ", bits, "; 4 or 8 is wanted");
   if (group != 16) check_group(group);
+  TORCH_CHECK_VALUE(layout == 0 || ((layout == 1 || layout == 2) && bits == 4 && !floats && group >= TILE_INPUTS),
+                    "layout is ", layout, "; 0 is wanted, or 1 or 2 for 4-bit integers in groups of 32 and more");
+  return Layout(layout);
 }
 
 Tensor linear_grouped(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
-                      int64_t group_size, int64_t bits, bool floats) {
-  check_kept(group_size, bits);
-  return linear(x, packed_wide(weight, bias, width_of(x), features, group_size, bits, floats));
+                      int64_t group_size, int64_t bits, bool floats, int64_t layout) {
+  const Layout found = layout_of(layout, group_size, bits, floats);
+  return linear(x, packed_wide(weight, bias, width_of(x), features, group_size, bits, floats, found));
 }
 
 // Tokens of heads: of each token's head its numbers lie `head_step` bytes apart, tokens `token_step`.
@@ -376,7 +436,7 @@ void multiply_heads(const Packed& layer, int64_t heads, int64_t weight_bytes, Ty
 Packed packed_head(const Tensor& weight, int64_t width, int64_t features) {
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(0) > 0 && weight.is_contiguous(), "a packed weight of shape ",
                     weight.sizes(), " is not contiguous (heads, bytes)");
-  return packed_wide(weight.select(0, 0), std::nullopt, width, features, 0, 16, false);
+  return packed_wide(weight.select(0, 0), std::nullopt, width, features, 0, 16, false, Layout::lanes);
 }
 
 Tensor linear_heads(const Tensor& x_in, const Tensor& weight, int64_t features) {
@@ -735,6 +795,7 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("isa() -> str", isa);
   m.def("isas() -> str[]", isas);
   m.def("use_isa(str name) -> ()", use_isa);
+  m.def("reads_tiles() -> bool", reads_tiles);
   m.def("own_threads(int count) -> int", own_threads);
   m.def("linear_w8a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features) -> Tensor");
   m.def("linear_w4a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
@@ -743,8 +804,8 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor");
   m.def("linear_heads(Tensor x, Tensor weight, int features) -> Tensor");
   m.def(
-      "linear_grouped(Tensor x, Tensor weight, Tensor? bias, int features, int group_size, int bits, bool floats=False)"
-      " -> Tensor");
+      "linear_grouped(Tensor x, Tensor weight, Tensor? bias, int features, int group_size, int bits, bool floats=False, "
+      "int layout=0) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("gated(Tensor x, str kind) -> Tensor");

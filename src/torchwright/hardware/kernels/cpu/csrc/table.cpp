@@ -1,6 +1,7 @@
 // The sources of one instruction set as one unit, and its table.
 #include "attention.cpp"
 #include "linear.cpp"
+#include "linear_tiles.cpp"
 #include "low_rank.cpp"
 #include "pointwise.cpp"
 #include "quantize.cpp"
@@ -23,6 +24,13 @@ const tw::Kernels& table() {
       .linear_w4 = linear_w4,
       .linear_bf16 = linear_bf16,
       .linear_grouped = linear_grouped,
+#if defined(TW_AMX)
+      .linear_tiles = linear_tiles,
+      .turn_rows = turn_rows,
+#else
+      .linear_tiles = nullptr,
+      .turn_rows = nullptr,
+#endif
       .attention = attention,
       .add_stretches = add_stretches,
       .rms_norm = rms_norm,
