@@ -44,7 +44,8 @@ class ExpertProducts {
       : choice(choice), layers(std::move(layers)), type(type) {
     for (size_t g = 0; g < choice.groups.size(); g++) {
       check_level(*this->layers[g]);
-      tasks.push_back(over_memory(*this->layers[g], type, choice.groups[g].count, memory + choice.groups[g].first * room));
+      const ExpertRows& rows = choice.groups[g];
+      tasks.push_back(over_memory(*this->layers[g], type, rows.count, memory + rows.first * room));
     }
   }
 
@@ -79,7 +80,10 @@ class ExpertProducts {
     for (size_t g = 0; g < tasks.size(); g++)
       if (turned(*layers[g], choice.groups[g].count)) some.push_back(g);
     if (some.empty()) return;
-    each(some.size(), [&](int64_t i) { turn_rows(*layers[some[i]], tasks[some[i]], choice.groups[some[i]].count, 0, 1); });
+    each(some.size(), [&](int64_t i) {
+      const int64_t g = some[i];
+      turn_rows(*layers[g], tasks[g], choice.groups[g].count, 0, 1);
+    });
     for (int64_t g : some) read_turned(*layers[g], tasks[g], choice.groups[g].count);
   }
 

@@ -1,23 +1,12 @@
-// Linear layers over 4-bit integers in groups whose weights are the left operand of AMX tiles. Empty where the target has
-// no tiles.
+// Linear layers over 4-bit integers in groups, which are the left operand of AMX tiles (codes_tiles.h). Empty where the
+// target has no tiles.
 //
-// A tile has 16 output features by 32 inputs, and the inputs of a feature lie next to each other. The sixteen weights
-// that a feature can have in a group are then one register, and one permutation widens 32 of its integers. Activations
-// are the right operand: pairs of inputs by tokens. Products and the order of their sums are those of a bfloat16 panel
-// (linear.cpp), and so are the bits.
-//
-// A panel has, group after group, the scales of its features, their offsets (or zeros, tw::Layout), then block by block of
-// 16 features, step by step of 32 inputs, four lines: word w of line i is input w of the step, and nibble j of the word
-// feature 4 i + j.
-#include "amx.h"
-#include "codes.h"
-#include "kernels.h"
-#include "vec.h"
+// Activations are the right operand: pairs of inputs by tokens. Products and the order of their sums are those of a
+// bfloat16 panel (linear.cpp), and so are the bits.
+#include "codes_tiles.h"
 
 #if defined(TW_AMX)
 namespace TW_ISA {
-
-constexpr int64_t TILE = 1024, CODES = 256, TILE_INPUTS = 32;  // bytes of a tile and of its integers; inputs
 
 // Sixteen rows of sixteen words become columns.
 inline void turn(__m512i (&x)[16]) {
@@ -43,7 +32,7 @@ inline void turn(__m512i (&x)[16]) {
                  : _mm512_shuffle_i32x4(y[i & 7], y[(i & 7) + 8], 0x88);
 }
 
-// Some steps of rows in bfloat16, at most sixteen, as the right operand: pair after pair of inputs, `columns` tokens each.
+// Some steps of at most sixteen rows in bfloat16 as the right operand: pair after pair of inputs, `columns` tokens each.
 // Columns beyond the rows are zeros.
 void turn_rows(const uint16_t* rows, int64_t stride, int64_t count, int64_t columns, int64_t steps, uint16_t* to) {
   const __mmask16 some = __mmask16((1u << columns) - 1);
@@ -54,80 +43,6 @@ void turn_rows(const uint16_t* rows, int64_t stride, int64_t count, int64_t colu
     for (int pair = 0; pair < 16; pair++, to += 2 * columns) _mm512_mask_storeu_epi32(to, some, x[pair]);
   }
 }
-
-// Words shifted right, by a product: shifts share the only port of permutations, products do not (a fifth of the time).
-template <int BITS>
-inline __m512i shifted(__m512i words) {
-  return _mm512_mulhi_epu16(words, _mm512_set1_epi16(1 << (16 - BITS)));
-}
-
-// The tiles of `steps` steps of one group and block, `apart` bytes from one to the next.
-//
-// A register has the weights of two features, 0 and 2 or 1 and 3 of a line: bit 4 of an integer, which permutations read
-// as well, chooses between them.
-inline void widen_block(const float* scales, const float* offsets, const char* codes, int64_t steps, char* to,
-                        int64_t apart) {
-  const __m512 whole = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i nibbles = _mm512_set1_epi16(0x0f0f), second = _mm512_set1_epi16(0x1000);
-  const auto weights_of = [&](int f) {
-    return _mm512_fmadd_ps(whole, _mm512_set1_ps(scales[f]), _mm512_set1_ps(offsets[f]));
-  };
-  __m512i weights[TILE_ROWS / 2];
-#pragma GCC unroll 8
-  for (int i = 0; i < TILE_ROWS / 2; i++) {
-    const int f = i / 2 * 4 + i % 2;
-    weights[i] = (__m512i)_mm512_cvtne2ps_pbh(weights_of(f + 2), weights_of(f));
-  }
-  for (int64_t step = 0; step < steps; step++, codes += CODES, to += apart)
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-      ask_ahead(codes + i * 64);
-      const __m512i words = _mm512_loadu_si512(codes + i * 64);
-      // Features 0 and 2, and 1 and 3, each in a byte: (words & nibbles) | second.
-      const __m512i even = _mm512_ternarylogic_epi32(words, nibbles, second, 0xea);
-      const __m512i odd = _mm512_ternarylogic_epi32(shifted<4>(words), nibbles, second, 0xea);
-      char* at = to + i * 256;
-      _mm512_store_si512(at, _mm512_permutexvar_epi16(even, weights[2 * i]));
-      _mm512_store_si512(at + 64, _mm512_permutexvar_epi16(odd, weights[2 * i + 1]));
-      _mm512_store_si512(at + 128, _mm512_permutexvar_epi16(shifted<8>(even), weights[2 * i]));
-      _mm512_store_si512(at + 192, _mm512_permutexvar_epi16(shifted<8>(odd), weights[2 * i + 1]));
-    }
-}
-
-// A panel's groups. Sizes are worked out once: a division takes as long as widening a tile.
-struct TiledGroups {
-  const char* weight;
-  bool is_short;
-  int64_t steps, head, bytes, count;  // of a group, and how many groups a panel has
-  explicit TiledGroups(const LinearTask& t)
-      : weight((const char*)t.weight),
-        is_short(t.layout == tw::Layout::short_tiles),
-        steps(t.group / TILE_INPUTS),
-        head(PANEL * tw::head_bytes(4, false, t.layout)),
-        bytes(tw::grouped_bytes(t.group, 4, false, t.layout)),
-        count(t.depth / t.group) {}
-  const char* at(int64_t panel, int64_t group) const { return weight + (panel * count + group) * bytes; }
-
-  // A group's scales and offsets in float32, in `room` where they are short.
-  const float* heads(const char* group, float* room) const {
-    for (int64_t line = 0; line < head; line += 64) ask_ahead(group + line);
-    if (!is_short) return (const float*)group;
-    for (int64_t f = 0; f < PANEL; f += LANES) {
-      const F scale = load_f32((const Half*)group + f);
-      const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(group + 2 * PANEL + f)));
-      store(room + f, scale);
-      store(room + PANEL + f, (F)_mm512_fnmadd_ps(_mm512_cvtepi32_ps(zero), (__m512)scale, _mm512_setzero_ps()));
-    }
-    return room;
-  }
-
-  // Some steps of a group's block from `step` on, as tiles that lie `apart` bytes from one step to the next.
-  void widen(const char* group, const float* heads, int64_t block, int64_t step, int64_t some, char* to,
-             int64_t apart) const {
-    heads += block * TILE_ROWS;
-    widen_block(heads, heads + PANEL, group + head + (block * steps + step) * CODES, some, to, apart);
-  }
-};
 
 // Tokens in tiles of `columns`; a step's pairs of inputs lie `stride` bytes apart.
 struct TurnedRows {
@@ -210,48 +125,57 @@ inline void finish_tile(const LinearTask& t, const float* sums, int64_t token, i
 class TiledIntegers {
  public:
   explicit TiledIntegers(const LinearTask& t)
-      : t(t), groups(t), rows(t), first(t.row_begin / TILE_ROWS), tiles((t.row_end - t.row_begin + TILE_ROWS - 1) / TILE_ROWS) {}
+      : t(t),
+        groups(t),
+        rows(t),
+        first(t.row_begin / TILE_ROWS),
+        tiles((t.row_end - t.row_begin + TILE_ROWS - 1) / TILE_ROWS) {}
 
   void run() const {
     const TilesInUse in_use;
     shape_turned(t.columns);
-    if (tiles == 1) return few<1>();
-    if (tiles == 2) return few<2>();
-    many();
+    if (tiles > FEW) return many();
+    for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++)
+      for (int64_t tile = 0; tile < tiles; tile += 2) {
+        if (tile + 1 == tiles) {
+          pass<1>(panel, 0, tile);
+        } else {
+          pass<2>(panel, 0, tile);
+          pass<2>(panel, BLOCKS / 2, tile);
+        }
+      }
   }
 
  private:
-  static constexpr int64_t SPAN = 32, TOGETHER = 4, CHUNK = 8, UNIT = 2, TILE_FLOATS = TILE / 4;  // steps, but the last
+    // Tiles of tokens up to which widening a panel again for each two of them, next to their products, costs no more than
+  // sums that leave the registers: level at eight, and a tenth slower at 32 of a deep layer.
+  static constexpr int64_t FEW = 8;
+  static constexpr int64_t SPAN = 32, TOGETHER = 4, CHUNK = 8, UNIT = 2, TILE_FLOATS = TILE / 4;
 
-  // One or two tiles of tokens, whose sums stay in registers while the weights of one or half a panel stream from memory.
-  // A block's tiles are multiplied while the next are widened.
+  // A panel by a tile of tokens, or half a panel from `block` on by two: all sums stay in registers.
   template <int TILES>
-  void few() const {
-    constexpr int64_t COUNT = 4 / TILES;  // blocks at a time
+  void pass(int64_t panel, int64_t block, int64_t tile) const {
     const int64_t stride = t.columns == 1 ? 4 : 64;  // one token's sums are the features' own
     alignas(64) float sums[4 * TILE_FLOATS] = {};
-    for (int64_t half = t.panel_begin * TILES; half < t.panel_end * TILES; half++) {
-      const int64_t panel = half / TILES, block = half % TILES * COUNT;
-      clear_sums();
-      stream<TILES>(panel, block);
-      store_sums(sums, sums + TILE_FLOATS, sums + 2 * TILE_FLOATS, sums + 3 * TILE_FLOATS, stride);
-      memory_is_read();
-      for (int64_t i = 0; i < 4; i++)
-        finish_tile(t, sums + i * TILE_FLOATS, t.row_begin + i % TILES * TILE_ROWS,
-                    panel * PANEL + (block + i / TILES) * TILE_ROWS);
-    }
+    clear_sums();
+    stream<TILES>(panel, block, tile);
+    store_sums(sums, sums + TILE_FLOATS, sums + 2 * TILE_FLOATS, sums + 3 * TILE_FLOATS, stride);
+    memory_is_read();
+    for (int64_t i = 0; i < 4; i++)
+      finish_tile(t, sums + i * TILE_FLOATS, t.row_begin + (tile + i % TILES) * TILE_ROWS,
+                  panel * PANEL + (block + i / TILES) * TILE_ROWS);
   }
 
-  // A unit of steps is multiplied while the next is widened: tiles are read long after they were written, when they have
-  // left the store buffer.
+  // A unit of steps is multiplied while the next is widened: tiles are read long after they were written, when they
+  // have left the store buffer.
   template <int TILES>
-  void stream(int64_t panel, int64_t block) const {
+  void stream(int64_t panel, int64_t block, int64_t tile) const {
     constexpr int64_t COUNT = 4 / TILES, MOST = 4, APART = COUNT * TILE;
     alignas(64) char wide[2][MOST * APART];
     const int64_t unit = std::max(groups.steps, UNIT);
     const auto multiply = [&](const char* from, int64_t step) {
-      if constexpr (TILES == 1) add_four(from, rows, first, step, 1);
-      else add_two_by_two(from, APART, rows, first, step, 1);
+      if constexpr (TILES == 1) add_four(from, rows, first + tile, step, 1);
+      else add_two_by_two(from, APART, rows, first + tile, step, 1);
     };
     const char *group = groups.at(panel, 0), *const end = group + groups.count * groups.bytes;
     char *to = wide[0], *from = wide[1];

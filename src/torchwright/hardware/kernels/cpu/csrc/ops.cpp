@@ -234,8 +234,8 @@ Packed packed_wide(const Tensor& weight, const optional<Tensor>& bias, int64_t w
 }
 
 void check_level(const Packed& layer) {
-  TORCH_CHECK_VALUE(!layer.tiles || reads_tiles(), "the weight is packed for processors with AMX, and the kernels in use, ",
-                    kernels().name, ", have none; load the model again");
+  TORCH_CHECK_VALUE(!layer.tiles || reads_tiles(), "the weight is packed for processors with AMX; the kernels in use, ",
+                    kernels().name, ", do not use it; load the model again");
 }
 
 // Whether rows are turned for tiles; a single one is what tiles want as it is.
@@ -296,7 +296,8 @@ tw::QuantizedRows quantized(const tw::LinearTask& task, int64_t first) {
 void turn_rows(const Packed& layer, const tw::LinearTask& task, int64_t rows, int64_t i, int64_t pieces) {
   const auto* from = (const uint16_t*)task.rows;
   auto* to = (uint16_t*)((char*)task.rows + Room(layer, rows).scales);
-  const int64_t stride = task.row_stride / 2, steps = task.depth / TILE_INPUTS, all = up(rows, TILE_ROWS) / TILE_ROWS * steps;
+  const int64_t stride = task.row_stride / 2, steps = task.depth / TILE_INPUTS;
+  const int64_t all = up(rows, TILE_ROWS) / TILE_ROWS * steps;
   for (int64_t unit = all * i / pieces, end = all * (i + 1) / pieces, count; unit < end; unit += count) {
     const int64_t row = unit / steps * TILE_ROWS, step = unit % steps;
     count = std::min(end - unit, steps - step);
