@@ -27,7 +27,7 @@ class PackedForm:
     in_features: int
     out_features: int
     layout: Layout = Layout.LANES
-    """Of a checkpoint's integers; others have one."""
+    """The layout of a checkpoint's integers. Other weights have only one."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

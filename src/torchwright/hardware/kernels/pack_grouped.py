@@ -32,7 +32,7 @@ HALF, PAIR = BLOCK // 2, 2
 STEP, LINES = 32, 4
 """Inputs and lines of a tile."""
 SHORT_BYTES, LARGEST_ZERO = 3, 255
-"""Of a scale in float16 and a zero in one byte."""
+"""Bytes of a float16 scale and a zero; the largest zero that one byte holds."""
 
 Grouped = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Integers (N, K) in uint8, scales and offsets (N, G) in float32."""
