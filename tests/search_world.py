@@ -90,6 +90,8 @@ class World:
     """Of the original."""
     start_seconds: float = 1.0
     """Until a process with the original can be called."""
+    import_seconds: float = 0.0
+    """The same of a process that is not forked, in addition."""
     device: DeviceFacts = field(default_factory=make_device)
     features: Features = field(default_factory=make_features)
     metric: str = "error"
@@ -379,6 +381,10 @@ def answer_from(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
         def compare(self, *, reference: str) -> Any:
             return self.process.compare(reference=reference)
 
+    def warm_up(context: Context) -> None:
+        made.spend(context, made.import_seconds, essential=True)
+
+    monkeypatch.setattr(Context, "warm_up", warm_up)
     monkeypatch.setattr("torchwright.optimization.trial.client.start_candidate", made.start)
     monkeypatch.setattr("torchwright.optimization.trial.client.TrialProcess", Short)
 

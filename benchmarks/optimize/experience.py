@@ -25,13 +25,13 @@ from typing import Any
 
 from benchmarks.harness import run
 from benchmarks.models import outside, shapes, zoo
+from benchmarks.optimize.recorded import TRIED, reached, record, wait
 from benchmarks.optimize.zoo import keep
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.records import Budget, Recipe
 from torchwright.optimization.search import experience
 from torchwright.optimization.search.experience import SearchRecord
 from torchwright.optimization.search.optimize import optimize
-from torchwright.optimization.search.recorded import TRIED, reached, record, wait
 from torchwright.optimization.search.state import Request
 from torchwright.report.terminal import LiveProgress
 from torchwright.workloads.module import ModuleWorkload

@@ -7,6 +7,9 @@ its row of hundred.jsonl (torch.compile, autocast, OpenVINO) have measured them.
 have the median of the models on which they were. The real search runs in that world on a fake clock, once as it is and
 once with each change. Its table of experience has all other models (leave one out).
 
+First comes the unchanged search: its gain, also after each sixth of the time budget, and the shares of searches that
+left steps untried for lack of time.
+
 Columns, with the change over without: the time until 95% of the unchanged search's gain is kept, the final speed-up,
 the same of the worst model, the seconds of the search. They are geometric means. A search that never comes there counts
 with its whole time. The last column counts the models whose time or gain changed. What leaves the time under 1.05
@@ -28,6 +31,7 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +55,8 @@ from search_world import ORIGINAL, World, answer_from  # pyright: ignore[reportM
 
 ROWS = Path(__file__).parents[1] / "hundred.jsonl"
 SHARE = 0.95
+SHOWN = 6
+"""Untried steps that are named."""
 LAYERS, FALL = 20, 0.7
 """Layers that a retreat may leave alone, and the error of each over the one before."""
 EXPORTS = 11.0
@@ -88,6 +94,8 @@ class Model:
     """Own recipes that were measured whole."""
     seconds: float = 0.05
     start: float = 3.0
+    importing: float = 2.0
+    """Seconds of a process that is not forked, beyond its start."""
     converting: float = 15.0
 
     def gain(self, steps: Iterable[Step]) -> float:
@@ -127,8 +135,11 @@ def main() -> None:
     print(
         f"unchanged: gain {finals:.4f}x, "
         f"95% of it after {statistics.fmean(each.wait(each.final) for each in plain):.2f} s, "
-        f"search {statistics.fmean(each.seconds for each in plain):.2f} s\n"
+        f"search {statistics.fmean(each.seconds for each in plain):.2f} s"
     )
+    for budget in options.time_budget:
+        describe(budget, [each for each in plain if each.budget == budget])
+    print()
     if options.json:
         text = json.dumps([vars(each) for each in plain])
         options.json.write_text(text)
@@ -147,14 +158,36 @@ class Run:
     """One search, as its gain rose."""
 
     model: str
+    budget: float
     final: float
     seconds: float
+    untried: list[str]
+    """Steps that the time was too short for."""
+    rows: int
+    original: float
+    """Seconds until the time budget began."""
     reached: list[tuple[float, float]]
     """When, and the speed-up kept by then."""
 
     def wait(self, final: float) -> float:
         target = 1.0 + SHARE * (final - 1.0)
         return next((when for when, gain in self.reached if gain >= target), self.seconds)
+
+    def gain_by(self, seconds: float) -> float:
+        return max((gain for when, gain in self.reached if when - self.original <= seconds), default=1.0)
+
+
+def describe(budget: float, runs: Sequence[Run]) -> None:
+    """Print how the gain of the unchanged search rises, and how often its steps stay untried."""
+    times = [budget * sixth / 6 for sixth in range(1, 7)]
+    gains = [math.exp(statistics.fmean(math.log(each.gain_by(when)) for each in runs)) for when in times]
+    print(
+        f"{budget:.0f} s: {', '.join(f'{gain:.2f}x by {t:.0f} s' for gain, t in zip(gains, times, strict=True))}"
+    )
+    untried = Counter(name for each in runs for name in each.untried)
+    share = sum(untried.values()) / sum(each.rows for each in runs)
+    names = ", ".join(f"{name} in {count}" for name, count in untried.most_common(SHOWN))
+    print(f"{budget:.0f} s: {share:.1%} of the rows untried; of {len(runs)} searches {names}")
 
 
 def replay(found: list[Model], options: argparse.Namespace, change: Change) -> list[Run]:
@@ -221,7 +254,16 @@ def search(model: Model, others: tuple[SearchRecord, ...], budget: float, cores:
         if rung.status in kept and rung.total_speedup
     ]
     best = model.gain(outcome.best.steps)
-    return Run(model=model.record.model, final=max(best, 1.0), seconds=world.now - begun, reached=reached)
+    return Run(
+        model=model.record.model,
+        budget=budget,
+        final=max(best, 1.0),
+        seconds=world.now - begun,
+        untried=[named(rung.step)[0] for rung in outcome.rungs if rung.status == "untried"],
+        rows=len(outcome.rungs),
+        original=world.searching.start - begun,
+        reached=reached,
+    )
 
 
 def against(plain: list[Run], changed: list[Run]) -> str:
@@ -256,7 +298,7 @@ def made(record: SearchRecord, row: dict[str, Any] | None) -> Model:
         for name, gain in trials_of(row).items():
             truth = model.steps.setdefault(name, Truth())
             truth.gain = gain or truth.gain
-    unit = 1.5 * model.start
+    unit = model.importing + model.start
     for name, trial in record.trials.items():
         truth = model.steps.setdefault(name, Truth())
         truth.gain = truth.gain or trial.gain
@@ -273,6 +315,7 @@ def measured_by_hand(model: Model, row: dict[str, Any]) -> None:
     model.seconds = original / 1e3
     base = by_hand["autocast"].get("ready_s", 5.0)
     model.start = max(0.6 * base, 0.5)
+    model.importing = max(base - model.start, 0.5)
 
     def of(found: dict[str, Any]) -> Truth:
         seconds = max(found.get("ready_s", 2 * base) - base, 1.0)
@@ -359,6 +402,7 @@ class Recorded(World):
             drop=model.drop,
             seconds=model.seconds,
             start_seconds=model.start,
+            import_seconds=model.importing,
             export_seconds=model.converting / EXPORTS,
             converting=model.converting,
             cost=cost | {"openvino:precision=int8": CALIBRATION * model.converting},

@@ -142,7 +142,9 @@ def death(done: subprocess.CompletedProcess[str]) -> str:
 def one(folder: str, name: str, max_drop: float, time_budget: float, alone: bool, recipes: str | None) -> Row:
     model, inputs = zoo.make_several(name)
     artifact = f"{folder}/artifact"
+    begun = time.perf_counter()
     result = tw.optimize(model, inputs, max_drop=max_drop, time_budget=time_budget)
+    optimize_s = round(time.perf_counter() - begun, 1)
     result.save(artifact)
     if recipes:
         keep(name, result.recipe, Path(recipes))
@@ -165,6 +167,7 @@ def one(folder: str, name: str, max_drop: float, time_budget: float, alone: bool
             "verdict": result.verdict,
             "claim": triple(result.speedup),
             "search_s": round(result.recipe.search_seconds, 1),
+            "optimize_s": optimize_s,
             "tried": tried(result),
             "wrong": [str(rung.step) for rung in result.steps if rung.wrong],
             "fresh_loss": fresh_loss(start, model, loaded, fresh),

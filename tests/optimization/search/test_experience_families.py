@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.optimize.recorded import reached, record, wait
 from factories import make_features
 from search_world import World, fake_world, product, step
 from torchwright.core.records import Budget, Recipe, Step
 from torchwright.optimization.search.experience import SearchRecord
-from torchwright.optimization.search.recorded import reached, record, wait
 from torchwright.optimization.search.state import Outcome
 
 VARIANTS: tuple[Step, ...] = (

@@ -13,7 +13,7 @@ from torchwright.core.cpu_load import Load
 from torchwright.core.errors import RefusedTechnique, TorchwrightError
 from torchwright.core.records import Budget
 from torchwright.optimization.search import estimate
-from torchwright.optimization.trial.client import Candidate, Context, TrialFailed
+from torchwright.optimization.trial.client import Candidate, TrialFailed
 
 
 @pytest.fixture
@@ -107,10 +107,8 @@ def test_a_compiler_is_expected_to_take_its_time_again_for_the_artifact(world: W
     assert estimate.proof_seconds(world.searching, compiled) >= least + 21.0
 
 
-def test_what_a_server_imports_once_is_not_expected_of_every_trial(
-    world: World, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Context, "warm_up", lambda context: world.spend(context, 60.0))
+def test_what_a_server_imports_once_is_not_expected_of_every_trial(world: World):
+    world.import_seconds = 60.0
     world.budget = Budget(max_drop=0.01, time_seconds=200.0)
     world.gain = product(half=2.0, pool=1.5)
     assert rows(world.search(step("half"), step("pool"))) == {"half": "kept", "pool": "kept"}
