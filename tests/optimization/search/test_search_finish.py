@@ -336,9 +336,11 @@ def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
     assert search.last_moment == search.context.deadline
 
 
-@pytest.mark.parametrize(("left", "started"), [(2.0, False), (1000.0, True)])
-def test_no_other_process_takes_the_time_in_which_the_proof_must_end(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: float, started: bool
+@pytest.mark.parametrize(
+    ("left", "took", "started"), [(8.0, 1.0, False), (1000.0, 995.0, False), (1000.0, 900.0, True)]
+)
+def test_another_process_is_measured_where_the_time_holds_what_the_last_one_took(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: float, took: float, started: bool
 ):
     """Of PixArt's 2.29x a second process and other rows were timed until none was left to judge it."""
     world.gain, world.called_as_is, world.budget = product(fuse=2.0), True, Budget(time_seconds=2000.0)
@@ -350,6 +352,7 @@ def test_no_other_process_takes_the_time_in_which_the_proof_must_end(
     arguments: dict[str, Any] = {"search": search, "workload": workload, "scratch": tmp_path}
     shipping = verify_artifact._Shipping(**arguments, provisional=lambda outcome: None)  # pyright: ignore[reportArgumentType]
     shipping.made["package"] = tmp_path, SimpleNamespace()  # pyright: ignore[reportArgumentType]
+    shipping.loading = world.now - took
     assert shipping.form("package").again() == ("a process" if started else None)
 
 

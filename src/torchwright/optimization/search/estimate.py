@@ -61,27 +61,20 @@ def comparison_seconds(search: Search) -> float:
     return max(compare.FEWEST_ROUNDS * one_round, most)
 
 
-def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
-    """Writing an artifact of these steps and proving it, in that many new processes, as far as there is time for that.
+def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Writing an artifact of these steps and proving it in a fresh process, as far as there is time for that.
 
-    Until something is kept, it is the least that proves anything: a find is worth more than time for its proof.
+    Until something is kept, it is a small share of the time budget: a find is worth more than time for its proof.
     """
-    least, share = _written_seconds(search, steps), LATE_SHARE / 2
-    if search.found_any():
-        least, share = least + other_rows_seconds(search), PROOF_SHARE
-        if search.description.called_as_is:
-            least += (processes - 1) * another_process_seconds(search)
-    return min(least, share * search.budget.time_seconds)
-
-
-def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
-    """Return the seconds of the shortest proof of an artifact, which is compiled once more for a dynamic batch size."""
-    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiles(steps) else 0.0)
+    share = PROOF_SHARE if search.found_any() else LATE_SHARE / 2
+    again = afresh_seconds(search, steps) if compiles(steps) else 0.0  # for a dynamic batch size
+    expected = least_proof_seconds(search, steps) + again + figures_seconds(search)
+    return min(expected, share * search.budget.time_seconds)
 
 
 def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Finding what answers other sizes, and timing the artifact in a fresh process."""
-    return _other_sizes_seconds(search, steps) + another_process_seconds(search)
+    return _other_sizes_seconds(search, steps) + fresh_process_seconds(search)
 
 
 def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -102,13 +95,16 @@ def choice_seconds(search: Search) -> float:
     return min(comparison_seconds(search), GRAPHS_SECONDS)
 
 
-def other_rows_seconds(search: Search) -> float:
-    """Return the seconds of timing three other batch sizes, each for half of a comparison: they are only reported."""
-    return 3 * compare.limit_seconds(search) / 2
+def figures_seconds(search: Search) -> float:
+    """Return the seconds of judging the artifact, and of timing three other batch sizes for half a comparison each."""
+    return search.settle_seconds + 3 * compare.limit_seconds(search) / 2
 
 
-def another_process_seconds(search: Search) -> float:
-    """Return the seconds of timing the artifact in one more fresh process, with the original there or in its own."""
+def fresh_process_seconds(search: Search) -> float:
+    """Return the seconds of timing the artifact in a process that is not forked, with the original there or in its own.
+
+    The last comparison is twice as long as others.
+    """
     processes = 1 if search.description.called_as_is else 2
     return processes * search.import_seconds + 2 * (search.spent[0].seconds + comparison_seconds(search))
 
@@ -117,14 +113,10 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
     """Return the deadline of a trial of these steps.
 
     After it, its artifact could not be proved within the time budget, nor that of the kept recipe if the trial fails.
-
-    A trial that takes over a conversion has the time of the proof's second process: Swin-S's OpenVINO in bfloat16 would
-    have needed 9 s where 6 were left, and is 1.1x what was kept.
     """
-    processes = 1 if _conversions(search, steps) else 2
     alive = [search.best, search.aside, search.rival and search.rival.candidate]
     recipes = [steps, *(candidate.steps for candidate in alive if candidate and candidate.steps)]
-    return search.end - max(proof_seconds(search, recipe, processes=processes) for recipe in recipes)
+    return search.end - max(proof_seconds(search, recipe) for recipe in recipes)
 
 
 def time_left(search: Search, steps: Sequence[Step]) -> float:

@@ -87,6 +87,8 @@ class _Shipping:
     how: dict[ShippingForm, str] = field(default_factory=dict)
     rows: tuple[RowsTime, ...] = ()
     pictures: tuple[PictureRow, ...] = ()
+    loading: float = 0.0
+    """When the last fresh process was started."""
 
     def form(self, name: ShippingForm, *, original: bool = False) -> ShippingAttempt:
         return ShippingAttempt(
@@ -121,15 +123,16 @@ class _Shipping:
         return candidate
 
     def _load_again(self, name: ShippingForm) -> Candidate | None:
+        """Load a form in one more fresh process, which is expected to take what the last one took."""
         search = self.search
         shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
-        proof = estimate.another_process_seconds(search) + estimate.other_rows_seconds(search)
-        needed = proof + search.settle_seconds
-        if not shares or needed > _time_left(search):
+        took = search.context.clock() - self.loading
+        if not shares or took + estimate.figures_seconds(search) > _time_left(search):
             return None
         return self._with_the_original(self.made[name][0])
 
     def _with_the_original(self, folder: Path) -> Candidate:
+        self.loading = self.search.context.clock()
         candidate = self.loaded(folder)
         if beside := original_in_process(candidate.process, self.workload, self.search.best.steps):
             candidate.original = replace(self.search.baseline, process=beside, turns=[])
@@ -224,7 +227,7 @@ def _time_for_graphs(search: Search) -> bool:
 def _extend_deadline(search: Search) -> None:
     """Give what comes next its time; on a busy machine it takes longer."""
     ready = estimate.afresh_seconds(search, search.best.steps)
-    expected = 2 * ready + estimate.another_process_seconds(search) + search.settle_seconds
+    expected = 2 * ready + estimate.fresh_process_seconds(search) + estimate.figures_seconds(search)
     seconds = PATIENCE * max(LEAST_SECONDS, expected) * search.context.load().slowdown
     search.context.deadline = search.last_moment = search.context.clock() + seconds
 
