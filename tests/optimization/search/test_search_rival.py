@@ -35,14 +35,17 @@ def test_it_is_asked_first_where_one_of_its_variants_cannot_run(world: World):
     assert world.started[1] == (wide,)
 
 
-def test_its_proof_needs_no_time_to_choose_what_answers_how_many_rows(world: World):
+def test_its_proof_needs_no_time_to_export_and_to_choose_what_answers_how_many_rows(world: World):
     world.called_as_is, world.seconds, world.budget = True, 0.5, Budget(time_seconds=1000.0)
     world.search()
     search = world.searching
-    own, library = (estimate.least_proof_seconds(search, (step(name),)) for name in ("half", "library"))
-    judged = search.spent[0].seconds + search.settle_seconds
-    assert own - library == pytest.approx(estimate.choice_seconds(search) - judged)
-    assert own > library
+    compiled, eager, library = (
+        estimate.least_proof_seconds(search, (step(name),)) for name in ("fuse", "half", "library")
+    )
+    assert compiled - eager == pytest.approx(estimate.choice_seconds(search))
+    exports = 2 * (search.spent[0].seconds + search.description.export_seconds)
+    assert eager - library == pytest.approx(exports - search.spent[0].seconds - search.settle_seconds)
+    assert compiled > eager > library
 
 
 def test_a_variant_of_which_the_conversion_is_there_is_expected_to_take_the_rest(world: World):

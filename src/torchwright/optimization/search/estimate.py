@@ -67,8 +67,9 @@ def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     Until something is kept, it is a small share of the time budget: a find is worth more than time for its proof.
     """
     share = PROOF_SHARE if search.found_any() else LATE_SHARE / 2
-    again = afresh_seconds(search, steps) if compiles(steps) else 0.0  # for a dynamic batch size
-    expected = least_proof_seconds(search, steps) + again + figures_seconds(search)
+    expected = least_proof_seconds(search, steps) + figures_seconds(search)
+    if compiles(steps):  # once more, for a dynamic batch size
+        expected += afresh_seconds(search, steps) - search.spent[0].seconds
     return min(expected, share * search.budget.time_seconds)
 
 
@@ -78,16 +79,18 @@ def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
 
 
 def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
-    """Return the seconds of choosing the form for each batch size, where there is a choice.
+    """Return the seconds of finding what answers other batch sizes and shapes.
 
-    What runs the model in place of PyTorch and compiles nothing answers all of them itself; another library by a call
-    that is judged.
+    A process exports the model for the example and with dynamic shapes, another checks the graphs, and times the forms
+    where some are compiled. A third-party engine answers all sizes by a call that is judged; another one as it is.
     """
+    start = search.spent[0].seconds
     if not search.description.called_as_is:
         return 0.0
     if compiles(steps) or not runners(steps):
-        return choice_seconds(search)
-    return search.spent[0].seconds + search.settle_seconds if _converting(steps) else 0.0
+        timed = choice_seconds(search) if compiles(steps) else 0.0
+        return 2 * (start + search.description.export_seconds) + timed
+    return start + search.settle_seconds if _converting(steps) else 0.0
 
 
 def choice_seconds(search: Search) -> float:

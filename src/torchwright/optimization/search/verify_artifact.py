@@ -220,8 +220,7 @@ def _note_overrun(search: Search) -> None:
 
 def _time_for_graphs(search: Search) -> bool:
     """Check whether there is time to prove the original as graphs, too."""
-    needed = search.description.export_seconds + estimate.least_proof_seconds(search, ())
-    return needed <= max(_time_left(search), GRAPHS_SECONDS)
+    return estimate.least_proof_seconds(search, ()) <= max(_time_left(search), GRAPHS_SECONDS)
 
 
 def _extend_deadline(search: Search) -> None:
