@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.core.records import Budget, Interval
+from torchwright.core.records import Budget, Interval, Step
 from torchwright.optimization.search import estimate
 from torchwright.optimization.search.compare import NoTime, compare
+from torchwright.optimization.search.state import Rival
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def test_its_proof_needs_no_time_to_export_and_to_choose_what_answers_how_many_r
         estimate.least_proof_seconds(search, (step(name),)) for name in ("fuse", "half", "library")
     )
     assert compiled - eager == pytest.approx(estimate.choice_seconds(search))
-    exports = 2 * (search.spent[0].seconds + search.description.export_seconds)
-    assert eager - library == pytest.approx(exports - search.spent[0].seconds - search.settle_seconds)
+    graphs = 2 * (search.spent[0].seconds + 3 * search.description.export_seconds)
+    assert eager - library == pytest.approx(graphs - search.spent[0].seconds - search.settle_seconds)
     assert compiled > eager > library
 
 
@@ -182,6 +183,29 @@ def test_another_variant_has_the_time_that_further_processes_of_the_proof_would_
     assert rows(outcome) == {str(kinds[0]): "removed", str(kinds[1]): "kept"}
     proof = estimate.proof_seconds(world.searching, (kinds[1],))
     assert 10.0 < proof < world.searching.end - world.now
+
+
+@pytest.mark.parametrize(("asked_for", "ships"), [((), "library"), ((step("fuse"),), "fuse")])
+def test_a_trial_leaves_the_time_of_the_kept_recipe_that_would_ship(
+    world: World, asked_for: tuple[Step, ...], ships: str
+):
+    """The proof of a compiled recipe, which compiles once more, is not waited for where a rival is faster."""
+    world.gain, world.cost = product(fuse=2.0, library=3.0), {"fuse": 20.0}
+    world.called_as_is, world.budget = True, Budget(time_seconds=300.0)
+    assert set(rows(world.search(step("fuse"), step("library"), wanted=asked_for)).values()) == {
+        "kept",
+        "removed",
+    }
+    search = world.searching
+    kept = {name: replace(search.best, steps=(step(name),)) for name in ("fuse", "library")}
+    search.revise(lambda rung: True, "kept", "")
+    search.best, search.rival = kept["fuse"], Rival(candidate=kept["library"], proven=search.proven)
+    left = search.end - estimate.latest(search, (step("library"),))
+    assert left == pytest.approx(estimate.proof_seconds(search, (step(ships),)))
+    assert (
+        estimate.proof_seconds(search, (step("fuse"),))
+        > estimate.proof_seconds(search, (step("library"),)) + 15.0
+    )
 
 
 def test_a_search_that_found_it_goes_on_beside_it(world: World):

@@ -81,15 +81,16 @@ def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
 def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Return the seconds of finding what answers other batch sizes and shapes.
 
-    A process exports the model for the example and with dynamic shapes, another checks the graphs, and times the forms
-    where some are compiled. A third-party engine answers all sizes by a call that is judged; another one as it is.
+    One process exports graphs for the example, for dynamic shapes and for a batch of one. Another reads them, which
+    takes as long, checks them, and times the forms where some are compiled. A third-party engine answers all sizes by
+    a call that is judged; another one as it is.
     """
     start = search.spent[0].seconds
     if not search.description.called_as_is:
         return 0.0
     if compiles(steps) or not runners(steps):
         timed = choice_seconds(search) if compiles(steps) else 0.0
-        return 2 * (start + search.description.export_seconds) + timed
+        return 2 * (start + 3 * search.description.export_seconds) + timed
     return start + search.settle_seconds if _converting(steps) else 0.0
 
 
@@ -115,11 +116,20 @@ def fresh_process_seconds(search: Search) -> float:
 def latest(search: Search, steps: Sequence[Step]) -> float:
     """Return the deadline of a trial of these steps.
 
-    After it, its artifact could not be proved within the time budget, nor that of the kept recipe if the trial fails.
+    After it, its artifact could not be proved within the time budget, nor, if the trial fails, that of the kept recipe
+    that would ship.
     """
     alive = [search.best, search.aside, search.rival and search.rival.candidate]
-    recipes = [steps, *(candidate.steps for candidate in alive if candidate and candidate.steps)]
+    kept = max((each.steps for each in alive if each), key=lambda recipe: _precedence(search, recipe))
+    recipes = [steps, kept] if kept else [steps]
     return search.end - max(proof_seconds(search, recipe) for recipe in recipes)
+
+
+def _precedence(search: Search, steps: Sequence[Step]) -> tuple[bool, float]:
+    """Return the sort key of a kept recipe: steps asked for by name first, then its speed-up over the original."""
+    rows = [rung for rung in search.rungs if rung.kept and rung.step in steps]
+    speedup = max((rung.total_speedup.value for rung in rows if rung.total_speedup), default=1.0)
+    return any(step in search.wanted for step in steps), speedup
 
 
 def time_left(search: Search, steps: Sequence[Step]) -> float:
