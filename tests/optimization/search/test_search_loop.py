@@ -208,7 +208,7 @@ def test_what_an_engine_of_its_own_left_nothing_of_is_refused_without_a_trial(wo
         assert all(step(name) not in steps for steps in world.started)
 
 
-def test_large_gains_come_first_and_settings_last(world: World):
+def test_large_gains_come_first_and_settings_with_small_ones_last(world: World):
     world.gain = product(half=2.0, fuse=1.5, fold=1.2, pool=1.2, settle=1.2, engine=0.5)
     world.search(*(step(name) for name in ("settle", "pool", "fold", "fuse", "half", "engine")))
     last = [steps[-1] if step("settle") not in steps else step("settle") for steps in world.started[1:]]

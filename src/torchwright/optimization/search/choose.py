@@ -15,7 +15,6 @@ from torchwright.optimization.search.state import Search
 from torchwright.optimization.techniques.base import (
     Phase,
     Technique,
-    compiles,
     from_step,
     in_order,
     techniques,
@@ -32,7 +31,6 @@ GAINS = {
     Phase.RUNTIME: 1.05,
 }
 """Expected gain of a step where it pays; it decides only the order of trials."""
-SETTINGS = (Phase.PROCESS, Phase.RUNTIME)
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
 SMALL_GAIN = 1.05
@@ -108,10 +106,10 @@ def take(search: Search, queue: list[Step]) -> Step:
     """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time."""
     ready = [step for step in queue if not waits(search, step, queue)] or queue
 
-    def place(step: Step) -> tuple[bool, bool, bool, float]:
+    def place(step: Step) -> tuple[bool, bool, float]:
         steps = plan(search, step)
         wanted = step in search.wanted and not search.has_variant(step)
-        return wanted, estimate.no_time(search, steps) is None, *_rank(search, step, steps)
+        return wanted, estimate.no_time(search, steps) is None, _rank(search, step, steps)
 
     chosen = max(ready, key=place)
     queue.remove(chosen)
@@ -121,21 +119,16 @@ def take(search: Search, queue: list[Step]) -> Step:
 def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
     """Return the untried step that is expected to gain most per second, or None."""
 
-    def place(step: Step) -> tuple[bool, bool, float]:
-        return step in search.wanted, *_rank(search, step, plan(search, step))
+    def place(step: Step) -> tuple[bool, float]:
+        return step in search.wanted, _rank(search, step, plan(search, step))
 
     untried = [rung.step for rung in search.rungs if rung.status == "untried" and rung.step not in without]
     return max((step for step in untried if possible(search, step)), key=place, default=None)
 
 
-def _rank(search: Search, step: Step, steps: Sequence[Step]) -> tuple[bool, float]:
-    """Return the sort key of a step: its expected gain per second; settings of the process, which change no code, last.
-
-    A setting of which more than the guess is expected does not wait.
-    """
-    gain, phase = expected_gain(search, step), from_step(step).phase
-    late = phase in SETTINGS and gain <= GAINS[phase]
-    return not late, math.log(gain) / expected_seconds(search, step, steps)
+def _rank(search: Search, step: Step, steps: Sequence[Step]) -> float:
+    """Return the expected gain of a step per second of its trial."""
+    return math.log(expected_gain(search, step)) / expected_seconds(search, step, steps)
 
 
 def expected_gain(search: Search, step: Step) -> float:
@@ -184,12 +177,8 @@ def _too_coarse(search: Search, technique: Technique) -> bool:
 
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
-    """Return the expected seconds of a trial of `steps`, made for one of them.
-
-    Where experience had the step in eager code, what is compiled here takes no less than its compiler.
-    """
-    seconds = search.informed().cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
-    return max(seconds, estimate.ready_seconds(search, steps)) if compiles(steps) else seconds
+    """Return the expected seconds of a trial of `steps`, made for one of them."""
+    return search.informed().cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
 
 
 def plan(search: Search, step: Step) -> tuple[Step, ...]:
