@@ -18,7 +18,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.slow  # each is a process with devices of its own, and the first compiles their host part
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["tensors", "streams", "training"])
+@pytest.mark.parametrize("name", ["tensors", "streams", "training", "registered"])
 def test_on_the_device(installed: dict[str, str], name: str) -> None:
     command = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(ON_DEVICE / f"{name}.py")]
     memory = "512MiB" if name == "training" else "64MiB"
@@ -138,9 +138,18 @@ print((x + 1).tolist())
 
 
 def test_a_failure_never_breaks_the_import_of_torch(installed: dict[str, str], tmp_path: Path) -> None:
-    code = "import torch, torchwright_sim\nprint(torch.ones(2).tolist(), torchwright_sim.fault())"
+    """And the first use says what it was."""
+    code = """
+import torch, torchwright_sim
+print(torch.ones(2).tolist(), torchwright_sim.fault(), torch.sim.is_available())
+try:
+    torch.ones(2, device="sim")
+except Exception as error:
+    print(error)
+"""
     told = run(installed | {"TORCHWRIGHT_CACHE": str(tmp_path)}, "-c", code, settings="devices=many").stdout
-    assert told.startswith("[1.0, 1.0] ValueError: TORCHWRIGHT_SIM: devices=many, allowed is 1 to 64")
+    mistake = "TORCHWRIGHT_SIM: devices=many, allowed is 1 to 64"
+    assert told.splitlines() == [f"[1.0, 1.0] ValueError: {mistake} False", mistake]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import torchwright_sim
 from torchwright_sim import NAME, registration, settings
 
 _C: Any = torch._C
@@ -30,7 +31,7 @@ class Properties(NamedTuple):
 
 
 def is_available() -> bool:
-    return True
+    return torchwright_sim.fault() is None
 
 
 def is_initialized() -> bool:

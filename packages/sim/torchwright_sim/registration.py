@@ -24,13 +24,13 @@ def register() -> None:
     taken: Any = torch._C._get_privateuse1_backend_name()
     if taken not in (SPARE, NAME):
         raise RuntimeError(f"PyTorch has room for one backend of another package, and '{taken}' has taken it")
-    settings.read()  # a mistake there is an error before the place is taken
     module = importlib.import_module("torchwright_sim.module")
     utils: Any = torch.utils
     utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, module)
     sys.modules[f"torch.{NAME}"] = module
     utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    settings.read()  # with a mistake there the name is known, and the first use says what it is
     if build.library(build=False) is not None:
         start()
 

@@ -109,6 +109,29 @@ def test_outputs_are_resized():
     same(out.flatten()[:6], (x + 1).flatten())
 
 
+def test_torch_accelerator_says_the_same():
+    accelerator = torch.accelerator
+    assert accelerator.current_accelerator() == torch.device("sim")
+    assert accelerator.device_count() == torch.sim.device_count()
+    with accelerator.device_index(1):
+        assert accelerator.current_device_index() == torch.sim.current_device() == 1
+        accelerator.reset_peak_memory_stats()
+        accelerator.reset_accumulated_memory_stats()
+        before = accelerator.memory_allocated()
+        kept, gone = torch.empty(1 << 20, device="sim"), torch.empty(1 << 20, device="sim")
+        del gone
+        assert kept.device.index == 1
+        assert accelerator.memory_allocated() == torch.sim.memory_allocated() == before + (4 << 20)
+        assert accelerator.max_memory_allocated() == torch.sim.max_memory_allocated() == before + (8 << 20)
+        assert accelerator.memory_stats()["allocation.all.allocated"] == 2
+        assert accelerator.get_memory_info() == torch.sim.mem_get_info()
+        accelerator.empty_cache()
+        accelerator.synchronize()
+    types = accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.float32, torch.bfloat16, torch.float8_e4m3fn} < types
+    assert torch.qint8 not in types
+
+
 def test_memory_has_an_end():
     torch.sim.reset_peak_memory_stats()
     before = torch.sim.memory_allocated()

@@ -28,13 +28,11 @@ void start(int64_t devices, int64_t capacity) {
 std::vector<int64_t> statistics(int64_t device) {
     Region& found = region(device);
     const std::lock_guard<std::mutex> lock(found.mutex);
-    return {found.held, found.peak, found.allocations, found.failures, static_cast<int64_t>(found.taken.size())};
+    return {found.bytes.current, found.bytes.peak, found.allocations, found.failures, found.blocks.current};
 }
 
 void reset_peak(int64_t device) {
-    Region& found = region(device);
-    const std::lock_guard<std::mutex> lock(found.mutex);
-    found.peak = found.held;
+    memory().resetPeakStats(static_cast<c10::DeviceIndex>(device));
 }
 
 void fail_allocation(int64_t device, int64_t number) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
@@ -61,7 +62,8 @@ struct Region {
     std::mutex mutex;
     std::map<int64_t, int64_t> gaps; // offset -> size
     std::map<int64_t, Block*> taken;
-    int64_t held = 0, peak = 0, allocations = 0, failures = 0, fail_at = 0;
+    c10::CachingAllocator::Stat bytes, blocks;
+    int64_t allocations = 0, failures = 0, fail_at = 0;
 
    private:
     [[noreturn]] void refuse(int64_t wanted, const char* reason) const;
@@ -88,7 +90,7 @@ inline void Region::refuse(int64_t wanted, const char* reason) const {
         ", which has ",
         capacity,
         " bytes, of which ",
-        capacity - held,
+        capacity - bytes.current,
         " are free and the largest gap is ",
         largest,
         reason);
@@ -117,15 +119,16 @@ inline c10::DataPtr Region::allocate(int64_t wanted) {
     }
     auto* block = new Block{this, offset, size, allocations};
     taken[offset] = block;
-    held += size;
-    peak = std::max(peak, held);
+    bytes.increase(size);
+    blocks.increase(1);
     return {base + offset, block, &release_block, place};
 }
 
 inline void Region::release(const Block& block) {
     const std::lock_guard<std::mutex> lock(mutex);
     taken.erase(block.offset);
-    held -= block.size;
+    bytes.decrease(block.size);
+    blocks.decrease(1);
     auto here = gaps.emplace(block.offset, block.size).first;
     auto next = std::next(here);
     if (next != gaps.end() && here->first + here->second == next->first) {
@@ -172,7 +175,8 @@ inline c10::DeviceIndex& current_device() {
     return device;
 }
 
-struct Memory final : c10::Allocator {
+// What is freed is free at once: nothing is reserved beyond it, and no stream's use is recorded.
+struct Memory final : c10::DeviceAllocator {
     c10::DataPtr allocate(size_t size) override {
         return region(current_device()).allocate(static_cast<int64_t>(size));
     }
@@ -181,6 +185,39 @@ struct Memory final : c10::Allocator {
     }
     void copy_data(void* to, const void* from, size_t count) const override {
         driver::move(to, from, static_cast<int64_t>(count));
+    }
+
+    bool initialized() override {
+        return !regions().empty();
+    }
+    void emptyCache(c10::MempoolId_t) override {}
+    void recordStream(const c10::DataPtr&, c10::Stream) override {}
+    c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+        Region& found = region(device);
+        const std::lock_guard<std::mutex> lock(found.mutex);
+        constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+        c10::CachingDeviceAllocator::DeviceStats stats;
+        stats.allocated_bytes[kAll] = stats.reserved_bytes[kAll] = stats.active_bytes[kAll] = found.bytes;
+        stats.allocation[kAll] = stats.active[kAll] = found.blocks;
+        stats.num_ooms = found.failures;
+        return stats;
+    }
+    void resetAccumulatedStats(c10::DeviceIndex device) override {
+        Region& found = region(device);
+        const std::lock_guard<std::mutex> lock(found.mutex);
+        found.bytes.reset_accumulated();
+        found.blocks.reset_accumulated();
+    }
+    void resetPeakStats(c10::DeviceIndex device) override {
+        Region& found = region(device);
+        const std::lock_guard<std::mutex> lock(found.mutex);
+        found.bytes.reset_peak();
+        found.blocks.reset_peak();
+    }
+    std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+        Region& found = region(device);
+        const std::lock_guard<std::mutex> lock(found.mutex);
+        return {found.capacity - found.bytes.current, found.capacity};
     }
 };
 

@@ -57,6 +57,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
             current_device() = device.index();
         }
     }
+    // Every type of the CPU but those of quantized tensors.
+    c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+        c10::DeviceCapability found;
+        auto& types = found.capability_data.supported_scalar_types;
+        types.has_QInt8 = types.has_QUInt8 = types.has_QInt32 = types.has_QUInt4x2 = types.has_QUInt2x4 = 0;
+        return found;
+    }
     c10::DeviceIndex deviceCount() const noexcept override {
         return static_cast<c10::DeviceIndex>(regions().size());
     }
