@@ -1,20 +1,19 @@
 """CUDA on a card that is not there, with reference code in the place of its kernels.
 
 with simulated_card(): ...
+
+It is for code that asks for the device `cuda` by name. What runs on any device is tested on packages/sim.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "examples" / "null_device"))
-from simulated_device import Elsewhere, simulated
+from simulated_tensors import Elsewhere, simulated
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices.base import Ceilings
 from torchwright.hardware.devices.cuda import CUDA
@@ -24,6 +23,8 @@ from torchwright.hardware.kernels.linear import PackedLinear
 
 OnCard = Elsewhere
 CARD = torch.device("cuda", 0)
+FREE = 1 << 24
+"""Bytes that a server may take half of, and then has for real."""
 FACTS = DeviceFacts(
     kind="cuda",
     name="a simulated card",
@@ -45,6 +46,7 @@ def simulated_card() -> Iterator[None]:
         patch.setattr(CUDA, "synchronize", lambda self: None)
         patch.setattr(CUDA, "reset_peak_memory", lambda self: True)
         patch.setattr(CUDA, "peak_memory_bytes", lambda self: 1 << 30)
+        patch.setattr(CUDA, "free_memory_bytes", lambda self: FREE)
         patch.setattr(operators, "load_fault", lambda: None)
         patch.setattr(
             ops, "on", lambda device, *rest: reference if device.type == "cuda" else on(device, *rest)

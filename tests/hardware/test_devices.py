@@ -60,6 +60,9 @@ class Toy(Device):
     def peak_memory_bytes(self) -> int:
         return 0
 
+    def free_memory_bytes(self) -> int:
+        return 0
+
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

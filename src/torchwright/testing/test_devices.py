@@ -59,3 +59,4 @@ class TestDevice:
         device.synchronize()
         assert isinstance(device.reset_peak_memory(), bool)
         assert device.peak_memory_bytes() >= 0
+        assert 0 <= device.free_memory_bytes() <= device.identify().memory_bytes

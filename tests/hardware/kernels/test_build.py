@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -333,6 +335,35 @@ print(ops.native.isa())
         f"TORCHWRIGHT_ISA=avx1024 cannot run here; this machine has: {names}",
         "portable",
     ]
+
+
+@pytest.mark.slow  # the library is disassembled
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or shutil.which("objdump") is None, reason="no objdump, or no x86-64"
+)
+def test_only_an_instruction_sets_own_code_has_its_instructions(native: object) -> None:
+    """All else runs on processors without them, inline functions of the standard library too."""
+    found = {"avx512": 0, "avx2": 0, "portable": 0, "shared": 0}
+    wide = {
+        "avx512": r"$^",
+        "avx2": r"zmm|[xy]mm(?:1[6-9]|2\d|3[01])|\{%k[1-7]\}",
+        "portable": r"[yz]mm|%k[1-7]",
+    }
+    wide["shared"] = wide["portable"]
+    command = ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", str(build.library())]
+    owner = function = "shared"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout is not None
+        for line in shown.stdout:
+            if line.endswith(">:\n"):
+                named = re.search(r"\b(portable|avx2|avx512|amx)(?:_vnni)?::", line)
+                name = named[1] if named else "shared"
+                owner = "avx512" if name == "amx" else name
+                function = line
+            elif "mm" in line or "%k" in line:
+                assert not re.search(wide[owner], line), function + line
+                found[owner] += 1
+    assert all(found.values()), found
 
 
 @pytest.mark.slow

@@ -77,7 +77,6 @@ class Accelerator(Device):
         return int(self.module().max_memory_allocated())
 
     def free_memory_bytes(self) -> int:
-        """Return the memory that a measurement may take a part of."""
         free, _ = self.module().mem_get_info()
         return int(free)
 

@@ -90,6 +90,10 @@ class Device(ABC):
     def peak_memory_bytes(self) -> int:
         """The most memory held since the last reset: resident for the CPU, reserved from the driver for CUDA."""
 
+    @abstractmethod
+    def free_memory_bytes(self) -> int:
+        """Return the memory that this process can still allocate on the device."""
+
     def facts(self, *, refresh: bool = False) -> DeviceFacts:
         """Describe the device and its ceilings: `identify` with `ceilings`.
 

@@ -130,6 +130,9 @@ class CPU(Device):
             return high_water
         return system.peak_memory_bytes()
 
+    def free_memory_bytes(self) -> int:
+        return available_memory_bytes()
+
 
 def instruction_sets() -> tuple[str, ...]:
     """The vector and matrix instruction sets of this processor that kernels ask for."""

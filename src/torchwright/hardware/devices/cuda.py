@@ -48,10 +48,9 @@ class CUDA(Device):
         )
 
     def measure(self) -> Ceilings:
-        free, _ = torch.cuda.mem_get_info()
         with torch.inference_mode():
             ceilings = Ceilings(
-                read_gb_per_s=self._read_bandwidth(min(2 * GIB, free // 4)) / 1e9,
+                read_gb_per_s=self._read_bandwidth(min(2 * GIB, self.free_memory_bytes() // 4)) / 1e9,
                 tflops=self._matmul_tflops(),
             )
         torch.cuda.empty_cache()
@@ -66,6 +65,10 @@ class CUDA(Device):
 
     def peak_memory_bytes(self) -> int:
         return torch.cuda.max_memory_reserved()
+
+    def free_memory_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info()
+        return free
 
     def _read_bandwidth(self, size: int) -> float:
         x = torch.ones(size // 4, device="cuda")

@@ -1,4 +1,4 @@
-"""A simulated device: tensors that report to be on it, and compute on the CPU.
+"""Simulated tensors of a card: they report to be on it, and compute on the CPU.
 
     with simulated(torch.device("cuda", 0)): ...
 
