@@ -330,6 +330,19 @@ def test_logits_that_are_no_numbers_end_their_sequence_only(
     assert results["good", 0].finish == "length"
 
 
+def test_only_rows_that_are_looked_at_leave_the_device(
+    model: LoadedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a greedy, a drawn and a reported answer in one step; on the CPU nothing is copied."""
+    asked: list[list[int]] = []
+    fetched = Logits.fetched
+    monkeypatch.setattr(Logits, "fetched", lambda self, rows: asked.append(list(rows)) or fetched(self, rows))
+    options = {"drawn": {"temperature": 1.0}, "reported": {"logprobs": 1}}
+    submits = [request(name, [5, 6], 3, **options.get(name, {})) for name in ("greedy", "drawn", "reported")]
+    answers(model, submits, prefix_cache=False, speculate="none")
+    assert asked == [[1, 2]] * 3
+
+
 def test_the_order_is_by_priority_and_then_by_arrival(model: LoadedDecoder) -> None:
     clock = Clock()
     made = engine(model, max_running=1, clock=clock)

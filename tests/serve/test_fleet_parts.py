@@ -288,6 +288,11 @@ def test_more_replicas_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) 
         room.check_replicas(ServerOptions(), 3)
 
 
+def test_replicas_share_no_device() -> None:
+    with pytest.raises(WorkloadError, match=r"--replicas 2 on cuda.*one server on cuda, without --replicas"):
+        room.check_replicas(ServerOptions(engine=EngineOptions(device="cuda")), 2)
+
+
 def test_more_names_than_the_gateway_registers_are_refused(tmp_path: Path) -> None:
     adapters = tuple((f"a{number}", str(tmp_path)) for number in range(600))
     server = ServerOptions(engine=EngineOptions(adapters=adapters))

@@ -336,7 +336,7 @@ def test_every_option_of_the_command_arrives(monkeypatch: pytest.MonkeyPatch) ->
     words = (
         "--port 0 --max-running 8 --max-queue 9 --step-tokens 10 --max-context 11 --kv-memory 1MiB --kv int8"
     )
-    words += " --no-prefix-cache --no-deterministic --speculate none --quantize w8a8 --dtype fp32 --trust"
+    words += " --no-prefix-cache --no-deterministic --speculate none --quantize w8a8 --dtype fp32 --device cpu --trust"
     words += " --adapter merged --adapter a=one --adapter b.c-1=./x=y --adapter-memory 2MiB"
     assert cli.main(["serve", "folder", *words.split()]) == 0
     engine = EngineOptions(
@@ -344,6 +344,7 @@ def test_every_option_of_the_command_arrives(monkeypatch: pytest.MonkeyPatch) ->
         quantize="w8a8",
         kv="int8",
         dtype="fp32",
+        device="cpu",
         adapter="merged",
         adapters=(("a", "one"), ("b.c-1", "./x=y")),
         adapter_memory=2 * MIB,

@@ -21,6 +21,7 @@ from engine_support import Result, Results, bundled, drain, request, words
 import drafts
 from factories import make_recipe
 from folders import encoder, eval_text, save
+from simulated_card import FREE, simulated_card
 from torchwright.core.errors import TorchwrightError
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.load import load
@@ -266,12 +267,37 @@ def test_a_refusal_names_what_to_change(options: dict[str, Any], word: str) -> N
         opened(**options)
 
 
-def test_a_decoder_on_a_card_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_named() -> None:
+    with pytest.raises(TorchwrightError, match="'cuda' was asked for, but it cannot be used here"):
+        opened(device="cuda")
+
+
+def test_a_decoder_is_served_on_a_card(tmp_path: Path) -> None:
+    """Every tensor of a step is brought there, and half of the card's free memory holds keys and values."""
+    from tiny import build
+    from tiny import save as save_tiny
+
+    folder = save_tiny(build("qwen3", num_hidden_layers=2), tmp_path)
+    with simulated_card():
+        served = opened(model=str(folder), device="cuda", quantize="w8a8", max_running=4)
+        assert isinstance(served, ServedDecoder)
+        loaded = served.engine.loaded
+        assert loaded.device.type == "cuda"
+        assert 0 < served.ready.kv_bytes <= FREE // 2
+        for name, more in (("greedy", {}), ("drawn", {"temperature": 1.0, "seed": 3, "logprobs": 1})):
+            assert served.engine.submit(request(name, [5, 6, 7], 4, **more)) is None
+        results = drain(served.engine)
+        assert results["greedy", 0].tokens == loaded.generate([5, 6, 7], max_new_tokens=4, stop=[])
+        assert len(results["drawn", 0].logprobs) == 4
+
+
+def test_drafts_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_card = SimpleNamespace(model=bundled(), notices=())
     monkeypatch.setattr(type(on_card.model), "device", torch.device("cuda"))
     monkeypatch.setattr("torchwright.serve.engine.process.open_model", lambda *args, **options: on_card)
-    with pytest.raises(TorchwrightError, match=r"packed for cuda.* optimize again with `--device cpu`"):
-        opened()
+    with pytest.raises(TorchwrightError, match=r"--draft twin.*a model on cuda.*models on the CPU"):
+        opened(draft="twin")
 
 
 def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:
@@ -292,6 +318,8 @@ def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:
     assert len(drain(served.engine)["a", 0].tokens) == 4
     with pytest.raises(TorchwrightError, match="--quantize w8a8 is not for"):
         opened(model=path, quantize="w8a8")
+    with pytest.raises(TorchwrightError, match="--device cuda is not for"):
+        opened(model=path, device="cuda")
 
 
 def test_an_artifact_is_served_with_its_own_draft(tmp_path: Path) -> None:

@@ -251,12 +251,12 @@ class DeviceName(click.ParamType):
         return [CompletionItem(name) for name in devices.names() if name.startswith(incomplete)]
 
 
-device_option = click.option(
-    "--device",
-    type=DeviceName(),
-    show_default="a card where one can be used, else cpu",
-    help="Where to run.",
-)
+def on_device(default: str) -> Callable[[Any], Any]:
+    """Return the option for the device of a run; `default` describes the one that is taken otherwise."""
+    return click.option("--device", type=DeviceName(), show_default=default, help="Where to run.")
+
+
+device_option = on_device("a card where one can be used, else cpu")
 
 
 def parse_bytes(text: str) -> int:

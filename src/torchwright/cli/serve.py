@@ -13,6 +13,7 @@ from torchwright.cli.failures import packages_of
 from torchwright.cli.options import (
     byte_count,
     decoder_options,
+    on_device,
     revision_option,
     served_adapters_option,
     trust_option,
@@ -211,6 +212,7 @@ GATEWAY = (
     "transformers' own code then gives one answer at a time.",
 )
 @decoder_options
+@on_device("cpu, or an artifact's own")
 @vision_option
 @served_adapters_option
 @click.option(

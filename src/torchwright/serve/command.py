@@ -221,6 +221,7 @@ def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
         "--quantize": options.quantize,
         "--kv": options.kv,
         "--dtype": options.dtype,
+        "--device": options.device,
         "--quantize-vision": options.quantize_vision,
         "--adapter": options.adapter,
     }
@@ -246,6 +247,7 @@ def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
         "--adapter": adapters,
         "--draft": options.draft,
         "--max-context": options.max_context,
+        "--device": None if options.device == "cpu" else options.device,
     }
     if target.served_as != "translator":
         given |= {"--kv": options.kv, "--kv-memory": options.kv_memory}

@@ -43,7 +43,7 @@ SERVED = (
 NO_DRAFT = "none"
 """In place of a draft's folder: leave out the artifact's own."""
 DEVICES = ("cpu", "cuda")
-"""Devices that the server drives. It counts on their allocator and kernels; an artifact of another runs from Python."""
+"""Devices whose artifacts are served: our kernels run there. An artifact of another runs from Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,8 @@ class ServeTarget:
     """The artifact's own draft model."""
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
+    device: str = "cpu"
+    """The device of an artifact."""
     fixed: bool = False
     """True if nothing is predicted of the model before it is loaded: calls of fixed shapes, transformers' own code."""
 
@@ -74,7 +76,7 @@ def find(target: str | None) -> ServeTarget:
         return ServeTarget(name=BUNDLED_NAME, folder=BUNDLED_FOLDER)
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
-        workload, served_as, engine = _workload(path)
+        workload, served_as, engine, device = _workload(path)
         if not served_as:
             raise ModelError(
                 f"{path} is an artifact of kind '{workload['kind']}', which is not served",
@@ -88,6 +90,7 @@ def find(target: str | None) -> ServeTarget:
             artifact=path,
             draft=path / DRAFT if (path / DRAFT).is_dir() else None,
             served_as=served_as,
+            device=device,
             fixed=not engine.startswith(NATIVE),
         )
     if path.exists():
@@ -133,15 +136,15 @@ def draft_of(asked: str | None, target: ServeTarget) -> str | None:
     return None if asked == NO_DRAFT else asked
 
 
-def _workload(path: Path) -> tuple[dict[str, Any], str, str]:
-    """Return an artifact's workload, what it is served as, and its engine's name."""
+def _workload(path: Path) -> tuple[dict[str, Any], str, str, str]:
+    """Return an artifact's workload, what it is served as, its engine's name and its device."""
     recipe = _object(path / RECIPE)
     workload, manifest = recipe.get("workload"), {}
     if not isinstance(workload, dict) or not isinstance(workload.get("kind"), str):
         raise ArtifactError(
             f"{path / RECIPE} cannot be read", found="a workload without its kind", next="optimize again"
         )
-    _check_device(path, recipe)
+    device = _device(path, recipe)
     if (path / MANIFEST).is_file():
         manifest = _object(path / MANIFEST)
     served_as = manifest.get("served_as")
@@ -149,21 +152,26 @@ def _workload(path: Path) -> tuple[dict[str, Any], str, str]:
         from torchwright.workloads.base import class_of
 
         served_as = class_of(workload).served_as(workload)
-    return workload, str(served_as), str(manifest.get("engine") or NATIVE)
+    return workload, str(served_as), str(manifest.get("engine") or NATIVE), device
 
 
-def _check_device(path: Path, recipe: dict[str, Any]) -> None:
-    """Raise `ArtifactError` for an artifact of a device that is not served; loading checks the rest of the recipe."""
+def _device(path: Path, recipe: dict[str, Any]) -> str:
+    """Return an artifact's device. Raises `ArtifactError` for one that is not served; loading checks the rest of the
+    recipe.
+    """
     found: Any = recipe
     for name in ("fingerprint", "device", "kind"):
         found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, str) and found not in DEVICES:
+    if not isinstance(found, str):  # of before recipes said so
+        return DEVICES[0]
+    if found not in DEVICES:
         raise ArtifactError(
             f"{path} cannot be served",
             found=f"an artifact for the device '{found}'",
             allowed=f"artifacts for {' and '.join(DEVICES)}",
             next=f'optimize again with --device cpu, or call it from Python: torchwright.load("{path}").model(...)',
         )
+    return found
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class EngineOptions:
     quantize: str | None = None
     kv: str | None = None
     dtype: str | None = None
+    device: str | None = None
+    """The device of a language model; the CPU, or an artifact's own, without it."""
     quantize_vision: str | None = None
     adapter: str | None = None
     """A folder of LoRA or DoRA that is added to the weights."""

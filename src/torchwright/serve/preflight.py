@@ -85,11 +85,12 @@ class Preflight:
 
 
 def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
-    """Return the figures of a language model, None for any other, which has no cache of pages.
+    """Return the figures of a language model on the CPU; None on other devices, whose memory only torch knows, and for
+    any other model, which has no cache of pages.
 
     Raises `WorkloadError` for a context longer than the model's own, and what `recognize` does.
     """
-    if target.served_as != "writer" or target.fixed:
+    if target.served_as != "writer" or target.fixed or (options.device or target.device) != "cpu":
         return None
     file, described = target.folder / "config.json", read_config(target.folder)
     if target.artifact is None:

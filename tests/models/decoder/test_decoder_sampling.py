@@ -15,6 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from simulated_card import simulated_card
 from torchwright.core.errors import TorchwrightError
 from torchwright.hardware.kernels.pack import PANEL
 from torchwright.models.decoder import Sampler, Sampling
@@ -178,6 +179,29 @@ def test_peaks_change_no_choice(size: int, ties: bool) -> None:
         for options in choices:
             sampler = Sampler(Sampling(**options), (0,), seed)
             assert sampler.choose(logits_V, peaks(logits_V)) == sampler.choose(logits_V)
+
+
+def test_rows_on_a_device_are_those_of_the_cpu() -> None:
+    """The most likely tokens are found there, and the rows that are asked for come to the CPU."""
+    random = torch.Generator().manual_seed(0)
+    values_NV = torch.randn(6, 300, generator=random).round()  # with ties
+    values_NV[1, 7], values_NV[2, 8], values_NV[3] = math.nan, math.inf, -math.inf
+    here = Logits(values_NV)
+    with simulated_card():
+        there = Logits(values_NV.to("cuda"))
+        assert there.best() == here.best()
+        assert there.best()[1:4] == [None, None, None]
+        for rows in ([0, 4], [5, 0], [], range(6)):
+            found = there.fetched(rows)
+            for row in rows:
+                values_V, peaks_P = found.row(row)
+                assert values_V.device.type == "cpu"
+                torch.testing.assert_close(values_V, values_NV[row], rtol=0, atol=0, equal_nan=True)
+                assert peaks_P is None
+            assert len(found.values_NV) == len(rows)
+        with pytest.raises(KeyError):
+            there.fetched([0, 4]).row(1)
+    assert here.fetched([0]) is here
 
 
 def test_the_most_likely_tokens_are_those_of_a_sort() -> None:

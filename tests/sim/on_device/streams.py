@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchwright.hardware.devices.transfer import begin_fetch, send
+
 
 def test_commands_of_a_stream_keep_their_order():
     x = torch.zeros(4, device="sim")
@@ -103,3 +105,19 @@ def test_backward_runs_where_forward_ran():
     loss.backward()
     torch.sim.synchronize()
     assert x.grad.tolist() == [3.0] * 4
+
+
+def test_a_fetch_waits_for_nothing_behind_it():
+    fetched = begin_fetch(torch.arange(3, device="sim"))
+    torch.sim._sleep(0.4)
+    assert fetched() == [0, 1, 2]
+    assert not torch.sim.current_stream().query()
+
+
+def test_what_is_sent_arrives_in_its_turn():
+    """Whatever becomes of the memory that it was sent from."""
+    torch.sim._sleep(0.4)
+    first = send(torch.full((1000,), 5.0), torch.device("sim"))
+    second = send(torch.full((1000,), 7.0), torch.device("sim"))
+    assert not torch.sim.current_stream().query()
+    assert (first.sum().item(), second.sum().item()) == (5000.0, 7000.0)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from torchwright.core.errors import WorkloadError
+from torchwright.hardware.devices.transfer import send
 from torchwright.hardware.kernels.cpu.memory import zeros
 from torchwright.hardware.kernels.gpu import operators as gpu
 from torchwright.hardware.kernels.reference import PAGE
@@ -221,10 +222,7 @@ class PagedCache(LayerCache):
 
         Raises `CacheFull` and changes nothing when the pages do not suffice.
         """
-        new = self.pool.allocate(sum(self.need(sequence, len(ids)) for sequence, ids in pieces))
-        for sequence, added in pieces:
-            self._extend(sequence, len(added), new)
-        self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
+        self.extend([(sequence, len(ids)) for sequence, ids in pieces])
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -262,6 +260,13 @@ class PagedCache(LayerCache):
             longest = max(longest, int(axes_AT.max()) + 1)
         batch = Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=longest)
         return batch if self.states is None else replace(batch, states=self._state_rows(pieces, starts))
+
+    def extend(self, pieces: Sequence[tuple[CacheSequence, int]]) -> None:
+        """Reserve slots for so many new tokens of each sequence, without a batch; `CacheFull` as of `append`."""
+        new = self.pool.allocate(sum(self.need(sequence, count) for sequence, count in pieces))
+        for sequence, count in pieces:
+            self._extend(sequence, count, new)
+        self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
 
     def _state_rows(
         self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]], starts: list[int]
@@ -358,7 +363,7 @@ def _on(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     if device.type == "cpu":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     whole = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-    parts = torch.from_numpy(whole).to(device).split([array.nbytes for array in arrays.values()])
+    parts = send(torch.from_numpy(whole), device).split([array.nbytes for array in arrays.values()])
     return {
         name: part.view(torch.from_numpy(array).dtype).view(array.shape)
         for (name, array), part in zip(arrays.items(), parts, strict=True)

@@ -7,6 +7,7 @@ token, or the k most likely, are found without a pass over the vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -24,22 +25,47 @@ class Logits:
     values_NV: torch.Tensor
     peaks_NP: torch.Tensor | None = None
     """The largest of each `PANEL` neighbours, NaN where one is, on the CPU; None where they are not known."""
+    places: Mapping[int, int] | None = None
+    """Row → its place in `values_NV`, where some rows alone were fetched from a device."""
 
-    def cpu(self) -> Logits:
-        return Logits(self.values_NV.cpu(), self.peaks_NP)
+    def fetched(self, rows: Sequence[int]) -> Logits:
+        """Return the logits with these rows on the CPU, in one transfer; the others cannot be asked for any more.
+
+        A row of a large vocabulary takes longer to transfer than a device takes to find its largest.
+        """
+        if self.values_NV.device.type == "cpu":
+            return self
+        if list(rows) == list(range(len(self.values_NV))):
+            return Logits(self.values_NV.cpu())
+        index_N = torch.tensor(list(rows), dtype=torch.int64, device=self.values_NV.device)
+        places = {row: place for place, row in enumerate(rows)}
+        return Logits(self.values_NV[index_N].cpu(), places=places)
 
     def row(self, row: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One row and its peaks."""
-        return self.values_NV[row], None if self.peaks_NP is None else self.peaks_NP[row]
+        place = row if self.places is None else self.places[row]
+        return self.values_NV[place], None if self.peaks_NP is None else self.peaks_NP[place]
+
+    def leading(self) -> torch.Tensor:
+        """Return each row's first largest on the device of the logits, -1 where that is not a finite number."""
+        peak_N, token_N = self.values_NV.max(-1)
+        return torch.where(peak_N.isfinite(), token_N, -1)
 
     def best(self) -> list[int | None]:
         """Each row's first largest, None where that is not a finite number."""
+        if self.values_NV.device.type != "cpu":
+            return tokens_of(self.leading().tolist())
         peaks: Any = repeat(None) if self.peaks_NP is None else self.peaks_NP.numpy()
         found = []
         for values_V, peaks_P in zip(self.values_NV.numpy(), peaks, strict=False):
             token = Scores(values_V, peaks_P).argmax()
             found.append(token if math.isfinite(values_V[token]) else None)
         return found
+
+
+def tokens_of(leading: Sequence[int]) -> list[int | None]:
+    """Return the tokens of `Logits.leading`, None for -1."""
+    return [None if token < 0 else token for token in leading]
 
 
 @dataclass(frozen=True)

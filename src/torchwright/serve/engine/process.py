@@ -23,6 +23,7 @@ import zmq
 
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, first_line
 from torchwright.core.process.orphans import die_with_parent
+from torchwright.hardware.devices import get_device
 from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.draft import load_draft
@@ -89,6 +90,8 @@ NO_CONTROL = (
     "a model that does not run on Torchwright's own decoder: its weights do not change, and it does not pause"
 )
 NO_ADAPTERS = "a model that does not run on Torchwright's own decoder, and so takes no adapters by name"
+CPU = "cpu"
+DRAFTS_ON = "models on the CPU, where the time of a draft's proposals is measured"
 LOADING_MS = 5
 """Wait of an idle engine that reads an adapter."""
 QUIET_S = 5.0
@@ -326,6 +329,7 @@ def open_served(options: EngineOptions, channel: Told) -> ServedDecoder | Reader
             quantize=options.quantize,
             kv=options.kv,
             dtype=options.dtype,
+            device=options.device,
             adapter=options.adapter,
         )
         loaded = load(options.model, trust=options.trust)
@@ -339,7 +343,7 @@ def open_served(options: EngineOptions, channel: Told) -> ServedDecoder | Reader
             kv=options.kv,
             dtype=options.dtype,
             quantize_vision=options.quantize_vision,
-            device="cpu",
+            device=options.device or CPU,
             adapter=options.adapter,
             trust=options.trust,
             batched=options.deterministic is not True,
@@ -369,13 +373,6 @@ def open_served(options: EngineOptions, channel: Told) -> ServedDecoder | Reader
             found="a model that `torchwright generate` does not answer with either",
             allowed=SERVED,
             next="call it from Python: torchwright.load(DIR).model(…)",
-        )
-    if model.device.type != "cpu":
-        raise ArtifactError(
-            f"{options.model} cannot be served",
-            found=f"a decoder that was packed for {model.device.type}",
-            allowed="CPUs, so far",
-            next="optimize again with `--device cpu`",
         )
     if target.artifact is not None and model.vision is None:
         model.vision = encoder_of(target.folder, model.decoder.embedding.dtype, model.device)
@@ -420,7 +417,7 @@ def _read_folder(options: EngineOptions, folder: str) -> LoadedPagedModel:
         quantize=options.quantize,
         kv=options.kv,
         dtype=options.dtype,
-        device=None if served else "cpu",
+        device=None if served else options.device or CPU,
         adapter=options.adapter,
         batched=options.deterministic is not True,
     )
@@ -432,6 +429,11 @@ def _read_folder(options: EngineOptions, folder: str) -> LoadedPagedModel:
 def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
     check_context(options.max_context, model.config.context)
     context = min(model.config.context, options.max_context or model.config.context)
+    on_cpu = model.device.type == CPU
+    if options.draft and not on_cpu:
+        raise ModelError(
+            f"--draft {options.draft}", found=f"a model on {model.device.type}", allowed=DRAFTS_ON
+        )
     draft = load_draft(options.draft, model, options.quantize) if options.draft else None
     size = cache_size(
         model.config,
@@ -439,6 +441,7 @@ def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
         context=context,
         max_running=options.max_running,
         kv_memory=options.kv_memory,
+        available=None if on_cpu else get_device(model.device.type).free_memory_bytes(),
         draft=draft.page_shapes if draft else (),
     )
     engine = ServingEngine(model, size=size, options=options, draft=draft)
@@ -449,7 +452,7 @@ def _engine(model: LoadedPagedModel, options: EngineOptions) -> ServingEngine:
 
 def _ready(engine: ServingEngine, notices: list[str]) -> EngineReady:
     model, size = engine.loaded, engine.size
-    storages = {t.untyped_storage().data_ptr(): t.nbytes for t in model.decoder.state_dict().values()}
+    storages = {t.data_ptr(): t.nbytes for t in model.decoder.state_dict().values()}
     return EngineReady(
         kind="decoder",
         vocabulary=model.config.vocabulary,

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from torchwright.core.errors import ModelError
+from torchwright.hardware.devices.transfer import begin_fetch, send
 from torchwright.models.decoder.batch import Batch, with_adapters
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.paged_model import PagedModel
-from torchwright.models.decoder.scores import Logits
+from torchwright.models.decoder.scores import Logits, tokens_of
 from torchwright.models.decoder.shown import with_pictures
+from torchwright.serve.engine import ahead
 from torchwright.serve.engine.draft import Drafter
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
@@ -79,11 +81,25 @@ class Runner:
     ) -> None:
         self.decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
         self._drafter = drafter
+        self._runs_ahead = drafter is None and ahead.runs_ahead(cache, decoder)
+        self._ahead: ahead.StepAhead | None = None
 
     def run(self, plan: StepPlan) -> list[StepResult]:
         """Compute a plan's tokens and choose those that follow; sequences that share a prompt part here."""
-        pieces = list(_pieces(plan))
+        step, self._ahead = self._ahead, None
+        early = step.planned(plan.tokens, self.decoder) if step else []
+        rest = {sequence: count for sequence, count in plan.tokens.items() if sequence not in early}
         self._pages.reserve(plan.new_pages)
+        answers = list[StepResult]()
+        if step and early:
+            pieces = list(_pieces(dict.fromkeys(early, 1)))
+            self._cache.extend([(sequence.cache, 1) for sequence in early])
+            answers += self._answers(pieces, step.of(early), None, goes_on=not rest)
+        return answers + self._run(rest, goes_on=not early) if rest else answers
+
+    def _run(self, tokens: dict[Sequence, int], *, goes_on: bool) -> list[StepResult]:
+        """Compute tokens; where it `goes_on`, the step behind them may be launched."""
+        pieces = list(_pieces(tokens))
         self._pages.mark((piece.sequence, len(piece.ids), len(piece.proposals)) for piece in pieces)
         shown = [(piece.sequence.shown, piece.sequence.cache.length, len(piece.ids)) for piece in pieces]
         adapted = [(piece.sequence.adapter, len(piece.ids)) for piece in pieces]
@@ -100,8 +116,9 @@ class Runner:
             if not piece.answers:
                 self._pages.keep(piece.sequence)
         answers: list[StepResult] = []
+        goes_on = goes_on and len(blocks) == 1 and len(answering) == len(pieces)
         for block, found in zip(blocks, logits, strict=True):
-            answers += self._answers(block, found, masks)
+            answers += self._answers(block, found, masks, goes_on=goes_on)
         if self._drafter:
             self._drafter.follow(batch, [(piece.sequence, piece.row, piece.start) for piece in followed])
         return answers
@@ -109,16 +126,18 @@ class Runner:
     def _compute(
         self, batch: Batch, pieces: list[StepPiece], blocks: list[list[StepPiece]]
     ) -> Iterator[Logits]:
-        """The batch through the model, and what prompts report; the logits of each block when it is asked for."""
+        """The batch through the model, and what prompts report; the logits of each block when it is asked for, on the
+        model's device.
+        """
         numbers = [np.array([row for piece in block for row in piece.rows]) for block in blocks]
-        rows = [torch.from_numpy(rows_N).to(batch.ids_T.device) for rows_N in numbers]
+        rows = [send(torch.from_numpy(rows_N), batch.ids_T.device) for rows_N in numbers]
         reports = [piece for piece in pieces if piece.sequence.wants_prompt_logprobs]
         if len(rows) == 1 and not reports:
-            return iter([self.decoder.answer(batch, self._cache, rows[0]).cpu()])
+            return iter([self.decoder.answer(batch, self._cache, rows[0])])
         hidden_TE = self.decoder(batch, self._cache)
         for piece in reports:
             self._report_prompt(piece, hidden_TE)
-        return (Logits(self.decoder.logits(hidden_TE[rows_N])).cpu() for rows_N in rows)
+        return (Logits(self.decoder.logits(hidden_TE[rows_N])) for rows_N in rows)
 
     def _masks(self, pieces: list[StepPiece]) -> Masks | None:
         wanted, rows = [], 0
@@ -144,8 +163,18 @@ class Runner:
             for position, logits_V in zip(range(first, stop), logits_NV, strict=True):
                 found.append(logprob(logits_V, ids[position + 1], top, submit.logprob_ids))
 
-    def _answers(self, block: list[StepPiece], logits: Logits, masks: Masks | None) -> Iterator[StepResult]:
-        best = logits.best()
+    def _answers(
+        self, block: list[StepPiece], logits: Logits, masks: Masks | None, *, goes_on: bool
+    ) -> Iterator[StepResult]:
+        looked_at = _looked_at(block)
+        if goes_on and self._runs_ahead and not looked_at and all(map(_is_plain, block)):
+            leading_N = logits.leading()
+            fetched = begin_fetch(leading_N)
+            self._ahead = self._launch(block, leading_N)
+            best = tokens_of(fetched())
+        else:
+            best, logits = logits.best(), logits.fetched(looked_at)
+        held = self._ahead.rows if self._ahead else {}
         row = 0
         for piece in block:
             sequence = piece.sequence
@@ -159,9 +188,19 @@ class Runner:
                 yield _answer(piece, one, logits, best, row, masks)
             # What follows the last accepted token was computed for nothing; that token itself is computed next.
             length = min(sequence.cache.length, len(sequence.tokens) - 1)
-            self._cache.rewind(sequence.cache, length)
+            if sequence not in held or length < sequence.cache.length:
+                self._cache.rewind(sequence.cache, length)
             self._pages.keep(sequence)
             row += len(piece.rows)
+
+    def _launch(self, block: list[StepPiece], leading_N: torch.Tensor) -> ahead.StepAhead | None:
+        """Launch the step behind a block, of the sequences that do not end with it."""
+        going = [
+            (row, piece.sequence)
+            for row, piece in enumerate(block)
+            if piece.sequence.new_tokens + 1 < piece.sequence.submit.max_tokens
+        ]
+        return ahead.launch(going, leading_N, self.decoder, self._cache, self._pages) if going else None
 
 
 def _answer(
@@ -205,7 +244,7 @@ def _answer(
         sequence.tokens.append(token)
         answer.tokens.append(token)
         if logprobs is not None:
-            values_V = logits.values_NV[row + place]
+            values_V, _ = logits.row(row + place)
             logprobs.append(logprob(values_V, token, submit.logprobs or 0, submit.logprob_ids))
         if token in submit.stop_ids or (constraint and constraint.complete):
             answer.finish = "stop"
@@ -216,9 +255,34 @@ def _answer(
     return answer
 
 
-def _pieces(plan: StepPlan) -> Iterator[StepPiece]:
+def _looked_at(block: list[StepPiece]) -> list[int]:
+    """Return the block's rows of which more than the most likely token is asked."""
+    found, row = list[int](), 0
+    for piece in block:
+        if any(_looks(sequence) for sequence in (piece.sequence, *piece.sequence.siblings)):
+            found += range(row, row + len(piece.rows))
+        row += len(piece.rows)
+    return found
+
+
+def _looks(sequence: Sequence) -> bool:
+    return (
+        not sequence.chooser.is_argmax
+        or sequence.constraint is not None
+        or sequence.submit.logprobs is not None
+    )
+
+
+def _is_plain(piece: StepPiece) -> bool:
+    """Check whether a piece asks for one token of a sequence that has nothing but its tokens."""
+    sequence = piece.sequence
+    others = (piece.proposals, sequence.siblings, sequence.adapter, sequence.cache.axes)
+    return not any(others)
+
+
+def _pieces(tokens: dict[Sequence, int]) -> Iterator[StepPiece]:
     row = 0
-    for sequence, count in plan.tokens.items():
+    for sequence, count in tokens.items():
         start = sequence.cache.length
         known = sequence.tokens[start : start + count]
         proposals = sequence.proposals[: count - len(known)]

@@ -154,6 +154,12 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
             f"--replicas {count}", found="a pipeline of pictures, which the gateway has no path for"
         )
     engine = server.engine
+    if (device := engine.device or checked.found.device) != "cpu":
+        raise WorkloadError(
+            f"--replicas {count} on {device}",
+            found="replicas share this machine's cores, and none of them has a part of a device",
+            next=f"one server on {device}, without --replicas",
+        )
     if engine.kv_memory is None and (checked.figures is not None or checked.found.served_as == "translator"):
         engine = replace(engine, kv_memory=int(available_bytes() * KV_SHARE / count))
     mine = replace(

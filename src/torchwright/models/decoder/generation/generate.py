@@ -245,6 +245,7 @@ class LoadedPagedModel(Generic[Model]):
         for step in range(max_new_tokens):
             with self.on_threads():
                 logits = self._advance(cache, sequences, texts, shown, adapter, alive, chunk)
+            logits = logits.fetched(range(len(alive)))
             for place, row in enumerate(list(alive)):
                 token = samplers[row](*logits.row(place))
                 if token in ends:
