@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchwright_sim import attention, collectives, copies, operators
+from torchwright_sim import attention, collectives, copies, operators, recurrent
 from torchwright_sim.driver import link
 
 CONVOLUTIONS = ("convolution", "convolution_backward")
@@ -28,15 +28,16 @@ def register() -> None:
     aten.impl("_copy_from_and_resize", copies.copy_from_and_resize)
     aten.impl("_local_scalar_dense", copies.number)
     attention.register(aten)
-    lazy = torch.library.Library("aten", "IMPL")
+    keyed = torch.library.Library("aten", "IMPL")
+    recurrent.register(keyed)
     for key in ("Conjugate", "Negative"):
         # A pending conjugation is resolved by a copy: without this the copy would ask for one, without end.
-        lazy.impl("_copy_from", torch.library.fallthrough_kernel, key)
-        lazy.impl("_copy_from_and_resize", torch.library.fallthrough_kernel, key)
+        keyed.impl("_copy_from", torch.library.fallthrough_kernel, key)
+        keyed.impl("_copy_from_and_resize", torch.library.fallthrough_kernel, key)
     runtime = torch.library.Library("sim", "IMPL")
     for name, function in RUNTIME.items():
         runtime.impl(name, function, "CompositeImplicitAutograd")
-    _libraries.extend((everything, aten, lazy, runtime, *collectives.register()))
+    _libraries.extend((everything, aten, keyed, runtime, *collectives.register()))
 
 
 def _with_kernels() -> list[str]:

@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 SIM = torch.device("sim", 0)
 
@@ -145,6 +146,26 @@ def test_memory_has_an_end():
     assert torch.sim.memory_allocated() == before
     assert torch.sim.max_memory_allocated() >= 40 << 20
     torch.empty(40 << 18, device=SIM)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_layers(kind: type[nn.Module], bias: bool):
+    """Outputs, states and gradients, in training and in inference mode."""
+    torch.manual_seed(0)
+    layer = kind(5, 6, bias=bias)
+    x = torch.randn(3, 5) if kind in (nn.LSTMCell, nn.GRUCell) else torch.randn(4, 3, 5)
+    there, close = copy.deepcopy(layer).to(SIM), torch.testing.assert_close
+
+    def results(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = pytree.tree_leaves(layer(x))
+        sum(each.square().sum() for each in outputs).backward()
+        return [each.detach().cpu() for each in (*outputs, *(one.grad for one in layer.parameters()))]
+
+    close(results(there, x.to(SIM)), results(layer, x))
+    with torch.inference_mode():
+        found, wanted = pytree.tree_leaves(there(x.to(SIM))), pytree.tree_leaves(layer(x))
+        close([each.cpu() for each in found], wanted)
 
 
 def test_random_numbers_are_the_cpus():
