@@ -75,6 +75,18 @@ def test_after_a_lost_device_nothing_is_taken(monkeypatch: pytest.MonkeyPatch):
     assert found["counts"] == {"forward": {"crashed": 1}}
 
 
+@pytest.mark.parametrize(
+    ("database", "family"), [("op_db", "forward"), ("module_db", "modules"), ("optim_db", "optimizers")]
+)
+def test_what_ends_its_child_counts_where_it_belongs(database: str, family: str):
+    card = Scorecard(device="sim", torch="2.13", machine="Linux")
+    scorecard._add(card, (database, "nn.LSTM"), {"end": 0, "ended": "hung", "message": "no answer"})
+    assert {name for name, outcomes in card.counts.items() if outcomes["hung"]} == {family}
+    assert [(fault.entry, fault.family, fault.outcome) for fault in card.faults] == [
+        ("nn.LSTM", family, "hung")
+    ]
+
+
 def test_random_results_need_the_shape_alone_on_another_device():
     def draws(device: str, family: str) -> torch.Tensor:
         return torch.rand(4) + (device != "cpu")

@@ -25,6 +25,10 @@ START_SECONDS = 300.0
 """For a child to import PyTorch's test databases and reach the device: 10 s on a quiet core, a driver may take more."""
 
 
+ENDED = {"op_db": "forward", "module_db": "modules", "optim_db": "optimizers"}
+"""Database → the family of a sample that ended its child, which could not say it any more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of a child process."""
@@ -85,6 +89,14 @@ def _entries(limits: Limits) -> list[tuple[str, str]]:
 
 def _add(card: Scorecard, entry: tuple[str, str], line: dict[str, Any]) -> None:
     database, name = entry
+    if "ended" in line:
+        outcome, family = line["ended"], ENDED[database]
+        card.add(family, outcome, 1)
+        card.faults.append(
+            Fault(entry=name, family=family, outcome=outcome, samples=1, message=line["message"])
+        )
+        card.entries += 1
+        return
     for family, outcomes in line["counts"].items():
         for outcome, samples in outcomes.items():
             card.add(family, outcome, samples)
@@ -158,5 +170,4 @@ class _Child:
     def _ended(self, entry: int | None, outcome: str, message: str) -> Iterator[dict[str, Any]]:
         """Yield the outcome of the entry that the child was at; none if it was at its end."""
         if entry is not None:
-            fault = {"family": "forward", "outcome": outcome, "samples": 1, "message": message}
-            yield {"end": entry, "counts": {"forward": {outcome: 1}}, "faults": [fault], "left_out": None}
+            yield {"end": entry, "ended": outcome, "message": message}
