@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sim_support import install, run
 
-SHARES = {"forward": 0.97, "gradient": 0.95, "modules": 0.93, "optimizers": 1.0}
-"""The least shares of passed samples; a device that is not CUDA needs fused cells of its own for GRU and LSTM."""
+SHARES = {"forward": 0.97, "gradient": 0.95, "modules": 0.97, "optimizers": 1.0}
+"""The least shares of passed samples."""
 
 
 @pytest.fixture(scope="module")
