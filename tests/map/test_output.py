@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchwright.core.errors import WorkloadError
+from torchwright.map import output as outputs
 from torchwright.map.output import Output
 
 JOB: dict[str, Any] = {"task": "embed", "options": {"truncate": False, "keep": ("id",)}}
@@ -56,6 +58,40 @@ def test_parts_are_joined_in_order_and_go(tmp_path: Path) -> None:
         "run.json",
     ]
     assert opened(tmp_path / "a.jsonl").finished == names
+
+
+@pytest.mark.parametrize("rejected", [b"", b"bad\n"])
+def test_shards_that_join_after_each_other_leave_the_rejected_rows(tmp_path: Path, rejected: bytes) -> None:
+    first, second = opened(tmp_path / "a.jsonl"), opened(tmp_path / "a.jsonl")
+    names = ["part-00000000-a", "part-00000001-b"]
+    first.write(names[0], b"0\n", rejected)
+    first.write(names[1], b"1\n", b"")
+    for output in (first, second):
+        output.join(names, keep=False)
+        assert (tmp_path / "a.jsonl").read_bytes() == b"0\n1\n"
+        assert (output.rejected.read_bytes() if rejected else b"") == rejected
+        assert output.rejected.exists() == bool(rejected)
+
+
+def test_shards_that_join_at_once_leave_the_rejected_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finishes while the other has read a part of them."""
+    first, second = opened(tmp_path / "a.jsonl"), opened(tmp_path / "a.jsonl")
+    names = ["part-00000000-a", "part-00000001-b"]
+    first.write(names[0], b"0\n", b"bad 0\n")
+    first.write(names[1], b"1\n", b"bad 1\n")
+    whole, concatenate = (tmp_path / "a.rejected.jsonl"), outputs._concatenate
+
+    def interrupted(parts: Sequence[Path], to: Path) -> None:
+        monkeypatch.setattr(outputs, "_concatenate", concatenate)
+        concatenate(parts[:1], to)  # its list was made while parts were going
+        first.join(names, keep=False)
+
+    monkeypatch.setattr(outputs, "_concatenate", interrupted)
+    second.join(names, keep=False)
+    assert whole.read_bytes() == b"bad 0\nbad 1\n"
+    assert (tmp_path / "a.jsonl").read_bytes() == b"0\n1\n"
 
 
 def test_a_limited_run_keeps_every_part(tmp_path: Path) -> None:

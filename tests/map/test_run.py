@@ -180,6 +180,19 @@ def test_shards_share_the_parts_and_the_last_one_joins(world: World, tmp_path: P
     assert len(world.computed) == len(set(world.computed))
 
 
+def test_a_shard_that_comes_back_computes_nothing_that_another_has_joined(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeued shard, which looked for the joined file a moment before it was there."""
+    path = texts(tmp_path / "a.jsonl", 68)
+    for place in range(2):
+        world.run(path, out="out.jsonl", shard=(place, 2))
+    monkeypatch.setattr(map_run._Run, "_finished", lambda self: None)
+    found = world.run(path, out="out.jsonl", shard=(0, 2))
+    assert (found.computed_parts, found.joined, found.missing_parts) == (0, True, 0)
+    assert world.answers("out.jsonl") == wanted(68)
+
+
 def test_rejected_rows_are_named_with_their_reasons(world: World, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [
@@ -281,6 +294,7 @@ def test_missing_columns_are_listed_before_anything_is_computed(world: World, tm
         ({"task": TaskOptions(all_labels=True)}, "--all-labels would change nothing"),
         ({"task": TaskOptions(request={"seed": 1})}, "options of generation would change nothing"),
         ({"shard": (3, 3)}, "--shard 3/3"),
+        ({"shard": (1, 3), "overwrite": True}, "each shard would remove the parts of the others"),
         ({"inputs": ()}, "there is no input"),
     ],
 )
@@ -316,10 +330,28 @@ def test_the_output_is_not_taken_from_another_task(world: World, tmp_path: Path)
 
 def test_an_output_is_never_an_input(world: World, tmp_path: Path) -> None:
     path = texts(tmp_path / "a.jsonl", 2)
-    for inputs, out in (((path,), "a.jsonl"), ((tmp_path,), "out")):
-        with pytest.raises(WorkloadError, match="is an input, or lies inside of one"):
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "inner").mkdir()
+    for inputs, out in (
+        ((path,), "a.jsonl"),
+        ((path,), "link/a.jsonl"),
+        ((path,), "inner/../a.jsonl"),
+        ((tmp_path,), "out"),
+        ((tmp_path,), "inner/../link/out"),
+    ):
+        with pytest.raises(WorkloadError, match="is an input, has one among its files, or"):
             world.run(*inputs, out=out, overwrite=True)
     assert path.is_file()
+
+
+def test_rejected_rows_are_no_input_of_their_own_run(world: World, tmp_path: Path) -> None:
+    """--overwrite would remove them before they are read."""
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
+    for out, rejected in (("out.jsonl", "out.rejected.jsonl"), ("out", "out/rejected.jsonl")):
+        world.run(tmp_path / "a.jsonl", out=out)
+        with pytest.raises(WorkloadError, match="has one among its files"):
+            world.run(tmp_path / rejected, out=out, overwrite=True)
+        assert (tmp_path / rejected).is_file()
 
 
 def test_numbers_that_json_writers_refuse_are_their_rows_fault(world: World, tmp_path: Path) -> None:

@@ -42,7 +42,11 @@ class Shard(click.ParamType[tuple[int, int]]):
             return value
         place, slash, count = str(value).partition("/")
         if not (slash and place.isdigit() and count.isdigit() and int(place) < int(count)):
-            self.fail(f"{value} is not I/N with I from 0 to N - 1, such as 0/4.", param, ctx)
+            self.fail(
+                f"{value} is not I/N with I from 0 to N - 1; an array of Slurm with 4 tasks is --array=0-3.",
+                param,
+                ctx,
+            )
         return int(place), int(count)
 
 

@@ -87,6 +87,11 @@ class MapOptions:
         place, count = self.shard
         if not 0 <= place < count:
             raise WorkloadError(f"--shard {place}/{count}", allowed="I/N with I from 0 to N - 1")
+        if count > 1 and self.overwrite:
+            raise WorkloadError(
+                "--overwrite with --shard: each shard would remove the parts of the others",
+                next=f"remove {self.out} first, with its .parts folder if it is a file, and leave --overwrite out",
+            )
         if not self.inputs:
             raise WorkloadError("there is no input", next="name files or folders, or - for standard input")
         if self.inputs.count("-") > 1:

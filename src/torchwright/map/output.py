@@ -53,6 +53,14 @@ class Output:
         self.rejected = out / REJECTED if folder else out.with_name(f"{out.stem}.{REJECTED}")
         self._run: dict[str, Any] = {}
 
+    def owns(self, path: Path) -> bool:
+        """Check whether a path, by whatever name, is a file of this output, which a run replaces and removes."""
+        real = Path(os.path.realpath(path))
+        files = {os.path.realpath(each) for each in (self.file, self.rejected) if each is not None}
+        return str(real) in files or (
+            _is_ours(real.name) and str(real.parent) == os.path.realpath(self.folder)
+        )
+
     def open(self, run: dict[str, Any], *, overwrite: bool, write: bool = True) -> None:
         """Take the place for a run, or go on with what is there; without `write` nothing is changed.
 
@@ -90,8 +98,10 @@ class Output:
         return self.folder / f"{name}.{self.form}"
 
     def has(self, name: str) -> bool:
-        """Check whether a part is there."""
-        return self.part(name).is_file()
+        """Check whether a part is there, or in the file that another shard has joined meanwhile."""
+        if self.part(name).is_file():
+            return True
+        return self.file is not None and self.file.is_file() and name in (self.finished or ())
 
     def rejected_rows(self, name: str) -> int:
         """Rows of a part that have no answer."""
@@ -113,23 +123,32 @@ class Output:
         with contextlib.suppress(OSError, ValueError):  # other shards note theirs
             self._run = json.loads((self.folder / RUN).read_text("utf-8"))
         before = self.measured
-        self._run["measured"] = {key: before.get(key, 0) + value for key, value in measured.items()}
+        more = {key: before.get(key, 0) + value for key, value in measured.items()}
+        self._run["measured"] = before | more
         self._write_run()
 
     def join(self, names: Sequence[str], *, keep: bool) -> None:
-        """Write the rejected rows of all parts, and for one file their answers; `keep` every part that is there."""
+        """Write the rejected rows of all parts, and for one file their answers; `keep` every part that is there.
+
+        Several shards may find all parts there and join them at the same time. Each writes the same files, unless
+        another has removed the parts: `FINISHED` is there before the first of them goes.
+        """
         try:
             self._join_rejected(names)
             if self.file is not None:
                 self._join_answers(names, self.file)
         except FileNotFoundError:
-            if self.finished != list(names):  # another shard has not joined them meanwhile
+            if not self._is_whole(names):
                 raise
             return
         if self.file is not None and not keep:
             _write(self.folder / FINISHED, json.dumps(names).encode())
         if not keep:
             self._remove_old(set() if self.file is not None else set(names))
+
+    def _is_whole(self, names: Sequence[str]) -> bool:
+        """Check whether the parts were joined to the one file."""
+        return self.file is not None and self.file.is_file() and self.finished == list(names)
 
     def _join_answers(self, names: Sequence[str], file: Path) -> None:
         with replacing(file) as beside:
@@ -162,19 +181,22 @@ class Output:
         """Remove a run's files; of another folder only the files that take the names of ours."""
         if (self.folder / RUN).is_file():
             for path in self.folder.iterdir():
-                if path.name.startswith(("part-", ".part-")) or path.name in (RUN, FINISHED, REJECTED):
+                if _is_ours(path.name):
                     path.unlink()
         if self.file is not None:
             self.file.unlink(missing_ok=True)
         self.rejected.unlink(missing_ok=True)
 
     def _join_rejected(self, names: Sequence[str]) -> None:
+        """Raises `FileNotFoundError` where another shard has joined the parts, so that some may be missing here."""
         parts = [path for name in names if (path := self._rejected_part(name)).is_file()]
-        if not parts:
+        if parts:
+            with replacing(self.rejected) as beside:
+                _concatenate(parts, beside)
+                if self._is_whole(names):
+                    raise FileNotFoundError(self.folder)
+        elif not self._is_whole(names):
             self.rejected.unlink(missing_ok=True)
-            return
-        with replacing(self.rejected) as beside:
-            _concatenate(parts, beside)
 
     def _remove_old(self, kept: set[str]) -> None:
         """Remove parts of other names, which an earlier input had, and what killed runs left."""
@@ -191,6 +213,11 @@ class Output:
 
     def _write_run(self) -> None:
         _write(self.folder / RUN, (json.dumps(self._run, indent=2) + "\n").encode())
+
+
+def _is_ours(name: str) -> bool:
+    """Check whether a file in a run's folder has one of the names that runs give."""
+    return name.startswith(("part-", ".part-")) or name in (RUN, FINISHED, REJECTED)
 
 
 def _write(path: Path, data: bytes) -> None:

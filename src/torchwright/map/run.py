@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from torchwright.map.compute import Computed, OutputForm
 from torchwright.map.model import MapModel, find_model
 from torchwright.map.options import MapOptions, TaskName, TaskOptions
 from torchwright.map.output import Output
+from torchwright.map.pace import Pace, estimated
 from torchwright.map.plan import Part, cut
 from torchwright.map.pool import Executor, Pool, shared_out
 from torchwright.map.sources import Source, open_sources
@@ -56,7 +58,7 @@ class Summary:
     seconds: float = 0.0
     rows_per_s: float | None = None
     estimated_seconds: float | None = None
-    """The missing parts' time in a dry run, at the rate that was measured in this place before."""
+    """The missing parts' time in a dry run, at the pace that was measured in this place before."""
     joined: bool = False
     """True if all parts are there and the answers are whole."""
     rejected_file: str | None = None
@@ -187,13 +189,14 @@ class Job:
         return str((self.model.artifact or self.model.folder).absolute())
 
     def _check_places(self) -> None:
-        """Raise `WorkloadError` for an output that is an input, or would be one of the next run."""
-        out = self.options.out.absolute()
+        """Raise `WorkloadError` for an output that is or has an input, or would be one of the next run."""
+        out = Path(os.path.realpath(self.options.out))
         for word in self.options.inputs:
-            path = Path(word).absolute()
-            if word != "-" and (out == path or (path.is_dir() and out.is_relative_to(path))):
+            path = Path(word)
+            inside = path.is_dir() and out.is_relative_to(os.path.realpath(path))
+            if word != "-" and (inside or self.output.owns(path)):
                 raise WorkloadError(
-                    f"-o {self.options.out} is an input, or lies inside of one: {word}",
+                    f"-o {self.options.out} is an input, has one among its files, or lies inside of one: {word}",
                     next="choose another place",
                 )
 
@@ -234,11 +237,9 @@ def _planned(job: Job) -> Summary:
             found.missing_parts += 1
             found.missing_rows += len(part.records)
             missing_bytes += _bytes(part)
-    measured = job.output.measured
-    if measured.get("bytes"):
-        workers = job.workers()
-        found.estimated_seconds = measured["worker_seconds"] * missing_bytes / measured["bytes"] / workers
-        found.rows_per_s = workers * measured["rows"] / measured["worker_seconds"]
+    if measured := job.output.measured:
+        rest = estimated(measured, missing_bytes, job.workers())
+        found.estimated_seconds, found.rows_per_s = rest or (None, None)
     return found
 
 
@@ -263,7 +264,7 @@ class _Run:
         self._executor: Executor | None = None
         self._told = 0
         self._noted = time.monotonic()
-        self._unnoted = dict[str, float]()
+        self._pace: Pace | None = None
 
     def all(self) -> Summary:
         """Compute what is missing, and join the answers if every part is there."""
@@ -348,6 +349,7 @@ class _Run:
         """Give a part to a worker, once one is free."""
         if self._executor is None:
             self._executor = self._job.executor()
+            self._pace = Pace(self._job.workers())
         while self._executor.free() < 1:
             self._collect()
         self._executor.submit(part)
@@ -370,8 +372,8 @@ class _Run:
         found.computed_rows += computed.rows
         found.rejected += computed.rejected_rows
         found.first_reason = found.first_reason or computed.reason
-        new = {"rows": computed.rows, "bytes": _bytes(part), "worker_seconds": computed.seconds}
-        self._unnoted = {key: self._unnoted.get(key, 0.0) + value for key, value in new.items()}
+        assert self._pace is not None
+        self._pace.take(rows=computed.rows, size=_bytes(part), computed_seconds=computed.seconds)
         if time.monotonic() - self._noted > NOTE_SECONDS:
             self._note()
         self._progress.advance(
@@ -390,7 +392,6 @@ class _Run:
 
     def _note(self) -> None:
         """Keep what was measured since the last note."""
-        if self._unnoted:
-            self._output.note(**self._unnoted)
+        if self._pace is not None and (measured := self._pace.note()):
+            self._output.note(**measured)
         self._noted = time.monotonic()
-        self._unnoted = {}
