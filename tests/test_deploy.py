@@ -147,13 +147,16 @@ def commands_of(found: list[dict[str, Any]]) -> list[list[str]]:
 def commands_in(path: Path) -> Iterator[list[str]]:
     """The words after `torchwright` of every command line in a file of shell, or in the code of a page."""
     text = path.read_text().replace("\\\n", " ")
+    if usage := re.search(rf"^# +sbatch .*{path.name} (.*)$", text, re.MULTILINE):
+        text = text.replace('"$@"', usage[1])
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     if path.suffix == ".md":
         blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
         spans = re.findall(r"`(torchwright [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         lines = [*itertools.chain.from_iterable(map(str.splitlines, blocks)), *spans]
     for line in lines:
-        words = list(shlex.shlex(VARIABLE.sub("1", line), posix=True, punctuation_chars=True))
+        line = VARIABLE.sub("1", COUNT.sub("2", line))
+        words = list(shlex.shlex(line, posix=True, punctuation_chars=True))
         for at, word in enumerate(words[:-1]):
             if word == "torchwright" and words[at + 1] in cli.commands:
                 yield list(itertools.takewhile(lambda each: not set(each) <= set("();<>|&"), words[at + 1 :]))
@@ -161,6 +164,8 @@ def commands_in(path: Path) -> Iterator[list[str]]:
 
 VARIABLE = re.compile(r"\$\w+|\$\{[^}]*\}")
 """An expansion of the shell's, which is 1 in a test."""
+COUNT = re.compile(r"\$count\b")
+"""The number of an array's tasks, which is 2: place 1 of them is one."""
 
 
 def parse(words: list[str]) -> None:
@@ -314,7 +319,7 @@ def test_skypilot_reads_its_tasks(path: Path, monkeypatch: pytest.MonkeyPatch) -
 SLURM = {
     "scontrol": 'if [ "$1" = show ]; then printf "node%d\\n" 1 2; else echo "scontrol $*" >> "$RAN"; fi',
     "srun": 'echo "srun $*" >> "$RAN"; sleep "${SRUN_SECONDS:-0}"; exit "${SRUN_CODE:-0}"',
-    "torchwright": 'echo "torchwright $*" >> "$RAN"; printf "event\\n%s\\n" "$LAST"',
+    "torchwright": 'echo "torchwright $*" >> "$RAN"; printf "event\\n%s\\n" "$LAST"; eval "${MAP:-}"',
     "python": 'echo "python $*" >> "$RAN"; sleep 5',
 }
 
@@ -353,6 +358,47 @@ def test_a_run_that_was_cut_off_goes_back_to_the_queue(
     assert ran[0].endswith("--no-python torchwright train runs/RUN.toml")
     assert ran[1].startswith("torchwright query runs/out SELECT event")
     assert ("scontrol requeue 77" in ran) == requeued
+
+
+ARRAY = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
+"""Task 3 of an array; its MIN, MAX and COUNT are Slurm's for the whole array."""
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "count", "shard"),
+    [("0", "15", "16", "3/16"), ("1", "4", "4", "2/4"), ("3", "3", "1", "0/1")],
+)
+def test_an_array_counts_its_shards_from_its_first_task(
+    tmp_path: Path, least: str, most: str, count: str, shard: str
+) -> None:
+    array = {
+        **ARRAY,
+        "SLURM_ARRAY_TASK_MIN": least,
+        "SLURM_ARRAY_TASK_MAX": most,
+        "SLURM_ARRAY_TASK_COUNT": count,
+    }
+    code, ran = submit("map.sbatch", tmp_path, "a model", "in.jsonl", "-o", "out.jsonl", **array)
+    assert (code, ran) == (0, [f"torchwright map a model in.jsonl -o out.jsonl --shard {shard}"])
+
+
+@pytest.mark.parametrize(
+    "array", [{}, {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "3", "SLURM_ARRAY_TASK_COUNT": "2"}]
+)
+def test_an_array_with_gaps_and_a_job_without_an_array_are_refused(
+    tmp_path: Path, array: dict[str, str]
+) -> None:
+    code, ran = submit("map.sbatch", tmp_path, "model", "in.jsonl", "-o", "out.jsonl", **ARRAY, **array)
+    assert (bool(code), ran) == (True, [])
+
+
+def test_a_shard_whose_time_is_over_goes_back_to_the_queue(tmp_path: Path) -> None:
+    """Slurm sends USR1 to the script alone; the task is requeued, and not the array that has its number."""
+    array = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "3", "SLURM_ARRAY_TASK_COUNT": "4"}
+    words = ("model", "in.jsonl", "-o", "out.jsonl")
+    ends = "kill -USR1 $PPID; sleep 0.5; exit 7"
+    code, ran = submit("map.sbatch", tmp_path, *words, MAP=ends, **ARRAY, **array)
+    assert code == 7
+    assert ran[1:] == ["scontrol requeue 70_3"]
 
 
 @pytest.mark.slow
