@@ -323,8 +323,9 @@ def test_the_engine_is_told_what_the_server_was() -> None:
         prefix_cache=False,
     )
     words = engine_command("ipc://x", options)
-    assert words[:3] == [sys.executable, "-m", "torchwright.serve.engine.process"]
-    given = parser().parse_args(words[3:])
+    assert words[:3] == [sys.executable, "-m", "torchwright.core.process.orphans"]
+    assert words[3:5] == [str(os.getpid()), "torchwright.serve.engine.process"]
+    given = parser().parse_args(words[5:])
     assert (given.endpoint, given.parent) == ("ipc://x", os.getpid())
     assert EngineOptions.from_json(given.options) == options
     assert EngineOptions.from_json("{}") == EngineOptions()

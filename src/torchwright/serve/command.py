@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from torchwright.core.errors import TorchwrightError, WorkloadError
+from torchwright.core.process.orphans import bound_command
 from torchwright.core.system import only_linux
 from torchwright.serve.background import in_background
 from torchwright.serve.folder import ServeTarget, draft_of, find
@@ -212,8 +212,8 @@ def _lines(file: Path) -> list[str]:
 
 def engine_command(endpoint: str, options: EngineOptions) -> list[str]:
     """The command that starts the engine's process."""
-    words = [sys.executable, "-m", "torchwright.serve.engine.process"]
-    return [*words, "--endpoint", endpoint, "--parent", str(os.getpid()), "--options", options.to_json()]
+    words = ("--endpoint", endpoint, "--parent", str(os.getpid()), "--options", options.to_json())
+    return bound_command("torchwright.serve.engine.process", *words)
 
 
 def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright.core.process import folders
+from torchwright.core.process.orphans import bound_command
 from torchwright.serve.fleet.asking import Answer, ask
 from torchwright.serve.fleet.child import Child, Relay
 from torchwright.serve.fleet.kept_alive import KeptAlive
@@ -121,13 +120,10 @@ class Gateway(KeptAlive):
     def _start(self) -> Child:
         metrics_port = _free_port()  # where another program takes it first, the next life has another
         self._metrics_place = f"{LOOPBACK}:{metrics_port}"
-        given = {
-            "parent": os.getpid(),
-            "arguments": arguments(self._options, self._manifest, metrics_port),
-        }
+        given = arguments(self._options, self._manifest, metrics_port)
         return Child.start(
             "gateway",
-            [sys.executable, "-m", "torchwright.serve.fleet.gateway_process"],
+            bound_command("torchwright.serve.fleet.gateway_process"),
             given=json.dumps(given).encode(),
             relay=self._relay,
         )

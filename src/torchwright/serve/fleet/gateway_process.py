@@ -8,17 +8,14 @@ from __future__ import annotations
 import json
 import sys
 
-from torchwright.core.process.orphans import die_with_parent
-
 
 def main() -> int:
     given = json.loads(sys.stdin.buffer.read())
-    die_with_parent(given["parent"])
     from smg.launch_router import parse_router_args  # pyright: ignore[reportMissingImports]
     from smg.router import Router  # pyright: ignore[reportMissingImports]
 
     # Without SMG's own command, which writes a banner and another name of the process.
-    Router.from_args(parse_router_args(given["arguments"])).start()
+    Router.from_args(parse_router_args(given)).start()
     return 0
 
 

@@ -13,7 +13,6 @@ import time
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.process.interrupts import Interrupted, handled
-from torchwright.core.process.orphans import die_with_parent
 from torchwright.serve.command import check, run, url_of
 from torchwright.serve.options import EngineOptions, ServerOptions
 
@@ -21,7 +20,6 @@ from torchwright.serve.options import EngineOptions, ServerOptions
 def main() -> int:
     begun = time.perf_counter()
     given = json.loads(sys.stdin.buffer.read())
-    die_with_parent(given["parent"])
     os.sched_setaffinity(0, given["processors"])
     listening = [socket.socket(fileno=number) for number in given["listening"]]
     options = ServerOptions(**given["server"] | {"engine": EngineOptions.from_json(given["engine"])})

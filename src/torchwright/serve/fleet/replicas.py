@@ -9,9 +9,9 @@ import json
 import logging
 import os
 import socket
-import sys
 from collections.abc import Sequence
 
+from torchwright.core.process.orphans import bound_command
 from torchwright.serve.fleet.asking import ask
 from torchwright.serve.fleet.child import Child, Relay
 from torchwright.serve.fleet.cores import on_cores
@@ -66,7 +66,6 @@ class Replica(KeptAlive):
         listening = [self._listen(which) for which in range(len(self._ports))]
         numbers = [each.fileno() for each in listening]
         given = {
-            "parent": os.getpid(),
             "processors": list(self._processors),
             "listening": numbers,
             "engine": self._options.engine.to_json(),
@@ -83,12 +82,7 @@ class Replica(KeptAlive):
                 mine.enter_context(each)
             return Child.start(
                 self.name,
-                [
-                    sys.executable,
-                    "-m",
-                    "torchwright.serve.fleet.replica_process",
-                    self.name,
-                ],  # for who looks for it
+                bound_command("torchwright.serve.fleet.replica_process", self.name),  # for who looks for it
                 given=json.dumps(given).encode(),
                 relay=self._relay,
                 environment=on_cores(os.environ, self._processors),

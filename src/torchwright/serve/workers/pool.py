@@ -15,10 +15,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from typing import Any
 
+from torchwright.core.process.orphans import bound_command
 from torchwright.serve.api_error import ApiError, unavailable
 from torchwright.serve.limits import MIB
 from torchwright.serve.workers.forks import CHUNK, CODE, FAULT, LIMITS, NICE, READY
@@ -97,8 +97,9 @@ class Workers:
             self._channel.setblocking(False)
             with theirs:
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", self._module),
-                    *(str(theirs.fileno()), str(os.getpid()), json.dumps(self._facts)),
+                    *bound_command(
+                        self._module, str(theirs.fileno()), str(os.getpid()), json.dumps(self._facts)
+                    ),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the server, which ends its workers itself
