@@ -36,6 +36,17 @@ def test_lines_of_json_with_a_byte_order_mark_carriage_returns_and_blank_lines(t
     assert one(path) == [(1, {"text": "one"}), (4, {"text": "twö"}), (5, {"text": "three"})]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_only_a_line_feed_ends_a_row(tmp_path: Path, name: str) -> None:
+    """str.splitlines takes eight more characters for line ends, which JSON leaves as they are within a text."""
+    text = "a\u2028b\u2029c\x85d\x1ce\x0bf\x0cg"
+    assert len(text.splitlines()) == 7
+    line = json.dumps({"text": text}, ensure_ascii=False)
+    (tmp_path / name).write_text((line if name == "a.jsonl" else text) + "\nlast", "utf-8")
+    [(first, values), (second, _)] = one(tmp_path / name)
+    assert (first, values, second) == (1, {"text": text}, 2)
+
+
 def test_a_broken_line_is_a_fault_of_its_row_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "one"}\n{"text": \n[1]\n{"text": "\xff"}\n{"text": "last"}\n')

@@ -383,6 +383,15 @@ def test_batches_that_are_wrong_are_refused(
         assert error(answer)["param"] == param
 
 
+@pytest.mark.parametrize("name", ["input_file_id", "endpoint", "completion_window"])
+def test_a_batch_without_a_field_is_refused_by_its_name(http: httpx.Client, name: str) -> None:
+    """litellm#37146: 500, which clients try again."""
+    asked = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}
+    del asked[name]
+    answer = http.post("/v1/batches", json=asked)
+    assert (answer.status_code, error(answer)["param"]) == (400, name)
+
+
 def test_results_are_no_input_and_a_file_in_use_stays(server: Running, client: openai.OpenAI) -> None:
     batch = ended(client, begun(client, text(SAYS)))
     with pytest.raises(openai.BadRequestError, match="batch_output"):
