@@ -313,7 +313,7 @@ class _Run:
         done, file = self._output.finished, self._output.file
         if done is None or file is None or not file.is_file():
             return None
-        found = self._found
+        found, begun = self._found, time.monotonic()
         for place, part in enumerate(self._job.parts()):
             interrupts.check()
             if place >= len(done) or part.name != done[place]:
@@ -326,7 +326,7 @@ class _Run:
             self._progress.advance(bytes_read=part.bytes_read, rows=len(part.records), rejected=0, there=True)
         if found.parts < len(done):
             raise DataError(f"{file} is whole, and the input has fewer rows now", next="say --overwrite")
-        found.parts_there, found.joined = found.parts, True
+        found.parts_there, found.joined, found.seconds = found.parts, True, time.monotonic() - begun
         if self._output.rejected.is_file():
             found.rejected_file = str(self._output.rejected)
             found.rejected = self._output.rejected.read_bytes().count(b"\n")
