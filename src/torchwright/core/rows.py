@@ -169,7 +169,8 @@ def parsed_line(number: int, line: bytes) -> DataRow:
     except UnicodeDecodeError as error:
         return DataRow(number=number, fault=f"no UTF-8: {error.reason} at byte {error.start:,}{LEGACY}")
     except json.JSONDecodeError as error:
-        return DataRow(number=number, fault=f"no JSON: {error.msg} at character {error.pos + 1:,}")
+        reason = error.msg.removesuffix(" at")
+        return DataRow(number=number, fault=f"no JSON: {reason} at character {error.pos + 1:,}")
     except (RecursionError, ValueError) as error:  # a number of too many digits
         return DataRow(number=number, fault=f"JSON that cannot be read: {error}")
     return _row(number, values, text)
