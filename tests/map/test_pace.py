@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
+import pytest
+
 from torchwright.map.pace import Pace, estimated
 
 
-class Clock:
-    def __init__(self) -> None:
+class Run:
+    """A run whose parts of ten rows and 1,000 bytes end at given times."""
+
+    def __init__(self, workers: int) -> None:
         self.now = 100.0
+        self.pace = Pace(workers, lambda: self.now)
 
-    def __call__(self) -> float:
-        return self.now
-
-
-def taken(pace: Pace, clock: Clock, at: float, *, rows: int = 10, seconds: float = 2.0) -> None:
-    clock.now = 100.0 + at
-    pace.take(rows=rows, size=100 * rows, computed_seconds=seconds)
-
-
-def test_a_worker_waits_between_its_parts() -> None:
-    """Parts of 2 s, every 2.5 s, after a start of 5 s."""
-    clock = Clock()
-    pace = Pace(1, clock)
-    for at in (7.0, 9.5, 12.0):
-        taken(pace, clock, at)
-    measured = pace.note()
-    assert measured == {
-        "starts": 1,
-        "start_seconds": 5.0,
-        "rows": 30,
-        "bytes": 3000,
-        "seconds": 7.0,
-        "worker_seconds": 6.0,
-    }
-    assert pace.note() == {}
-    assert estimated(measured, 9000, 1) == (5.0 + 21.0, 30 / 7.0)
-    assert estimated(measured, 9000, 3) == (5.0 + 7.0, 90 / 7.0)
+    def ends(self, *times: float, computed: float = 2.0) -> None:
+        for at in times:
+            self.pace.begin()
+            self.now = 100.0 + at
+            self.pace.take(rows=10, size=1000, computed_seconds=computed)
 
 
-def test_two_workers_begin_together() -> None:
-    """The second one's first part comes at once after the first one's, and took as long."""
-    clock = Clock()
-    pace = Pace(2, clock)
-    for at in (5.0, 5.1, 7.5, 7.6):
-        taken(pace, clock, at)
-    measured = pace.note()
-    assert measured["seconds"] == 2.0 + 2.0 + 2 * (7.6 - 5.1)
-    seconds, _ = estimated(measured, 4000, 2) or (0.0, 0.0)
-    assert abs(seconds - (3.0 + 4.5)) < 1e-9
+def test_a_worker_waits_between_its_parts_and_is_slower_at_first() -> None:
+    """The start takes 5 s, the first part 4 s, and each later one 2 s and a wait of half a second."""
+    run = Run(1)
+    run.ends(9.0, computed=4.0)
+    run.ends(11.5, 14.0)
+    measured = run.pace.note()
+    assert run.pace.note() == {}
+    assert (measured["starts"], measured["start_seconds"], measured["worker_seconds"]) == (1, 5.0, 8.0)
+    assert estimated(measured, 9000, 1) == pytest.approx((5.0 + 1.5 + 9 * 2.5, 10 / 2.5))
+    assert estimated(measured, 9000, 3) == pytest.approx((5.0 + 1.5 + 3 * 2.5, 30 / 2.5))
+
+
+def test_the_first_part_alone_tells_the_pace_too() -> None:
+    run = Run(1)
+    run.ends(7.0)
+    assert estimated(run.pace.note(), 3000, 1) == pytest.approx((5.0 + 6.0, 5.0))
+
+
+def test_of_two_workers_one_ends_earlier() -> None:
+    """Five parts of 2 s on two workers: while the last one is computed only one of them counts."""
+    run = Run(2)
+    run.ends(5.0, 5.0, 7.0, 7.0)
+    run.pace.begin()
+    run.pace.all_begun()
+    run.now = 109.0
+    run.pace.take(rows=10, size=1000, computed_seconds=2.0)
+    assert estimated(run.pace.note(), 8000, 2) == pytest.approx((3.0 + 8.0, 10.0))
 
 
 def test_a_run_that_has_measured_nothing_says_nothing() -> None:
@@ -55,7 +55,6 @@ def test_a_run_that_has_measured_nothing_says_nothing() -> None:
 
 
 def test_nothing_that_is_missing_takes_no_start() -> None:
-    clock = Clock()
-    pace = Pace(1, clock)
-    taken(pace, clock, 7.0)
-    assert estimated(pace.note(), 0, 1) == (0.0, 5.0)
+    run = Run(1)
+    run.ends(7.0)
+    assert estimated(run.pace.note(), 0, 1) == pytest.approx((0.0, 5.0))

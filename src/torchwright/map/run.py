@@ -285,6 +285,8 @@ class _Run:
                 else:
                     complete = False
                     self._found.missing_parts += 1
+            if self._pace is not None:
+                self._pace.all_begun()
             while self._executor is not None and self._executor.running():
                 self._collect()
         finally:
@@ -352,6 +354,8 @@ class _Run:
             self._pace = Pace(self._job.workers())
         while self._executor.free() < 1:
             self._collect()
+        assert self._pace is not None
+        self._pace.begin()
         self._executor.submit(part)
         self._collect(0.0)
 
