@@ -10,8 +10,8 @@ class Pace:
     """The time that parts take, with the waits of their workers for rows and for the writing of answers.
 
     Each worker's first part is counted apart, with the time that it was computed: a worker is slower at first. What
-    passed before that is the start. From then on the time between one finished part and the next counts, once for each
-    worker that had a part, or could have had one.
+    passed before that is the start. Then the time between one finished part and the next counts. It counts once for
+    each worker that had a part, or could have had one.
     """
 
     def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
