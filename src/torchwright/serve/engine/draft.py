@@ -253,7 +253,9 @@ class Drafter:
                 self._spent_s,
                 self._gained_s,
             )
-        self._spent_s = self._gained_s = 0.0
+        # What was before counts half: by chance 64 steps of a draft that pays may lose, and resting is long.
+        kept = 0.0 if self.rests else 0.5
+        self._spent_s, self._gained_s = kept * self._spent_s, kept * self._gained_s
         self._tried = False
 
 
