@@ -1,4 +1,4 @@
-"""What `--dry-run` says: with the waits of workers, and the start of the next run."""
+"""The time that `--dry-run` says: with the waits of workers, and the start of the next run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def wanted(model: LoadedDecoder) -> dict[str, list[int]]:
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many sequences of each step were computed ahead; here the CPU stands for an asynchronous device."""
+    """Count the sequences of each step that were computed ahead; here the CPU stands for an asynchronous device."""
     found: list[int] = []
     planned = ahead.StepAhead.planned
 
@@ -100,7 +100,7 @@ def test_a_stop_token_leaves_its_step_alone(
 def test_preempted_sequences(
     model: LoadedDecoder, wanted: dict[str, list[int]], asynchronous: None, used: list[int], pages: int
 ) -> None:
-    """Where pages are short, with a prefix cache that gives pages back and without."""
+    """Pages are short, with a prefix cache that gives pages back and without."""
     for prefix_cache in (False, True):
         options: dict[str, Any] = PLAIN | {"prefix_cache": prefix_cache}
         assert run(engine(model, pages=pages, **options), greedy(4)) == wanted
@@ -134,7 +134,7 @@ def test_other_requests_go_beside_it(
 def test_weights_that_change_between_two_steps(
     model: LoadedDecoder, wanted: dict[str, list[int]], asynchronous: None, used: list[int]
 ) -> None:
-    """What was launched with the earlier weights is left alone."""
+    """A step that was launched with the earlier weights is left alone."""
     made = engine(model, **PLAIN)
     assert made.submit(greedy(1)[0]) is None
     tokens: list[int] = []

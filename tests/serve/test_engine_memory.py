@@ -68,7 +68,7 @@ def test_an_engine_without_memory_ends_with_its_own_exit_code(monkeypatch: pytes
     nothing: Any = None
     monkeypatch.setattr(process, "open_served", lambda *_: ServedDecoder(engine=nothing, ready=nothing))
     monkeypatch.setattr(process.Channel, "send", lambda *_: None)
-    for name in ("die_with_parent", "begin_log", "retain_where_possible"):
+    for name in ("begin_log", "retain_where_possible"):
         monkeypatch.setattr(process, name, lambda *_: None)
     monkeypatch.setattr(process.sys, "setswitchinterval", lambda seconds: None)
 

@@ -22,7 +22,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 def answers(installed: dict[str, str], device: str) -> list[list[str]]:
-    """What a server on this device answers to `ASKED`; the process of the device ends with the server."""
+    """Return the answers of a server on this device to `ASKED`; the process of the device ends with the server."""
     url, pid = run(installed, *SERVE, "--device", device).stdout.split()
     try:
         found = []

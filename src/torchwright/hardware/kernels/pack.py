@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from torchwright.core.errors import ModelError
 from torchwright.hardware.kernels.cpu import build
+from torchwright.hub.weight import BLOCK as AT_ONCE
 
 PANEL, BLOCK, DEPTH = 64, 16, 64
 BLOCK_ELEMENTS = 1 << 19
@@ -157,6 +158,12 @@ def _row_blocks(weight_NK: torch.Tensor) -> list[slice]:
     """Rows in pieces whose float32 copy stays in the cache, and that no large layer is copied whole."""
     step = max(1, BLOCK_ELEMENTS // weight_NK.shape[1])
     return [slice(start, start + step) for start in range(0, len(weight_NK), step)]
+
+
+def some_panels(features: int, depth: int) -> list[slice]:
+    """Return whole panels of a checkpoint's numbers in pieces whose wide copies take little memory."""
+    step = max(1, AT_ONCE // (PANEL * depth)) * PANEL
+    return [slice(begin, begin + step) for begin in range(0, features, step)]
 
 
 def unpack_w4(

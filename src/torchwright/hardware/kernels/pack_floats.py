@@ -15,8 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from torchwright.core.scheme import Scheme
-from torchwright.hardware.kernels.pack import BLOCK, PANEL, padded_depth
-from torchwright.hub.weight import BLOCK as AT_ONCE
+from torchwright.hardware.kernels.pack import BLOCK, PANEL, padded_depth, some_panels
 from torchwright.hub.weight import SmallFloats
 
 PAIR = 2
@@ -39,11 +38,8 @@ def packable(floats: SmallFloats) -> bool:
 
 def pack_floats(floats: SmallFloats, scheme: Scheme) -> torch.Tensor:
     """Return the bytes that `linear_grouped` reads; scales are those of the scheme's groups."""
-    N, K = floats.codes_NK.shape
-    step = max(1, AT_ONCE // (PANEL * K)) * PANEL
     parts = []
-    for begin in range(0, N, step):
-        rows = slice(begin, begin + step)
+    for rows in some_panels(*floats.codes_NK.shape):
         some = replace(floats, codes_NK=floats.codes_NK[rows], scales_NG=floats.scales_NG[rows])
         parts.append(_pack(some, scheme))
     return torch.cat(parts)

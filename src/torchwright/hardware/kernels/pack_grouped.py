@@ -25,8 +25,7 @@ from torch.nn import functional as F
 
 from torchwright.core.scheme import Scheme
 from torchwright.hardware.kernels.cpu import build
-from torchwright.hardware.kernels.pack import BLOCK, PANEL, padded_depth
-from torchwright.hub.weight import BLOCK as AT_ONCE
+from torchwright.hardware.kernels.pack import BLOCK, PANEL, padded_depth, some_panels
 
 HALF, PAIR = BLOCK // 2, 2
 STEP, LINES = 32, 4
@@ -80,7 +79,7 @@ def pack_grouped(grouped: Grouped, scheme: Scheme, layout: Layout) -> torch.Tens
     assert group
     depth = padded_depth(K, group)
     parts = []
-    for rows in _some_panels(N, depth):
+    for rows in some_panels(N, depth):
         integers, scale, offset = (part[rows] for part in grouped)
         missing = -len(integers) % PANEL
         padded = F.pad(integers, (0, depth - K, 0, missing))
@@ -117,17 +116,11 @@ def repack_here(
     panel = bytes_of(scheme, PANEL * depth, layout)
     panels = packed.view(-1, panel)
     parts = []
-    for rows in _some_panels(len(panels) * PANEL, depth):
+    for rows in some_panels(len(panels) * PANEL, depth):
         some = panels[rows.start // PANEL : rows.stop // PANEL].flatten()
         numbers = unpack_grouped(some, len(some) // panel * PANEL, depth, scheme, layout)
         parts.append(pack_grouped(numbers, scheme, wanted))
     return torch.cat(parts), wanted
-
-
-def _some_panels(features: int, depth: int) -> list[slice]:
-    """Whole panels in pieces whose wide copies take little memory."""
-    step = max(1, AT_ONCE // (PANEL * depth)) * PANEL
-    return [slice(begin, begin + step) for begin in range(0, features, step)]
 
 
 def _zeros(scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:

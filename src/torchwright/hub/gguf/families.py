@@ -149,16 +149,16 @@ def _glm4_moe(model: GgufModel) -> dict[str, Any]:
     )
 
 
-def _olmo2(model: GgufModel) -> dict[str, Any]:
+def _attention_bias(model: GgufModel) -> dict[str, Any]:
     return {"attention_bias": model.biased(*QKV, "attn_output")}
 
 
 def _olmo3(model: GgufModel) -> dict[str, Any]:
-    return _olmo2(model) | _windows(model, 0, 4) | {"rope_parameters": ropes_of(model, None)}
+    return _attention_bias(model) | _windows(model, 0, 4) | {"rope_parameters": ropes_of(model, None)}
 
 
 def _olmoe(model: GgufModel) -> dict[str, Any]:
-    return _olmo2(model) | read_experts(model, "num_experts", normalize=False) | _whole_width(model)
+    return _attention_bias(model) | read_experts(model, "num_experts", normalize=False) | _whole_width(model)
 
 
 def _exaone4(model: GgufModel) -> dict[str, Any]:
@@ -189,10 +189,6 @@ def _ernie(model: GgufModel) -> dict[str, Any]:
     return {"use_bias": model.biased(*QKV, "attn_output", *GATED)}
 
 
-def _hunyuan(model: GgufModel) -> dict[str, Any]:
-    return {"attention_bias": model.biased(*QKV, "attn_output")}
-
-
 def _hunyuan_moe(model: GgufModel) -> dict[str, Any]:
     keys = model.keys
     found = _whole_width(model)
@@ -201,7 +197,7 @@ def _hunyuan_moe(model: GgufModel) -> dict[str, Any]:
         raise keys.wrong("expert_shared_feed_forward_length", f"{found['intermediate_size']}, as the experts")
     # llama.cpp scales the chosen experts' shares to a sum of 1, whatever the file says.
     keys.settle("expert_weights_norm", "expert_shared_count")
-    return _hunyuan(model) | read_experts(model, "num_experts") | found
+    return _attention_bias(model) | read_experts(model, "num_experts") | found
 
 
 def _gpt_oss(model: GgufModel) -> dict[str, Any]:
@@ -300,7 +296,10 @@ FAMILIES: dict[str, Family] = {
         mixture=True,
     ),
     "olmo2": Family(
-        architecture="Olmo2ForCausalLM", special=_olmo2, names=POST | QK_NORMS, biases=ATTENTION_BIASES
+        architecture="Olmo2ForCausalLM",
+        special=_attention_bias,
+        names=POST | QK_NORMS,
+        biases=ATTENTION_BIASES,
     ),
     "olmoe": Family(
         architecture="OlmoeForCausalLM",
@@ -329,7 +328,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "hunyuan-dense": Family(
         architecture="HunYuanDenseV1ForCausalLM",
-        special=_hunyuan,
+        special=_attention_bias,
         names=HUNYUAN_NORMS,
         biases=ATTENTION_BIASES,
     ),

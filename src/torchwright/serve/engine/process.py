@@ -22,7 +22,6 @@ import torch
 import zmq
 
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, first_line
-from torchwright.core.process.orphans import die_with_parent
 from torchwright.hardware.devices import get_device
 from torchwright.hardware.devices.allocator import retain_where_possible
 from torchwright.models.decoder.cache import PAGE
@@ -104,7 +103,6 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     begin_log()
     parent = given.parent or os.getppid()
-    die_with_parent(parent)
     sys.setswitchinterval(SWITCH_S)
     retain_where_possible()  # a step's logits are tens of megabytes, mapped afresh each time otherwise
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:

@@ -166,14 +166,7 @@ class Runner:
     def _answers(
         self, block: list[StepPiece], logits: Logits, masks: Masks | None, *, goes_on: bool
     ) -> Iterator[StepResult]:
-        looked_at = _looked_at(block)
-        if goes_on and self._runs_ahead and not looked_at and all(map(_is_plain, block)):
-            leading_N = logits.leading()
-            fetched = begin_fetch(leading_N)
-            self._ahead = self._launch(block, leading_N)
-            best = tokens_of(fetched())
-        else:
-            best, logits = logits.best(), logits.fetched(looked_at)
+        best, logits = self._fetched(block, logits, goes_on=goes_on)
         held = self._ahead.rows if self._ahead else {}
         row = 0
         for piece in block:
@@ -192,6 +185,20 @@ class Runner:
                 self._cache.rewind(sequence.cache, length)
             self._pages.keep(sequence)
             row += len(piece.rows)
+
+    def _fetched(
+        self, block: list[StepPiece], logits: Logits, *, goes_on: bool
+    ) -> tuple[list[int | None], Logits]:
+        """Return each row's most likely token, and on the host the logits of rows of which more is asked."""
+        if not ahead.is_asynchronous(self._cache.device):
+            return logits.best(), logits
+        looked_at = _looked_at(block)
+        if looked_at or not (goes_on and self._runs_ahead and all(map(_is_plain, block))):
+            return logits.best(), logits.fetched(looked_at)
+        leading_N = logits.leading()
+        fetched = begin_fetch(leading_N)
+        self._ahead = self._launch(block, leading_N)
+        return tokens_of(fetched()), logits
 
     def _launch(self, block: list[StepPiece], leading_N: torch.Tensor) -> ahead.StepAhead | None:
         """Launch the step behind a block, of the sequences that do not end with it."""

@@ -1,4 +1,4 @@
-"""The process that compiles grammars: `python -m torchwright.serve.grammar.worker FD PARENT FACTS` (`forks.py`).
+"""The process that compiles grammars: `python -m torchwright.serve.grammar.worker FD FACTS` (`forks.py`).
 
 xgrammar's compiler cannot be interrupted, so it runs where it can be killed, with a bound on its memory.
 """

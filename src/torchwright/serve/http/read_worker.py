@@ -1,4 +1,4 @@
-"""The process that reads long bodies: `python -m torchwright.serve.http.read_worker FD PARENT FACTS` (`forks.py`)."""
+"""The process that reads long bodies: `python -m torchwright.serve.http.read_worker FD FACTS` (`forks.py`)."""
 
 from __future__ import annotations
 

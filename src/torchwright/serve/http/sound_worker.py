@@ -1,4 +1,4 @@
-"""The process that reads sound files: `python -m torchwright.serve.http.sound_worker FD PARENT FACTS` (`forks.py`).
+"""The process that reads sound files: `python -m torchwright.serve.http.sound_worker FD FACTS` (`forks.py`).
 
 Files are untrusted and may crash the libraries that read them, so each file has a process of its own.
 """

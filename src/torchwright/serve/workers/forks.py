@@ -1,6 +1,6 @@
 """A process that forks another for each job, so that a job can be ended at any place and leaves no memory behind.
 
-`python -m MODULE FD PARENT FACTS`: what every job needs is loaded once, and found by each in shared memory. FD is a
+`python -m MODULE FD FACTS`: what every job needs is loaded once, and found by each in shared memory. FD is a
 socket whose messages bring a job's two sockets and its limits. The job reads its input from the first, to the end, and
 writes its answer there; the second gets its exit code, and ends the job when it is closed at the other end.
 """
@@ -37,8 +37,7 @@ CHUNK = 1 << 20
 
 def main(arguments: list[str], load: Callable[..., Callable[[bytes], bytes]]) -> None:
     """The process: `load` is given the FACTS and returns what does one job."""
-    channel, parent, facts = socket.socket(fileno=int(arguments[0])), int(arguments[1]), arguments[2]
-    die_with_parent(parent)
+    channel, facts = socket.socket(fileno=int(arguments[0])), arguments[1]
     do = load(*json.loads(facts))
     gc.collect()
     gc.freeze()  # a collection in a job would touch, and so copy, every page

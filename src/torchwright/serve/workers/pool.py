@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
 import socket
 from dataclasses import dataclass
@@ -97,9 +96,7 @@ class Workers:
             self._channel.setblocking(False)
             with theirs:
                 self._process = await asyncio.create_subprocess_exec(
-                    *bound_command(
-                        self._module, str(theirs.fileno()), str(os.getpid()), json.dumps(self._facts)
-                    ),
+                    *bound_command(self._module, str(theirs.fileno()), json.dumps(self._facts)),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the server, which ends its workers itself
