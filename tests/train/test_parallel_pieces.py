@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -526,5 +527,28 @@ def test_a_process_that_dies_is_named_with_its_last_output() -> None:
 
 @pytest.mark.slow
 def test_processes_that_hang_are_given_up() -> None:
-    with pytest.raises(ProveError, match="did not finish in time"):
+    with pytest.raises(ProveError, match="did not finish in time") as found:
         on_processes(2, waits_for_a_collective_that_nobody_else_calls, limit=3.0)
+    waiting, sleeping = str(found.value).split("process 0 in ")[1].split("; process 1 in ")
+    assert "all_reduce (distributed_c10d.py:" in waiting
+    assert "waits_for_a_collective_that_nobody_else_calls (test_parallel_pieces.py:" in waiting
+    assert sleeping.startswith("waits_for_a_collective_that_nobody_else_calls (test_parallel_pieces.py:")
+
+
+@pytest.mark.slow
+def test_an_interruption_says_where_the_processes_stand() -> None:
+    """Interrupt the wait as pytest's time limit does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.alarm(4)
+        with pytest.raises(KeyboardInterrupt) as found:
+            on_processes(2, waits_for_a_collective_that_nobody_else_calls)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    (note,) = found.value.__notes__
+    assert note.count("waits_for_a_collective_that_nobody_else_calls (test_parallel_pieces.py:") == 2

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,6 +25,13 @@ LIMIT = 600.0
 DYING_S = 10.0
 """A process whose answer is closed has ended by then, its core dump included."""
 LAST_LINES = 4
+WHERE = signal.SIGUSR2
+"""Asks a process for its stack."""
+STANDING_S = 0.5
+"""A process has written its stack by then: writing takes milliseconds."""
+CALL = re.compile(r'File "(.*)", line (\d+) in (\S+)')
+NEAREST = 8
+"""Calls of a stack that are named: enough to leave PyTorch's own."""
 PRELOADED = ["torchwright.train.prove.steps", "torchwright.train.prove.compare", "torch._dynamo"]
 
 Answer = TypeVar("Answer")
@@ -64,6 +73,11 @@ def on_processes(
                 processes.append(process)
                 ends.append(ours)
             return _collect(ends, time.monotonic() + limit, processes, folder)
+        except ProveError:
+            raise
+        except BaseException as interruption:  # a test's limit, or Ctrl-C
+            interruption.add_note(f"it waited for {_standing(range(count), processes, folder)}")
+            raise
         finally:
             for process in processes:
                 process.kill()
@@ -108,7 +122,7 @@ def _collect(ends: Sequence[Connection], deadline: float, processes: Sequence[An
         if not ready:
             raise ProveError(
                 f"{len(missing)} of {len(ends)} processes did not finish in time",
-                found=f"no answer from process {', '.join(map(str, missing))}",
+                found=f"no answer from {_standing(missing, processes, folder)}",
                 next="a collective that not every process calls hangs like this",
             )
         for place in missing:
@@ -121,6 +135,23 @@ def _collect(ends: Sequence[Connection], deadline: float, processes: Sequence[An
             if failure:
                 raise _failed(place, failure, processes, folder)
     return [answers[place] for place in range(len(ends))]
+
+
+def _standing(ranks: Iterable[int], processes: Sequence[Any], folder: str) -> str:
+    """Return what each of these processes is executing, innermost call first."""
+    alive = [rank for rank in ranks if processes[rank].is_alive()]
+    written = {rank: _output(folder, rank).stat().st_size for rank in alive}
+    for rank in alive:
+        os.kill(processes[rank].pid, WHERE)
+    time.sleep(STANDING_S)
+    found = []
+    for rank in alive:
+        said = _output(folder, rank).read_bytes()[written[rank] :].decode("utf-8", errors="replace")
+        # The main thread is the last one of the list.
+        calls = CALL.findall(said.rpartition("(most recent call first)")[2])
+        near = (f"{name} ({Path(file).name}:{line})" for file, line, name in calls[:NEAREST])
+        found.append(f"process {rank} in {' < '.join(near) or 'native code'}")
+    return "; ".join(found) or "processes that have ended"
 
 
 def _failed(place: int, failure: str, processes: Sequence[Any], folder: str) -> ProveError:
@@ -147,6 +178,7 @@ def _process(
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     torch.set_num_threads(1)
+    faulthandler.register(WHERE)
     try:
         file = dist.FileStore(str(Path(folder) / "store"), count)  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group("gloo", store=file, rank=rank, world_size=count)
