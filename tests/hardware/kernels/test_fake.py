@@ -66,6 +66,8 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "gated_norm": (values, values.clone(), torch.randn(4, 16), 1e-5, False),
         "rms_norm": (x, weight, 1e-5),
         "add_rms_norm": (x, x.clone(), weight, 1e-5),
+        "norm": (x, weight, weight.clone(), 1e-5, True),
+        "norm_backward": (x, x.clone(), torch.randn(6), torch.rand(6), weight, [True, True, False]),
         "gated": (x, "silu"),
         "activate": (x, "gelu"),
         "route": (torch.randn(3, 12).to(kind), torch.randn(12), None, 3, True, 4, 2, 2, True, 1.5),

@@ -36,6 +36,34 @@ def test_norms(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["rms", "rms alone", "layer", "layer without bias", "layer alone"])
+def test_norms_with_gradients(kind: str, dtype: torch.dtype) -> None:
+    """70 rows are two programs of the backward pass; 96 features are not a power of two."""
+    kind, _, without = kind.partition(" ")
+    x, grad = randn(2, 35, 96).to(dtype), randn(2, 35, 96, seed=3).to(dtype)
+    weight = None if without == "alone" else 1 + randn(96, seed=1)
+    bias = randn(96, seed=2) if kind == "layer" and not without else None
+    wide = [one.double().requires_grad_() for one in (x, weight, bias) if one is not None]
+    function = torch.nn.functional.layer_norm if kind == "layer" else torch.nn.functional.rms_norm
+    wanted = function(wide[0], (96,), *wide[1:], eps=1e-5)
+    poison(x)
+    out, mean, inverse = ops.norm(x, weight, bias, 1e-5, kind == "layer")
+    close(out, wanted)
+    asked = [True, weight is not None, bias is not None]
+    found = ops.norm_backward(grad, x, mean, inverse, weight, asked)
+    exact = torch.autograd.grad(wanted, wide, grad.double())
+    for one, of_torch in zip((f for f, a in zip(found, asked, strict=True) if a), exact, strict=True):
+        torch.testing.assert_close(
+            one.double(), of_torch, atol=2e-5 * max(1.0, float(of_torch.abs().max())), rtol=2**-8
+        )
+    assert [one.numel() > 0 for one in found] == asked
+    # A row is computed as it is alone.
+    alone = ops.norm_backward(grad[1, 4], x[1, 4], mean[39:40], inverse[39:40], weight, [True, False, False])
+    assert torch.equal(alone[0], found[0][1, 4])
+    assert ops.norm(x[:0], weight, bias, 1e-5, False)[0].shape == (0, 35, 96)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 def test_gated(dtype: torch.dtype, kind: str) -> None:
     x = (randn(3, 2 * 1100) * 4).to(dtype)

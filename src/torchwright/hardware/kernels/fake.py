@@ -71,6 +71,21 @@ def add_rms_norm(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tenso
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
+def norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centered: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = x.numel() // x.shape[-1]
+    mean, inverse = (x.new_empty(count, dtype=torch.float32) for count in (rows if centered else 0, rows))
+    return x.new_empty(x.shape), mean, inverse
+
+
+def norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, mean: Any, inverse: Any, weight: Any, wanted: list[bool]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sums = [x.new_empty(x.shape[-1] if asked else 0, dtype=torch.float32) for asked in wanted[1:]]
+    return x.new_empty(x.shape if wanted[0] else 0), sums[0], sums[1]
+
+
 def gated(x: torch.Tensor, kind: str) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
@@ -113,6 +128,8 @@ FAKES: dict[str, Fake] = {
     "linear_bf16": _linear(3),
     "rms_norm": _like,
     "add_rms_norm": add_rms_norm,
+    "norm": norm,
+    "norm_backward": norm_backward,
     "gated": gated,
     "rope_store": rope_store,
     "paged_attention": _like,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchwright.hardware.kernels import norm
 from torchwright.train.media.samples import MediaBatch
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel.foreign import shard_foreign
@@ -107,6 +108,7 @@ def recognizer(folder: Path) -> nn.Module:
 
 
 def trained(network: nn.Module) -> nn.Module:
+    norm.use_layer_norm(network)
     return network.requires_grad_(True)
 
 

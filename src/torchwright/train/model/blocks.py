@@ -7,8 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch._prims_common import make_contiguous_strides_for
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional as F
 
+from torchwright.hardware.kernels import norm
 from torchwright.hardware.kernels.reference import ACTIVATIONS, clamped_swiglu
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.config import ExpertsConfig as ExpertsConfig
@@ -29,11 +32,22 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        weight = self.weight.to(dtype)
+        weight = self.weight
         if self.offset:
-            weight = weight + self.offset
-        return F.rms_norm(x.to(dtype), self.weight.shape, weight, self.eps).to(x.dtype)
+            weight = weight.to(torch.promote_types(x.dtype, torch.float32)) + self.offset
+        if isinstance(x, DTensor) and isinstance(weight, DTensor) and not torch.compiler.is_compiling():
+            return self._of_own_rows(x, weight)
+        return norm.rms_norm(x, weight, self.eps)
+
+    def _of_own_rows(self, x: DTensor, weight: DTensor) -> torch.Tensor:
+        """Norm this process's rows: DTensor would run norms on a CPU operator by operator."""
+        if any(place.is_shard(x.ndim - 1) or place.is_partial() for place in x.placements):
+            return norm.rms_norm(x, weight, self.eps)
+        # A weight's gradient is a sum over rows, and so over the processes that divide them.
+        sums = [Replicate() if place.is_replicate() else Partial() for place in x.placements]
+        out = norm.rms_norm(x.to_local(), weight.to_local(grad_placements=sums), self.eps)
+        strides = make_contiguous_strides_for(x.shape)
+        return DTensor.from_local(out, x.device_mesh, x.placements, shape=x.shape, stride=strides)
 
 
 class Attention(nn.Module):

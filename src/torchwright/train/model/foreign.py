@@ -15,6 +15,7 @@ from torch import nn
 
 from torchwright.core.errors import ModelError
 from torchwright.core.layer_types import overridden
+from torchwright.hardware.kernels import norm
 from torchwright.hub.folder import copy_files, model_files, read_config
 from torchwright.models.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.models.decoder.families import read_decoder_config
@@ -139,6 +140,7 @@ class Foreign(nn.Module):
 def build_foreign(folder: Path, device: str) -> Foreign:
     """Build the folder's model, every parameter in float32 and trainable; each process holds the whole model."""
     network = load_model(folder, "AutoModelForCausalLM").requires_grad_(True)
+    norm.use_layer_norm(network)
     model = Foreign(network.to(device))
     model.apart = keeps_apart(model.eval())
     return model.train()

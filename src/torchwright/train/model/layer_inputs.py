@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from torchwright.hardware.kernels import norm
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.train.model.attention import Attend, Scores, fused_attention
 from torchwright.train.model.blocks import (
@@ -59,8 +59,7 @@ class KeysValues(nn.Module):
         assert rotary_angles is not None
         k = self.k(x_BTE).unflatten(-1, (-1, self.head_dim))
         v = k if self.v is None else self.v(x_BTE).unflatten(-1, (-1, self.head_dim))
-        wide = torch.promote_types(v.dtype, torch.float32)
-        v = F.rms_norm(v.to(wide), (self.head_dim,), eps=self.eps).to(v.dtype)
+        v = norm.rms_norm(v, None, self.eps)
         return rotate(self.k_norm(k), *rotary_angles).transpose(1, 2), v.transpose(1, 2)
 
 

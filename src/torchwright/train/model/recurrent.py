@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.hardware.kernels import norm
 from torchwright.hardware.kernels.reference import ACTIVATIONS
 from torchwright.models.decoder.config import DecoderConfig, DeltaConfig, MambaConfig, ShortConvConfig
 from torchwright.train.model.blocks import Attention, FeedForward, RotaryAngles
@@ -105,7 +106,7 @@ class GatedNorm(nn.Module):
         if self.gate_first:
             x = x * F.silu(gate)
         if self.mean is None:
-            x = F.rms_norm(x, (self.part,), None, self.eps) * weight
+            x = norm.rms_norm(x, None, self.eps) * weight
         else:
             x = x * torch.rsqrt(self.mean(x.square().mean(-1, keepdim=True)) + self.eps) * weight
         if not self.gate_first:

@@ -62,7 +62,7 @@ class Accelerator:
     memory_efficiency: float = 0.80
     """The share of the memory's bandwidth that element-wise kernels reach."""
     fused: bool = True
-    """Norms and attention are one operator each; on the CPU they are several, which keep more."""
+    """Attention is one operator; on the CPU it is several, which keep more."""
     reserved: float = 0.08
     """Share of the memory that the run-time, the collectives' buffers and the allocator keep from the model."""
 

@@ -3,22 +3,36 @@
 
 #include "encoder.h"
 #include "harness.h"
+#include "norm.h"
 #include "recurrent.h"
 
 namespace levels {
 
 using tw::Activation;
 
-std::vector<Written> norm(const Kernels& k, Type type, int64_t features, bool residual) {
+enum class Norm { rms, added, alone, layer };
+
+// Forward, and backward from what it found.
+std::vector<Written> norm(const Kernels& k, Type type, int64_t features, Norm kind) {
   Random random(features);
-  constexpr int64_t ROWS = 2;
+  constexpr int64_t ROWS = 3;
   const auto x = numbers(random, type, ROWS * features), more = numbers(random, type, ROWS * features);
-  const auto weight = random.reals(features);
-  Written out(type, ROWS * features), sum(type, ROWS * features);
-  for (int64_t row = 0; row < ROWS; row++)
-    k.rms_norm(x.data(), residual ? more.data() : nullptr, weight.data(), out.data(), sum.data(), type, features, row,
-               1e-5f);
-  return {out, sum};
+  const auto weight = random.reals(features), bias = random.reals(features);
+  Written out(type, ROWS * features), sum(type, ROWS * features), d_x(type, ROWS * features);
+  Written mean(Type::f32, ROWS), inverse(Type::f32, ROWS), d_weight(Type::f32, features), d_bias(Type::f32, features);
+  tw::NormTask task{};
+  task.x = x.data(), task.out = out.data(), task.type = type, task.features = features, task.eps = 1e-5f;
+  task.inverse = (float*)inverse.data();
+  if (kind != Norm::alone) task.weight = weight.data();
+  if (kind == Norm::added) task.residual = more.data(), task.sum = sum.data();
+  if (kind == Norm::layer) task.bias = bias.data(), task.centered = true, task.mean = (float*)mean.data();
+  for (int64_t row = 0; row < ROWS; row++) k.norm(task, row);
+  tw::NormBackwardTask back{};
+  back.grad = more.data(), back.x = x.data(), back.mean = task.mean, back.inverse = task.inverse;
+  back.weight = task.weight, back.d_x = d_x.data(), back.type = type, back.features = features, back.block = ROWS;
+  back.d_weight = (float*)d_weight.data(), back.d_bias = (float*)d_bias.data();
+  k.norm_backward(back, 0, ROWS);
+  return {out, sum, mean, inverse, d_x, d_weight, d_bias};
 }
 
 std::vector<Written> activations(const Kernels& k, Type type, int64_t features) {
@@ -135,8 +149,9 @@ std::vector<Case> layer_cases() {
   const auto add = [&](std::string name, auto run) { all.push_back({name, false, run}); };
   for (const Type type : {Type::f32, Type::bf16}) {
     for (const int64_t features : {5, 48, 67}) {
+      for (const Norm kind : {Norm::rms, Norm::added, Norm::alone, Norm::layer})
+        add("norm", [=](const Kernels& k) { return norm(k, type, features, kind); });
       for (const bool residual : {false, true}) {
-        add("rms_norm", [=](const Kernels& k) { return norm(k, type, features, residual); });
         for (const Activation kind : {Activation::none, Activation::gelu, Activation::silu})
           add("finish", [=](const Kernels& k) { return finished(k, type, features, kind, residual); });
       }

@@ -27,6 +27,11 @@ SCHEMAS = {
     "linear_w4a16": "(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    "norm": "(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centered) -> (Tensor, Tensor, Tensor)",
+    "norm_backward": (
+        "(Tensor grad, Tensor x, Tensor mean, Tensor inverse, Tensor? weight, bool[3] wanted) "
+        "-> (Tensor, Tensor, Tensor)"
+    ),
     "gated": "(Tensor x, str kind) -> Tensor",
     "rope_store": (
         "(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_pages, "
@@ -91,9 +96,9 @@ def _use_private_cache() -> None:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
-    from torchwright.hardware.kernels.gpu import attention, grid, linear, pointwise
+    from torchwright.hardware.kernels.gpu import attention, grid, linear, norm, pointwise
 
-    modules = (linear, pointwise, attention, grid)
+    modules = (linear, pointwise, norm, attention, grid)
     return {name: next(getattr(m, name) for m in modules if hasattr(m, name)) for name in SCHEMAS}
 
 

@@ -135,10 +135,9 @@ void DecodePlan::norm(const Tensor& weight, double eps, const Ints& from_cells, 
   push([=, this](const Step& now) {
     const auto& k = kernels();
     each_row(now.rows, from.width, [&](int64_t row) {
-      const char* x = cell(now, from, row);
-      char* out = cell(now, to, row);
-      for (int64_t i = 0; i < from.width; i += size)
-        k.rms_norm(x + i * element, nullptr, by, out + i * element, nullptr, type, size, 0, float(eps));
+      tw::NormTask parts{.weight = by, .type = type, .features = size, .eps = float(eps)};
+      parts.x = cell(now, from, row), parts.out = cell(now, to, row);
+      for (int64_t part = 0; part < from.width / size; part++) k.norm(parts, part);
     });
   });
 }
@@ -154,9 +153,9 @@ void DecodePlan::join(const Tensor& weight, double eps, const Ints& delta_cells,
   push([=, this](const Step& now) {
     const auto& k = kernels();
     char* sum = cell(now, stream);
-    each_row(now.rows, to.width, [&](int64_t row) {
-      k.rms_norm(cell(now, delta), sum, by, cell(now, to), sum, type, to.width, row, float(eps));
-    });
+    const tw::NormTask rows{.x = cell(now, delta), .residual = sum, .weight = by, .out = cell(now, to), .sum = sum,
+                            .type = type, .features = to.width, .eps = float(eps)};
+    each_row(now.rows, to.width, [&](int64_t row) { k.norm(rows, row); });
   });
 }
 

@@ -114,8 +114,8 @@ struct Kernels {
   void (*turn_rows)(const uint16_t* rows, int64_t stride, int64_t count, int64_t columns, int64_t steps, uint16_t* to);
   void (*attention)(const AttentionTask&, int64_t row_begin, int64_t row_end);
   void (*add_stretches)(const AttentionTask&, int64_t row_begin, int64_t row_end, int64_t stretches);
-  void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,
-                   int64_t features, int64_t row, float eps);
+  void (*norm)(const struct NormTask&, int64_t row);
+  void (*norm_backward)(const struct NormBackwardTask&, int64_t row_begin, int64_t row_end);
   void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, Activation activation);
   void (*activate_row)(const void* x, void* out, Type type, int64_t features, int64_t row, Activation activation);
   void (*rope_store)(const struct RopeTask&, int64_t token);

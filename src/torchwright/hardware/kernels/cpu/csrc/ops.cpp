@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -457,35 +458,6 @@ Tensor linear_heads(const Tensor& x_in, const Tensor& weight, int64_t features) 
   return out;
 }
 
-std::tuple<Tensor, Tensor> norm(const Tensor& x_in, const optional<Tensor>& residual_in, const Tensor& weight,
-                                double eps) {
-  const Tensor x = x_in.contiguous();
-  const int64_t rows = row_count(x), features = x.size(-1);
-  const float* w = floats(weight, features, "weight");
-  const Type type = float_type(x, "x");
-  Tensor out = at::empty_like(x), residual, total;
-  if (residual_in) {
-    residual = residual_in->contiguous();
-    TORCH_CHECK_VALUE(residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type(),
-                      "residual and x differ in shape or type");
-    total = at::empty_like(x);
-  }
-  const auto& k = kernels();
-  each_row(rows, features, [&](int64_t row) {
-    k.rms_norm(x.const_data_ptr(), residual_in ? residual.const_data_ptr() : nullptr, w, out.mutable_data_ptr(),
-               residual_in ? total.mutable_data_ptr() : nullptr, type, features, row, float(eps));
-  });
-  return {out, total};
-}
-
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  return std::get<0>(norm(x, std::nullopt, weight, eps));
-}
-
-std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
-  return norm(x, residual, weight, eps);
-}
-
 tw::Activation activation_of(c10::string_view name) {
   using tw::Activation;
   constexpr std::pair<c10::string_view, Activation> KNOWN[] = {
@@ -807,8 +779,6 @@ TORCH_LIBRARY(torchwright, m) {
   m.def(
       "linear_grouped(Tensor x, Tensor weight, Tensor? bias, int features, int group_size, int bits, bool floats=False, "
       "int layout=0) -> Tensor");
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
-  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("gated(Tensor x, str kind) -> Tensor");
   m.def("activate(Tensor x, str kind) -> Tensor");
   m.def(
@@ -829,14 +799,13 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("linear_grouped", linear_grouped);
   m.impl("linear_heads", linear_heads);
   m.impl("quantize_w4", quantize_w4);
-  m.impl("rms_norm", rms_norm);
-  m.impl("add_rms_norm", add_rms_norm);
   m.impl("gated", gated);
   m.impl("activate", activate);
   m.impl("rope_store", rope_store);
   m.impl("paged_attention", paged_attention);
 }
 
+#include "norm_ops.cpp"
 #include "encoder_ops.cpp"
 #include "conv_ops.cpp"
 #include "low_rank_ops.cpp"

@@ -1,4 +1,4 @@
-// The small operations between the linear layers, a row at a time: norms, gates, rotary embedding with the KV write.
+// The small operations between the linear layers, a row at a time: gates, rotary embedding with the KV write.
 #include <cmath>
 
 #include "kernels.h"
@@ -19,39 +19,6 @@ inline float get(const T* p) {
 
 inline void set(float* p, float x) { *p = x; }
 inline void set(uint16_t* p, float x) { *p = narrow(x); }
-
-template <class T>
-void rms_norm_row(const T* x, const T* residual, const float* weight, T* out, T* sum_out, int64_t features, float eps) {
-  F squares = F{};
-  float rest = 0;
-  int64_t i = 0;
-  const T* values = x;
-  if (residual) {
-    for (; i + LANES <= features; i += LANES) store_f32(sum_out + i, load_f32(x + i) + load_f32(residual + i));
-    for (; i < features; i++) set(sum_out + i, get(x + i) + get(residual + i));
-    values = sum_out;
-  }
-  for (i = 0; i + LANES <= features; i += LANES) {
-    const F v = load_f32(values + i);
-    squares = fma(v, v, squares);
-  }
-  for (; i < features; i++) rest += get(values + i) * get(values + i);
-  const float inverse = 1 / std::sqrt((sum(squares) + rest) / float(features) + eps);
-  for (i = 0; i + LANES <= features; i += LANES)
-    store_f32(out + i, load_f32(values + i) * splat(inverse) * load<F>(weight + i));
-  for (; i < features; i++) set(out + i, get(values + i) * inverse * weight[i]);
-}
-
-void rms_norm(const void* x, const void* residual, const float* weight, void* out, void* sum_out, Type type,
-              int64_t features, int64_t row, float eps) {
-  const int64_t at = row * features;
-  if (type == Type::f32)
-    rms_norm_row((const float*)x + at, residual ? (const float*)residual + at : nullptr, weight, (float*)out + at,
-                 residual ? (float*)sum_out + at : nullptr, features, eps);
-  else
-    rms_norm_row((const uint16_t*)x + at, residual ? (const uint16_t*)residual + at : nullptr, weight,
-                 (uint16_t*)out + at, residual ? (uint16_t*)sum_out + at : nullptr, features, eps);
-}
 
 inline F activate(F x, bool silu) {
   if (silu) {

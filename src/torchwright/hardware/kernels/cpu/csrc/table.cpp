@@ -4,6 +4,7 @@
 #include "linear_tiles.cpp"
 #include "low_rank.cpp"
 #include "pointwise.cpp"
+#include "norm.cpp"
 #include "quantize.cpp"
 #include "encoder.cpp"
 #include "dense_attention.cpp"
@@ -33,7 +34,8 @@ const tw::Kernels& table() {
 #endif
       .attention = attention,
       .add_stretches = add_stretches,
-      .rms_norm = rms_norm,
+      .norm = norm,
+      .norm_backward = norm_backward,
       .gated = gated,
       .activate_row = activate_row,
       .rope_store = rope_store,
