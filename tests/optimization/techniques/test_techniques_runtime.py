@@ -301,10 +301,17 @@ class TestMaxAutotune:
             assert "TORCHINDUCTOR_CUTLASS_DIR" in (cutlass.refuse(on_card) or "")
             (tmp_path / "python" / "cutlass_library").mkdir(parents=True)
             assert cutlass.refuse(on_card) is None
+        dsl, gemm = MaxAutotune(backends="CUTEDSL,TRITON,ATEN"), MaxAutotune(backends="NVGEMM,TRITON,ATEN")
+        assert list(MaxAutotune().variants(on_card))[2:] == [dsl, gemm]
+        assert "for sm_10x" in (dsl.refuse(on_card) or "")
+        blackwell = make(nn.Linear(4, 4), torch.randn(1, 4), device=replace(CUDA, isa=("sm_100",)))
+        assert "nvidia-cutlass-dsl" in (dsl.refuse(blackwell) or "")
+        assert "NVGEMM needs the package" in (gemm.refuse(on_card) or "")
         assert "AMD" in (ck.refuse(on_card) or "")
         monkeypatch.setattr(torch.version, "hip", "7.0")
         assert list(MaxAutotune().variants(on_card))[1] == ck
-        assert "AMD have CK" in (cutlass.refuse(on_card) or "")
+        for other in (cutlass, dsl, gemm):
+            assert "AMD have CK" in (other.refuse(blackwell) or "")
         assert "ck4inductor" in (ck.refuse(on_card) or "")
 
 

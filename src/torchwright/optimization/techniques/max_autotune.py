@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import torch
 
+from torchwright.core.records import DeviceFacts
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 
 
@@ -22,11 +23,18 @@ class MaxAutotune(Technique):
     times_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "linear"})
 
-    backends: Literal["CPP,ATEN", "CPP", "TRITON,ATEN", "TRITON", "CUTLASS,TRITON,ATEN", "CK,TRITON,ATEN"] = (
-        "CPP,ATEN"
-    )
-    """The sources of candidate kernels: templates in C++, in Triton, of NVIDIA's CUTLASS, of AMD's Composable Kernel
-    (CK), with or without the library (ATEN)."""
+    backends: Literal[
+        "CPP,ATEN",
+        "CPP",
+        "TRITON,ATEN",
+        "TRITON",
+        "CUTLASS,TRITON,ATEN",
+        "CUTEDSL,TRITON,ATEN",
+        "NVGEMM,TRITON,ATEN",
+        "CK,TRITON,ATEN",
+    ] = "CPP,ATEN"
+    """The sources of candidate kernels: templates in C++ or Triton, with or without the library (ATEN). For cards also
+    NVIDIA's CUTLASS, CuteDSL (products of experts on Blackwell) and universal GEMM (NVGEMM), and AMD's CK."""
     prologue_fusion: bool = True
     """Compute what feeds a matrix product inside its Triton template."""
 
@@ -35,16 +43,20 @@ class MaxAutotune(Technique):
             yield replace(self, backends="CPP,ATEN")
             return
         yield replace(self, backends="TRITON,ATEN")
-        yield replace(self, backends="CK,TRITON,ATEN" if torch.version.hip else "CUTLASS,TRITON,ATEN")
+        if torch.version.hip:
+            yield replace(self, backends="CK,TRITON,ATEN")
+            return
+        yield replace(self, backends="CUTLASS,TRITON,ATEN")
+        yield replace(self, backends="CUTEDSL,TRITON,ATEN")
+        yield replace(self, backends="NVGEMM,TRITON,ATEN")
 
     def refuse(self, target: Target) -> str | None:
         cpp = "CPP" in self.backends
         if cpp != (target.device.kind == "cpu"):
             return f"the back ends {self.backends} are not for {target.device.kind}"
-        if "CUTLASS" in self.backends and (fault := cutlass_fault()):
-            return fault
-        if "CK" in self.backends and (fault := ck_fault()):
-            return fault
+        for name, fault in FAULTS.items():
+            if name in self.backends and (why := fault(target.device)):
+                return why
         if cpp and not self.prologue_fusion:
             return "only Triton's templates have prologues, so there is nothing to switch off"
         return None
@@ -59,7 +71,7 @@ class MaxAutotune(Technique):
         self.cover(target, 1, unit="compilation", kernel=self.backends)
 
 
-def cutlass_fault() -> str | None:
+def cutlass_fault(_: DeviceFacts) -> str | None:
     """Why Inductor cannot compile CUTLASS's kernels here, or None."""
     from torch._inductor import config
 
@@ -71,7 +83,34 @@ def cutlass_fault() -> str | None:
     return f"there is no CUTLASS in {folder}: TORCHINDUCTOR_CUTLASS_DIR names a checkout of it"
 
 
-def ck_fault() -> str | None:
+def cutedsl_fault(device: DeviceFacts) -> str | None:
+    """Why Inductor has no kernels in CuteDSL here, or None. It has them for the products of experts."""
+    if torch.version.hip:
+        return "CuteDSL is for NVIDIA cards; those of AMD have CK"
+    if not any(name.startswith(BLACKWELL) for name in device.isa):
+        here = ", ".join(device.isa) or "another"
+        return f"Inductor's templates in CuteDSL are for {BLACKWELL}x; this card is {here}"
+    return _package_fault("ensure_cute_available", "CuteDSL", "nvidia-cutlass-dsl")
+
+
+def nvgemm_fault(_: DeviceFacts) -> str | None:
+    """Why Inductor cannot ask NVIDIA's universal GEMM here, or None."""
+    if torch.version.hip:
+        return "NVGEMM is for NVIDIA cards; those of AMD have CK"
+    return _package_fault("ensure_nv_universal_gemm_available", "NVGEMM", "nvidia-cutlass")
+
+
+def _package_fault(check: str, name: str, package: str) -> str | None:
+    """Ask this torch: its versions look for packages of different names."""
+    from torch._inductor import utils
+
+    available = getattr(utils, check, None)
+    if available is None:
+        return f"Inductor of torch {torch.__version__} has no {name}"
+    return None if available() else f"{name} needs the package {package}, which this torch does not find"
+
+
+def ck_fault(_: DeviceFacts) -> str | None:
     """Why Inductor cannot compile Composable Kernel's kernels here, or None."""
     if not torch.version.hip:
         return "CK is for AMD cards; those of NVIDIA have CUTLASS"
@@ -80,3 +119,14 @@ def ck_fault() -> str | None:
         if importlib.util.find_spec("ck4inductor")
         else "CK needs the package ck4inductor, of ROCm's composable_kernel"
     )
+
+
+BLACKWELL = "sm_10"
+"""The compute capability's beginning of the cards that Inductor's CuteDSL templates are for."""
+FAULTS: dict[str, Callable[[DeviceFacts], str | None]] = {
+    "CUTLASS": cutlass_fault,
+    "CUTEDSL": cutedsl_fault,
+    "NVGEMM": nvgemm_fault,
+    "CK": ck_fault,
+}
+"""Back end → why it cannot be used here."""
