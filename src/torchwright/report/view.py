@@ -341,7 +341,7 @@ def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
     folder = "DIR" if artifact is None else repr(wording.clean(artifact))
     then = "replays the recipe on your own module" if recipe.steps else "takes your own module"
     if recipe.holds_graph:
-        return f"tw.load({folder}) runs the exported graph; tw.load({folder}, model=…) {then}"
+        return f"the exported graph runs by tw.load({folder}); tw.load({folder}, model=…) {then}"
     return f"the artifact holds no model: tw.load({folder}, model=…) {then}"
 
 
