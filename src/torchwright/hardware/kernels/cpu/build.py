@@ -32,8 +32,8 @@ log = logging.getLogger("torchwright.hardware.kernels")
 SOURCES = Path(__file__).with_name("csrc")
 SCRATCH = "building-"
 """Names of unfinished builds next to the library; the next build removes those of killed ones."""
-SECONDS = 300
-"""A compiler that takes longer hangs."""
+SECONDS = 1200
+"""A compiler that takes longer hangs: it takes up to 60 s of a core, and twenty times that on a busy machine."""
 TOLD_AGAIN = 600
 """Seconds for which a failure is reported again without a build, which would take a minute in each trial."""
 COMMON = ("-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
