@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,8 +26,12 @@ def test_what_a_fuzz_counted_is_printed_whether_it_passed_or_not(tmp_path: Path)
         shutil.copy(Path(__file__).parent / name, tmp_path)
     (tmp_path / "test_counting.py").write_text(COUNTING)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--durations-to", "seconds.jsonl", "."]
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ["-m", "pytest", "-p", "xdist.plugin", "-q", "-n", "1", "--durations-to", "seconds.jsonl", "."]
+    # Other plugins take seconds to import.
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ran = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False, env=alone
+    )
     assert ran.returncode == 1
     lines = ran.stdout.splitlines()
     assert lines.count("7 mutants of seed 1: refused 7") == 1

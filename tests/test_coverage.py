@@ -101,6 +101,7 @@ def one_comparison(world: World) -> Interval:
     return compare(search, world.start(context, (step("half"), step("fuse")))).marginal
 
 
+@pytest.mark.plain("7", "30")
 @pytest.mark.parametrize("n", SAMPLES)
 def test_perplexity_over_windows(n: int) -> None:
     chance = torch.Generator().manual_seed(n)

@@ -85,6 +85,7 @@ def test_it_refuses_what_a_card_refuses(card: None) -> None:
     assert not y.cpu().is_cuda
 
 
+@pytest.mark.plain("steps0", "steps3")
 @pytest.mark.parametrize("steps", [(), ("dtype",), ("native",), ("native", "w4a8", "kv8")])
 def test_language(folder: Path, text: Path, steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwright.workloads.language.MAX_TOKENS", 64)

@@ -82,6 +82,7 @@ def test_the_bundled_model_comes_back(
     assert relative_error(call.outputs, outputs).value <= max(1e-5, SafetensorsFolder.tolerances[precision])
 
 
+@pytest.mark.plain("w4a16")
 @pytest.mark.parametrize("precision", ["w8a8", "w4a16"])
 def test_transformers_loads_it_quantized(precision: str, bundled: Subject, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")

@@ -169,6 +169,7 @@ class TestFromDescription:
         for before, after in zip(workload.cases(torch.float32), again.cases(torch.float32), strict=True):
             assert torch.equal(before.args[0], after.args[0])
 
+    @pytest.mark.plain("st", "vit")
     @pytest.mark.parametrize("name", ["llama", "bert", "st", "vit"])
     def test_the_artifacts_own_copy_of_the_folder(self, name, folders, tmp_path):
         workload = from_target(str(folders / name))

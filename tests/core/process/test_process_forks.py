@@ -39,8 +39,10 @@ def ends_well(body: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_child_computes_with_all_threads_and_so_does_its_parent() -> None:
+def test_children_compute_with_all_threads_and_so_do_workers_of_loaders_and_pools() -> None:
     ends_well("""
+        import multiprocessing
+
         pid = os.fork()
         if pid == 0:
             signal.alarm(30)
@@ -48,6 +50,16 @@ def test_a_child_computes_with_all_threads_and_so_does_its_parent() -> None:
             os._exit(0 if threads == 2 and compute(3) == wanted[3] else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert compute(2) == wanted[2]
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, seed): return compute(seed)
+
+        loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context="fork")
+        found = [float(row) for row in loader]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-2)  # one thread adds in another order
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(compute, range(4)) == wanted
     """)
 
 
@@ -69,22 +81,6 @@ def test_a_thread_that_has_computed_forks() -> None:
         thread.start()
         thread.join()
         assert codes == [0]
-    """)
-
-
-def test_workers_of_a_dataloader_and_of_a_pool_compute() -> None:
-    ends_well("""
-        import multiprocessing
-
-        class Rows(torch.utils.data.Dataset):
-            def __len__(self): return 4
-            def __getitem__(self, seed): return compute(seed)
-
-        loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context="fork")
-        found = [float(row) for row in loader]
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-2)  # one thread adds in another order
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.map(compute, range(4)) == wanted
     """)
 
 

@@ -155,6 +155,7 @@ def test_attention_over_a_grid_uses_matrix_units(sm: int, width: int) -> None:
         assert ("wgmma.mma_async" if sm == 90 else "mma.sync.aligned.m16n8k16") in text
 
 
+@pytest.mark.slow  # Triton's interpreter runs them in the tests of each
 def test_the_others_compile() -> None:
     def compiles(kernel: Any, pointers: str, constants: dict[str, Any], ones: tuple[str, ...] = ()) -> None:
         named = dict(part.split(":") for part in pointers.split())

@@ -152,6 +152,7 @@ def test_a_second_equal_prompt_has_cached_tokens(tmp_path: Path) -> None:
     assert engine.stats().prefix_hits > 0
 
 
+@pytest.mark.plain("deepseek-dtype1-w8a8-None", "gpt_oss-dtype2-w8a8-kv2")
 @pytest.mark.parametrize(
     ("dtype", "quantize", "kv"),
     [(torch.bfloat16, None, None), (torch.bfloat16, "w8a8", None), (torch.float32, "w8a8", torch.int8)],

@@ -46,7 +46,7 @@ def theirs(
     return given.images[0] if frames is None else torch.cat(list(given.frames[0]), dim=1)
 
 
-@pytest.mark.plain("sana", "stable_diffusion_xl")
+@pytest.mark.plain("sana")
 def test_pictures_are_diffusers_own_to_the_bit(made: tuple[Path, Any]) -> None:
     from torchwright.models.diffusion.load import load_diffuser
 

@@ -17,7 +17,7 @@ tiny = importlib.import_module("tiny_families")
 FAMILIES = {"pixart": "16x24", "stable_diffusion": "16x24", "stable_diffusion_3": "16x24", "flux": "16x24"}
 
 
-@pytest.mark.plain("pixart", "flux")
+@pytest.mark.plain("flux")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_delicate_stays_in_float32(family: str, tmp_path: Path) -> None:
     from torchwright.models.diffusion.workload import DiffusionWorkload

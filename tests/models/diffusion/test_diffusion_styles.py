@@ -76,6 +76,7 @@ def test_guidance_and_negative_prompt_are_diffusers_own(folder: Path, diffuser: 
     assert torch.equal(ours(diffuser, Style()), plain)
 
 
+@pytest.mark.plain("euler-EulerDiscreteScheduler")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

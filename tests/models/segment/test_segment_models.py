@@ -28,6 +28,7 @@ def _processor() -> SamImageProcessorPil:
     )
 
 
+@pytest.mark.plain("(130, 70)", "(9, 33)")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_sam_sees_and_answers_as_in_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
     folder, image = tiny_sam(tmp_path), picture(*size)
@@ -78,6 +79,7 @@ def test_sam2_resizes_as_its_processor_does(tmp_path: Path) -> None:
     torch.testing.assert_close(segmenter.pixels(image), theirs["pixel_values"], atol=0.02, rtol=0)
 
 
+@pytest.mark.plain("sam-(2000, 8)", "sam2-(8, 2000)")
 @pytest.mark.parametrize("size", [(8, 2000), (2000, 8)], ids=str)
 def test_a_strip_is_segmented_though_it_is_less_than_a_pixel_of_the_square(
     folder: Path, size: tuple[int, int]
@@ -119,6 +121,7 @@ def test_prompts_of_different_sizes_are_decoded_together(folder: Path) -> None:
         segmenter.decode(encoded, [], several=True)
 
 
+@pytest.mark.plain("sam-3-calls1", "sam-8-calls2", "sam2-3-calls1")
 @pytest.mark.parametrize(("together", "calls"), [(1, [1] * 5), (3, [3, 2]), (8, [5])])
 def test_pictures_of_different_sizes_are_encoded_together(
     folder: Path, together: int, calls: list[int]

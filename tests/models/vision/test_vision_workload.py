@@ -134,7 +134,7 @@ def test_pictures_of_a_folder(tmp_path: Path) -> None:
     assert workload.describe()["images"] == str(images)
 
 
-@pytest.mark.plain("damage1")
+@pytest.mark.slow  # `test_contract_engines` damages an artifact of the native engine
 @pytest.mark.parametrize("damage", [{"no.such.layer": "w8a8"}, {"visual.merger.mlp.0": "w3"}])
 def test_damaged_schemes_are_refused(tmp_path: Path, damage: dict[str, str]) -> None:
     opened(tmp_path / "model")
