@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
-from http_support import MODEL, Running, serving, wait_until
+from http_support import MODEL, Command, Running, command, serving, wait_until
 from page_support import opened
 
 from browser_support import Browser, chromium
+
+
+@pytest.fixture(scope="session")
+def bundled_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Command]]:
+    """Start the bundled model's server when it is first asked for, and again when a test has ended it.
+
+    Its key is `secret`. It takes seconds to start: the tests of all outside clients in a pytest process share it.
+    """
+    folder = tmp_path_factory.mktemp("bundled")
+    (folder / "keys").write_text("secret\n")
+    words = ("--api-key-file", str(folder / "keys"), "--max-running", "64")
+    running: list[Command] = []
+    with contextlib.ExitStack() as stack:
+
+        def given() -> Command:
+            if not running or running[-1].process.poll() is not None:
+                batches = folder / f"batches-{len(running)}"
+                running.append(stack.enter_context(command(*words, "--batches", str(batches))))
+            return running[-1]
+
+        yield given
 
 
 @pytest.fixture(scope="module")

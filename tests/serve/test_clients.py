@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -40,12 +40,8 @@ TOOLS: Any = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text("secret\n")
-    batches = tmp_path_factory.mktemp("clients") / "batches"
-    with command("--api-key-file", str(file), "--max-running", "64", "--batches", str(batches)) as running:
-        yield running
+def server(bundled_server: Callable[[], Command]) -> Command:
+    return bundled_server()
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +346,7 @@ def test_the_engine_is_killed_under_load_and_comes_back(server: Command, http: h
     assert _metric(http, "engine_restarts_total") == 1
 
 
+@pytest.mark.slow  # `test_process` refuses it in words, and in `test_wait_ready` an engine ends the command
 def test_what_the_engine_cannot_load_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--port", "0", "--kv-memory", "1KiB"]) == 2
     said = capsys.readouterr()

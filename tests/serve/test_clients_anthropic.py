@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from http_support import MODEL, Command, command
+from http_support import MODEL, Command
 
 from torchwright.serve.openai.anthropic_request import MessagesRequest
 from torchwright.serve.openai.parse import parse
@@ -51,9 +51,8 @@ TALK: Any = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Command]:
-    with command("--api-key", "secret") as running:
-        yield running
+def server(bundled_server: Callable[[], Command]) -> Command:
+    return bundled_server()
 
 
 @pytest.fixture(scope="module")

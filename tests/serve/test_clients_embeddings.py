@@ -19,6 +19,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 from folders import minilm
 from text_artifacts import eager_artifact
 
+pytestmark = pytest.mark.slow
+"""`test_process` embeds by the engine, `test_http_trouble` over HTTP, and `test_workload_encoder` compares with
+sentence-transformers."""
 TEXTS = [
     "A cat sleeps on the warm stove.",
     "The kitten is taking a nap by the fire.",

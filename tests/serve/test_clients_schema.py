@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.http.openapi import document
 
+pytestmark = pytest.mark.slow
+"""`test_http_server` and `test_http_fields` refuse bad requests by hand."""
 ERRORS = {"message", "type", "param", "code"}
 
 

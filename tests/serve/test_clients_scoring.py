@@ -55,6 +55,7 @@ def rows_of(served: ServedEncoder, texts: list[str], pairs: list[str] | None = N
     return [found[place] for place in range(len(texts))]
 
 
+@pytest.mark.plain("None", "torch.nn.modules.linear.Identity")
 @pytest.mark.parametrize(
     "name", [None, "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"]
 )
@@ -94,6 +95,7 @@ def test_a_folder_that_sentence_transformers_wrote_is_a_cross_encoder(tmp_path: 
     assert ServedEncoder(out, tw.load(out).model, [], 512).ready.score_activation == "none"
 
 
+@pytest.mark.plain("multi_label_classification")
 @pytest.mark.parametrize("kind", [None, "multi_label_classification", "regression"])
 def test_classes_are_those_of_transformers(kind: str | None, tmp_path: Path) -> None:
     names = {0: "sport", 1: "news", 2: "weather"}
@@ -111,6 +113,7 @@ def test_classes_are_those_of_transformers(kind: str | None, tmp_path: Path) -> 
         assert one == pytest.approx({row["label"]: row["score"] for row in other}, abs=1e-4)
 
 
+@pytest.mark.plain("Llama")
 @pytest.mark.parametrize("kind", ["Bert", "Llama"])
 def test_a_classifiers_folder_is_served_as_it_is(kind: str, tmp_path: Path) -> None:
     """Long and short texts together: the folder's rows are those of its artifact."""

@@ -6,34 +6,35 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from http_support import MODEL, command
+from http_support import MODEL, Command, command
 
 PROGRAMS = Path(__file__).parent / "sglang_programs.py"
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. " * 12
+KEY = {"Authorization": "Bearer secret"}
 SPECIAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True}
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with command() as server:
-        yield server.url
+def url(bundled_server: Callable[[], Command]) -> str:
+    return bundled_server().url
 
 
-def test_six_programs_of_the_language_run(url: str) -> None:
+def test_six_programs_of_the_language_run() -> None:
     python = os.environ.get("SGLANG_PYTHON")
     if python is None:
         pytest.skip(
             "no sglang here: `pip install --no-deps sglang`, and SGLANG_PYTHON=PATH of its environment"
         )
-    done = subprocess.run(
-        [python, str(PROGRAMS), url], capture_output=True, text=True, timeout=240, check=False
-    )
+    with command() as server:
+        done = subprocess.run(
+            [python, str(PROGRAMS), server.url], capture_output=True, text=True, timeout=240, check=False
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["server"] == MODEL
@@ -54,7 +55,7 @@ def test_six_programs_of_the_language_run(url: str) -> None:
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
-    response = httpx.post(f"{url}/generate", json=body, timeout=60)
+    response = httpx.post(f"{url}/generate", json=body, headers=KEY, timeout=60)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -111,7 +112,7 @@ def test_a_judge_of_several_turns(url: str) -> None:
 
 
 def test_an_expansion_in_parallel_shares_its_prefix(url: str) -> None:
-    httpx.post(f"{url}/flush_cache", json={"empty_cache": True}).raise_for_status()
+    httpx.post(f"{url}/flush_cache", json={"empty_cache": True}, headers=KEY).raise_for_status()
     prompt = post(url, {"text": LONG, "sampling_params": {"max_new_tokens": 0}})["meta_info"]["prompt_tokens"]
     rows = post(
         url, {"text": [f"{LONG}\nTip {i}:" for i in range(4)], "sampling_params": {"max_new_tokens": 4}}

@@ -42,7 +42,12 @@ def test_a_draft_that_is_right_is_accepted(
         assert name != "no proposals" or row["proposed_tokens"] == 0
     greedy = rows[0.0, "draft model"]
     assert greedy["accepted_tokens"] == greedy["proposed_tokens"]
-    assert main(words) == 0
+
+
+@pytest.mark.slow  # the rows as above, measured again
+def test_the_table_names_who_proposed(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    model, twin = map(str, folders)
+    assert main(["bench", model, "--draft", twin, "--dtype", "bf16", *SIZES]) == 0
     assert "draft model and n-gram" in capsys.readouterr().out
 
 

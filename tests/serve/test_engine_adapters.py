@@ -379,7 +379,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("times", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_loading_and_unloading_leaves_nothing(times: int, llama: LoadedDecoder, tmp_path: Path) -> None:
     """Four sets of weights in turn under one name, each asked once."""
     made = engine(llama)

@@ -112,7 +112,7 @@ def check(model: LoadedDecoder, seed: int, count: int, longest: int, threads: in
     return together.stats()
 
 
-@pytest.mark.parametrize("seeds", [(3, 5, 7), pytest.param(tuple(range(10)), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [(3, 5), pytest.param(tuple(range(10)), marks=pytest.mark.slow)])
 def test_any_company_gives_the_same_tokens(model: LoadedDecoder, seeds: tuple[int, ...]) -> None:
     stats = [check(model, seed, count=12, longest=60, threads=2 if seed == 5 else 1) for seed in seeds]
     # Each of the disturbances was there.

@@ -55,8 +55,8 @@ def run(served: ServedRecognizer, found: dict[str, list[Segment]], steps: int = 
 
 
 def test_company_changes_nothing(served, folder, tmp_path):
-    one, samples_T = sound(tmp_path, 11.3)
-    two, three = (sound(tmp_path, seconds)[0] for seconds in (6.1, 9.7))
+    one, samples_T = sound(tmp_path, 6.3)
+    two, three = (sound(tmp_path, seconds)[0] for seconds in (3.1, 4.7))
     alone = load_speech(folder).transcribe(samples_T, language="en").segments
     options = Options(language="en")
     found: dict[str, list[Segment]] = {}

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from torchwright.workloads.language import BUNDLED
 
+pytestmark = pytest.mark.slow
+"""`test_engine_weights`, `test_engine_control`, `test_http_generate` and `test_grammar_lark` drive each by itself."""
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 PROMPT = list(range(5, 105))
 

@@ -59,11 +59,10 @@ def test_greedy_answers_are_those_of_the_model(server: OfflineServer, folder: Pa
 
 def test_each_form_of_request_is_answered_or_refused_by_itself(server: OfflineServer) -> None:
     talk = [{"role": "user", "content": "hi"}]
-    chat, response, choice, stream, unknown, other, wrong = server.answer(
+    chat, response, stream, unknown, other, wrong = server.answer(
         [
             asked(CHAT, messages=talk),
             Asked(RESPONSES, json.dumps({"input": "hi", "max_output_tokens": 8}).encode()),
-            asked(COMPLETIONS, prompt="a or b: ", guided_choice=["yes", "no"]),
             asked(CHAT, messages=talk, stream=True),
             asked(CHAT, messages=talk, colour="red"),
             asked(CHAT, messages=talk, model="gpt-4o"),
@@ -75,13 +74,18 @@ def test_each_form_of_request_is_answered_or_refused_by_itself(server: OfflineSe
     assert chat["usage"]["completion_tokens"] <= 12
     assert isinstance(response, dict)
     assert response["object"] == "response"
-    assert text(choice) in ("yes", "no")
     refused = [
         (answer.status, answer.param)
         for answer in (stream, unknown, other, wrong)
         if isinstance(answer, ApiError)
     ]
     assert refused == [(400, "stream"), (400, "colour"), (404, "model"), (404, "url")]
+
+
+@pytest.mark.slow  # `test_grammars` compiles for a server, in a process that takes seconds to start
+def test_a_grammar_is_kept_to(server: OfflineServer) -> None:
+    [choice] = server.answer([asked(COMPLETIONS, prompt="a or b: ", guided_choice=["yes", "no"])])
+    assert text(choice) in ("yes", "no")
 
 
 def test_a_fault_of_the_engine_is_no_row_s_fault(

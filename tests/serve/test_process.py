@@ -132,6 +132,7 @@ def encoder_artifact(tmp_path: Path) -> Path:
     return tmp_path / "artifact"
 
 
+@pytest.mark.slow  # `test_clients` talks to the process by way of HTTP
 def test_a_request_from_loading_to_idle(peer: Peer) -> None:
     ready = peer.opened()
     assert isinstance(ready, EngineReady)
@@ -340,7 +341,6 @@ def test_an_artifact_is_served_with_its_own_draft(tmp_path: Path) -> None:
         assert len(served.engine.size.draft) == (wanted is not None)
 
 
-@pytest.mark.slow
 def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> None:
     served = opened(model=str(encoder_artifact))
     assert isinstance(served, ServedEncoder)

@@ -31,7 +31,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
 
 def test_each_setting_has_a_ratio_and_its_interval(llama: LoadedDecoder, tmp_path: Path) -> None:
     folder = drafts.write_head(llama.folder, tmp_path / "head")
-    rows = served_gain(llama, folder, PROMPTS, seconds=2.0, agree=0.1)
+    rows = served_gain(llama, folder, PROMPTS, seconds=0.4, agree=0.1)
     assert [(row["batch"], row["temperature"]) for row in rows] == [(1, 0.0), (1, 0.8), (4, 0.0), (4, 0.8)]
     for row in rows:
         assert row["verdict"] in ("gains", "loses", "open")

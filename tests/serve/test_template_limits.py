@@ -51,6 +51,7 @@ def asked(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> list[An
     return asyncio.run(run())
 
 
+@pytest.mark.slow  # `test_reading` answers conversations that are read apart
 def test_a_template_is_rendered_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _, prompts in asked(tmp_path, "{{ messages[0].content }}!", monkeypatch):
         [ids] = prompts.items

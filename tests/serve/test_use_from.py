@@ -70,10 +70,8 @@ def test_the_page_has_a_block_for_every_client() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "title",
-    [title if title == "OpenAI's SDK" else pytest.param(title, marks=pytest.mark.slow) for title in PYTHON],
-)
+@pytest.mark.slow  # `test_clients` uses OpenAI's SDK in this process
+@pytest.mark.parametrize("title", PYTHON)
 def test_a_block_of_python_prints_an_answer(title: str, running: Running) -> None:
     python = environment(title)
     program = PYTHON[title].replace("http://127.0.0.1:8000", running.url)
