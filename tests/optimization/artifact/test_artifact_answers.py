@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from in_process import trials_in_process
+from in_process import own_cache, trials_in_process
 from small_artifacts import INPUT, made, mlp, seal
 from torchwright.cli import main
 from torchwright.core.errors import ArtifactError, WorkloadError
@@ -81,9 +81,19 @@ def saved(tmp_path: Path, model: nn.Module) -> Path:
     return result.save(tmp_path / "saved")
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        trials_in_process(patch, 0.9, cache=folder / "cache")
+        return saved(folder, mlp())
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return saved(tmp_path, mlp())
+def path(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to spoil, whose signature is still this user's."""
+    own_cache(monkeypatch, written.parent / "cache")
+    return Path(shutil.copytree(written, tmp_path / "saved"))
 
 
 @pytest.mark.slow

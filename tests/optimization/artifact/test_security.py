@@ -308,7 +308,7 @@ def mutated(
 def test_a_file_with_anything_wrong_in_it_loads_or_is_told_in_words(
     eager: Path, free: Path, native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    mutated([eager, free, free, native], 40, 0, tmp_path, monkeypatch)
+    mutated([eager, free, free, native], 16, 0, tmp_path, monkeypatch)
 
 
 @pytest.mark.sweep

@@ -65,9 +65,8 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*list(CLASSES)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(CLASSES)[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_class_of_a_library_that_was_not_imported(name: str, tmp_path: Path) -> None:
     library = name.partition(".")[0]
     pytest.importorskip(library)

@@ -68,7 +68,7 @@ def test_tiles_hold_less_and_are_blended(tmp_path: Path) -> None:
     assert (before - after).norm() < 0.5 * before.norm()
 
 
-@pytest.mark.plain("step1-pixart-4 are the fewest")
+@pytest.mark.slow  # the contract of techniques has reasons of every technique
 @pytest.mark.parametrize(
     ("step", "family", "said"),
     [

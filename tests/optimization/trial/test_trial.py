@@ -207,7 +207,7 @@ class Unpacked:
 @pytest.mark.parametrize(
     ("deed", "reason"),
     [
-        (fail, "ValueError: no such luck"),
+        pytest.param(fail, "ValueError: no such luck", marks=pytest.mark.slow),
         pytest.param(leave, "the process that trials are forked from has ended", marks=pytest.mark.slow),
         pytest.param(hang, "not done after 8 s, the time that was left", marks=pytest.mark.slow),
     ],

@@ -71,7 +71,8 @@ def test_otherwise_trials_have_the_threads_of_the_user(tmp_path: Path, options: 
     assert (given.threads, given.any_threads) == (threads, False)
 
 
-@pytest.mark.parametrize("any_threads", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("any_threads", [False, True])
 def test_a_trial_compiles_for_any_number_of_threads_where_that_is_asked(
     tmp_path: Path, any_threads: bool
 ) -> None:
