@@ -392,7 +392,7 @@ def _on(call: Callable[[Path], None], file: str) -> Callable[[Path], None]:
 def test_a_few_wrong_files(
     sources: dict[str, Source], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    fuzz(sources, 30, 0, tmp_path, record_property)
+    fuzz(sources, 12, 0, tmp_path, record_property)
 
 
 @pytest.mark.sweep

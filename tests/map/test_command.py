@@ -88,7 +88,10 @@ def test_rows_in_answers_out(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert said(capsys)["computed_parts"] == 0
     assert main(["map", str(folder), str(source), "-o", str(out), "--truncate"]) == 2
     assert "options.truncate was false and is true" in capsys.readouterr().err
-    (tmp_path / "bad.txt").write_text("\x00\n" * 2 + "   .   \n")
+
+
+@pytest.mark.slow  # one more start of torch; `test_isolation` answers or rejects every row
+def test_a_file_without_a_row_that_can_be_read_is_an_error(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "worse.jsonl").write_text("{\n" * 3)
     assert main(["map", str(folder), str(tmp_path / "worse.jsonl"), "-o", str(tmp_path / "w")]) == 2
 
