@@ -247,7 +247,7 @@ def test_words_make_a_run_and_the_command_says_what_it_did(tmp_path: Path) -> No
         str(out),
     ]
     more = ["--set", "head.steps=2", "--set", "context=64", "--epochs", "0.3", "--quiet", "--json"]
-    more += ["--set", "evaluation.served_s=2"]
+    more += ["--set", "evaluation.served_s=0.4"]
     found = CliRunner().invoke(verb_train.command, [*words, *more], catch_exceptions=False)
     told = json.loads(found.stdout)
     assert told["model"] == str(out / "model")

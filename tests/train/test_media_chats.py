@@ -156,6 +156,7 @@ def test_a_run_writes_adapters_that_are_answered_with(tmp_path: Path) -> None:
     assert answers[0] != answers[1]
 
 
+@pytest.mark.slow  # `test_media_lora` has peft load adapters
 def test_peft_loads_them_and_answers_alike(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     import transformers

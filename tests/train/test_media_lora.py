@@ -33,6 +33,7 @@ def stirred(model: Media) -> Media:
     return model.eval()
 
 
+@pytest.mark.plain("True")
 @pytest.mark.parametrize("dora", [False, True])
 def test_merged_and_unmerged_answer_alike(tmp_path: Path, dora: bool) -> None:
     import transformers

@@ -45,6 +45,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.plain("resnet")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_resuming_equals_not_stopping(tmp_path: Path, kind: str) -> None:
     """Weights, what batch norms noted, the optimizer's state and losses, bit for bit, over the end of the files."""

@@ -172,10 +172,6 @@ def test_gradients_are_near_those_of_bf16(tmp_path: Path, precision: str) -> Non
     assert not torch.equal(*grads)
 
 
-QUICK = (("float8_tensorwise", True), ("float8_rowwise", False))
-"""Two processes start for each."""
-
-
 def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[float]]:
     """Output and both gradients of a float8 layer, whose parts are of very different sizes."""
     torch.manual_seed(0)
@@ -206,14 +202,8 @@ def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[f
     return [tensor.float().flatten().tolist() for tensor in (y.detach(), x.grad, whole)]
 
 
-@pytest.mark.plain("float8_tensorwise-True")
-@pytest.mark.parametrize(
-    ("precision", "columns"),
-    [
-        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
-        for pair in itertools.product(get_args(Precision)[2:5], (True, False))
-    ],
-)
+@pytest.mark.slow  # `test_gather` proves float8 over two processes
+@pytest.mark.parametrize(("precision", "columns"), itertools.product(get_args(Precision)[2:5], (True, False)))
 def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, columns: bool) -> None:
     """To the bit, but for the one product that is summed over processes, in bfloat16."""
     assert precision.startswith("float8")
@@ -227,12 +217,12 @@ def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, col
             assert torch.equal(one, other)
 
 
-@pytest.mark.plain("bf16-selective")
+@pytest.mark.slow  # `test_trainer_run` learns, and recomputation changes no bit
 @pytest.mark.parametrize(
     "changes",
     [
         {"precision": "float8_rowwise", "recompute": "full"},
-        pytest.param({"precision": "mxfp8", "recompute": "selective"}, marks=pytest.mark.slow),
+        {"precision": "mxfp8", "recompute": "selective"},
         {"precision": "bf16", "recompute": "selective"},
     ],
     ids=lambda changes: "-".join(changes.values()),

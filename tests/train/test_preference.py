@@ -178,7 +178,7 @@ def test_adapters_begin_at_the_reference(tmp_path: Path, base: Path) -> None:
     assert figures[3]["reward_margin"] > figures[1]["reward_margin"]
 
 
-@pytest.mark.plain("float8_tensorwise")
+@pytest.mark.slow  # `test_precision` rounds, and other tests here learn in float32
 @pytest.mark.parametrize("precision", ["float8_tensorwise", "mxfp8"])
 def test_low_precision_is_the_references_too(tmp_path: Path, base: Path, precision: str) -> None:
     """Model and reference round alike; a float8 scale is of all answers that are computed together."""

@@ -162,7 +162,8 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "the optimizer moves otherwise with dp_replicate",
     ),
 }
-QUICK = ("own loads", "ring forgets")
+QUICK = ("own loads",)
+"""`test_parallel_pieces` compares the ring with one process."""
 
 
 def proof_of(fault: str, folder: Path, **changes: Any) -> Proof:

@@ -205,7 +205,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "experts" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+    "name", [name if name == "one process" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )
 def test_a_run_file_is_proved_with_all_it_says(name: str, tmp_path: Path) -> None:
     path = make_run(tmp_path, **{"micro_batches": 1, **RUNS[name]})
@@ -293,9 +293,8 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(
-    "text", [text if text == "cp=3" else pytest.param(text, marks=pytest.mark.slow) for text in ODD]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ODD)
 def test_odd_degrees_are_proved(text: str) -> None:
     layout = Layout.parse(text)
     result = prove("odd", [in_layout(layout)], decoder_config(SMOL, "the test"))

@@ -16,6 +16,7 @@ from torchwright.train.recommender.trainer import train_recommender
 from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 
+@pytest.mark.plain("dlrm")
 @pytest.mark.parametrize("towers", [False, True], ids=["dlrm", "two towers"])
 def test_resuming_equals_not_stopping(tmp_path: Path, towers: bool) -> None:
     """Dense layers, tables, both optimizers' state and losses, bit for bit, over the end of the files."""

@@ -11,8 +11,8 @@ from torchwright.train.sequence.placement import Shard, local_shape, reshaped
 
 TOLERANCE = 1e-10
 REWRITTEN = ["llama", "gpt2", "bert", "mistral", "pooled"]
-AT_NIGHT = {"gpt2", "mistral"}
-"""Models that attend as `llama` does, with learned positions or a window."""
+AT_NIGHT = {"gpt2", "mistral", "bert"}
+"""Models that attend as `llama` or `pooled` do, with learned positions or a window."""
 REFUSED = ["mamba", "convolution"]
 
 

@@ -65,6 +65,7 @@ def test_python_runs_between_two_layers_of_the_backward_pass() -> None:
     torch.testing.assert_close(model.layers[1].bias.grad, torch.ones(2))
 
 
+@pytest.mark.plain("2")
 @pytest.mark.parametrize("at", [2, 6])
 def test_an_evaluation_is_broken_off_and_the_run_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
