@@ -103,6 +103,7 @@ def test_tables_progress_and_results_are_shown_in_any_encoding(locale: str, tmp_
         assert done.stdout.replace(b"\xff", b"").isascii()
 
 
+@pytest.mark.plain("words0-0-ascii", "words3-2-ascii")
 @pytest.mark.parametrize(
     "locale", ["ascii", *(pytest.param(name, marks=pytest.mark.slow) for name in LOCALES if name != "ascii")]
 )

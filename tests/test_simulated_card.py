@@ -98,6 +98,7 @@ def test_language(folder: Path, text: Path, steps: tuple[str, ...], monkeypatch:
     assert workload.compare(wanted, found).drop_high < (0.5 if "w4a8" in steps else 0.02)
 
 
+@pytest.mark.plain("sentences")
 @pytest.mark.parametrize("make", [sentences, pictures])
 def test_rows(make: Any, tmp_path: Path) -> None:
     workload = make(tmp_path)

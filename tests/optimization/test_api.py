@@ -267,6 +267,7 @@ def raises(model: Any) -> float:
     raise RuntimeError("labels are missing")
 
 
+@pytest.mark.plain("no_number-nan")
 @pytest.mark.parametrize(
     ("metric", "words"),
     [

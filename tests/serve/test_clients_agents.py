@@ -80,7 +80,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         yield found
 
 
-@pytest.mark.plain("plain-Cline", "plain-Codex", "plain-Continue")
+@pytest.mark.plain("plain-Codex")
 @pytest.mark.parametrize("name", AGENTS)
 def test_what_an_agent_sends_is_answered(name: str, running: Running) -> None:
     for feature, check in agent_checks(name, running.url, MODEL, "unused").items():

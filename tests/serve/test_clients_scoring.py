@@ -55,7 +55,7 @@ def rows_of(served: ServedEncoder, texts: list[str], pairs: list[str] | None = N
     return [found[place] for place in range(len(texts))]
 
 
-@pytest.mark.plain("None", "torch.nn.modules.linear.Identity")
+@pytest.mark.plain("None")
 @pytest.mark.parametrize(
     "name", [None, "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"]
 )

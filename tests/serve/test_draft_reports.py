@@ -56,6 +56,7 @@ def served(model: LoadedDecoder, draft: Draft, *submits: Submit, **options: Any)
 PROMPT = words(24, seed=7, vocabulary=4096)
 
 
+@pytest.mark.plain("right")
 def test_a_stop_token_among_accepted_ones_ends_the_answer(model: LoadedDecoder, draft: Draft) -> None:
     """sglang#31599 and #33758, koboldcpp#1276, transformers#47912: before the limit, and nothing comes behind."""
     whole = alone(model, request("a", PROMPT, 30))[0].tokens
@@ -75,6 +76,7 @@ def test_scores_are_those_without_a_draft(model: LoadedDecoder, draft: Draft) ->
     assert found.prompt_logprobs == wanted.prompt_logprobs
 
 
+@pytest.mark.plain("right")
 def test_penalties_and_the_least_number_of_tokens_hold(model: LoadedDecoder, draft: Draft) -> None:
     """vllm#26317: what changes logits changes those that verify too."""
     whole = alone(model, request("a", PROMPT, 12))[0].tokens
@@ -90,6 +92,7 @@ def test_penalties_and_the_least_number_of_tokens_hold(model: LoadedDecoder, dra
     assert len(found["min", 0].tokens) >= 9
 
 
+@pytest.mark.plain("right")
 def test_answers_keep_to_a_grammar(model: LoadedDecoder, draft: Draft) -> None:
     """sglang#9187, #20148, #24283 and #21723, vllm#11484: they end, and are those without a draft."""
     schema = {"type": "object", "properties": {"sure": {"type": "boolean"}, "n": {"enum": [1, 22, 333]}}}

@@ -81,6 +81,7 @@ def some(count: int, tokens: int = 24, **options: Any) -> list[Submit]:
     ]
 
 
+@pytest.mark.plain("llama-head", "gemma2-twin", "lfm2-twin")
 @pytest.mark.parametrize("kind", ["head", "twin"])
 def test_answers_are_those_without_a_draft(kind: str, loaded: LoadedDecoder, tmp_path: Path) -> None:
     """Greedy and sampled ones, several at once, in chunks of a few tokens, with few pages."""

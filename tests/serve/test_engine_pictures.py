@@ -78,6 +78,7 @@ def test_answers_are_those_of_generate_in_any_company(loaded: LoadedDecoder) -> 
             same(found[one.id, 0], alone(loaded, one)[0])
 
 
+@pytest.mark.plain("Qwen3_5", "Gemma3")
 def test_a_second_question_on_the_same_picture_finds_it_cached(loaded: LoadedDecoder) -> None:
     long = "A text that is longer than a page comes first. "
     first = shows(loaded, "a", long, RED, " What is this?")
@@ -116,7 +117,7 @@ def test_turns_of_text_and_of_pictures_share_what_they_have_in_common(loaded: Lo
     assert made.stats().prefix_hits
 
 
-@pytest.mark.plain("Gemma3", "Qwen3VL")
+@pytest.mark.plain("Qwen3VL")
 def test_a_preempted_sequence_sees_its_pictures_again(loaded: LoadedDecoder) -> None:
     asked = [shows(loaded, str(n), f"Number {n}: ", RED, " ", BLUE, "?", tokens=40) for n in range(4)]
     pages = 3 + 2 * -(-(len(asked[0].ids) + 40) // PAGE)
@@ -171,6 +172,7 @@ def test_a_fault_of_the_encoder_ends_its_request_alone(
     same(found["b", 0], alone(loaded, good)[0])
 
 
+@pytest.mark.plain("Qwen3VL")
 def test_embeddings_are_kept_within_a_bound(loaded: LoadedDecoder) -> None:
     vision = loaded.vision
     assert vision is not None

@@ -84,6 +84,7 @@ def drawn(count: int) -> list[Submit]:
     ]
 
 
+@pytest.mark.plain("bart")
 def test_company_changes_nothing(loaded: LoadedSeq2Seq) -> None:
     engine, submits, results = made(loaded, max_running=5, step_tokens=64), drawn(12), Results()
     waiting = list(submits)

@@ -48,6 +48,7 @@ def test_logits_are_those_of_transformers(vit):
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.plain("vit")
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["vit", "resnet"])
 def test_exports_as_one_graph(kind, request):

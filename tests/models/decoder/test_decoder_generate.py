@@ -43,6 +43,7 @@ def hf_greedy(model: Any, ids: list[int], count: int) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
+@pytest.mark.plain("llama", "mistral-window")
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window", "olmoe"])
 def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = build(name)

@@ -26,6 +26,7 @@ def alone(model: LoadedDecoder) -> list[torch.Tensor]:
     return [model.logits(token_ids(1, length, seed=length))[0] for length in LENGTHS]
 
 
+@pytest.mark.plain("olmoe", "mistral-window", "deepseek-v3", "gemma4")
 @settings(
     max_examples=12,
     deadline=None,

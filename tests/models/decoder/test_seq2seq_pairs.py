@@ -43,6 +43,7 @@ def opened(folder: Path, name: str = "t5", count: int = 30, **options) -> Seq2Se
     )
 
 
+@pytest.mark.plain("t5")
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_the_loss_is_that_of_transformers(tmp_path: Path, name: str) -> None:

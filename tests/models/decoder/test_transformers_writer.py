@@ -62,7 +62,7 @@ MODELS = {
 }
 
 
-@pytest.mark.plain("Cohere 2, past its sliding window", "BLOOM")
+@pytest.mark.plain("BLOOM")
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder = save(MODELS[name](), tmp_path)

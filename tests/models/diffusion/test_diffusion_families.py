@@ -64,6 +64,7 @@ def test_pictures_are_diffusers_own_to_the_bit(made: tuple[Path, Any]) -> None:
     assert told[-1][0] == told[-1][1] == len(told)
 
 
+@pytest.mark.plain("flux", "stable_diffusion", "sana")
 def test_all_of_it_is_float32(made: tuple[Path, Any]) -> None:
     """A table of places in float64 had kept bfloat16 from being tried on films at all."""
     from torchwright.models.diffusion.folder import open_pipeline

@@ -88,6 +88,7 @@ def test_components_and_the_whole_answer_alike(pixart: Path) -> None:
     assert set(errors(apart, whole).values()) == {0.0}
 
 
+@pytest.mark.plain("int8_weight_only")
 @pytest.mark.parametrize("technique", ["int8_dynamic", "int8_weight_only", "int4_weight_only"])
 def test_quantization_keeps_to_its_component(pixart: Path, technique: str) -> None:
     fault = from_step(Step(name=technique)).available(get_device("cpu").identify())
@@ -198,6 +199,7 @@ def test_layers_kept_in_float32_are_given_it_inside_of_a_wrapper(pixart: Path) -
     assert all(error < 2e-2 for error in found.values())  # sums in another order, in bfloat16
 
 
+@pytest.mark.plain("others2")
 @pytest.mark.parametrize("others", [(), ("dtype",), ("channels_last", "dtype")])
 def test_a_pipeline_in_4_bits_still_reads_its_weights(pixart: Path, others: tuple[str, ...]) -> None:
     """A text encoder's feed-forward casts what it passes on to the type of the next layer's weight."""

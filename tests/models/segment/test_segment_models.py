@@ -203,6 +203,7 @@ def test_points_and_a_box_are_one_object(folder: Path) -> None:
     assert masks[0].points == ((20.0, 20.0), (30.0, 30.0), (80.0, 50.0))
 
 
+@pytest.mark.plain("sam2")
 def test_bfloat16_leaves_coordinates_alone(folder: Path) -> None:
     image = picture(60, 90)
     wide, narrow = tw.load_segmenter(folder), tw.load_segmenter(folder, torch.bfloat16)

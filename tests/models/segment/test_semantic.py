@@ -54,6 +54,7 @@ def seen(maps: list[torch.Tensor]) -> dict[str, Any]:
     return {"maps": maps, "classes": CLASSES, "finite": True}
 
 
+@pytest.mark.plain("size0")
 @pytest.mark.parametrize("size", [(60, 90), (130, 51)])
 def test_it_answers_as_in_transformers(folder: Path, size: tuple[int, int]) -> None:
     segmenter, theirs = (

@@ -79,7 +79,7 @@ def test_no_word_is_lost_doubled_or_broken(folder, batch, monkeypatch):
 def test_a_part_has_the_tokens_that_it_has_alone(folder):
     model = opened(folder)
     samples = np.concatenate(
-        [np.concatenate([noise(random.uniform(0.5, 3)), np.zeros(RATE // 2, np.float32)]) for _ in range(8)]
+        [np.concatenate([noise(random.uniform(0.5, 3)), np.zeros(RATE // 2, np.float32)]) for _ in range(5)]
     )
     cut = list(parts(of_samples(samples), WINDOW))
     assert np.array_equal(np.concatenate([part for _, part in cut]), samples)

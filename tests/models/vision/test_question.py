@@ -37,7 +37,7 @@ def write_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", placeholder))
 
 
-@pytest.mark.plain("Llava", "Qwen2_5_VL", "Idefics3", "LlavaOnevision")
+@pytest.mark.plain("Qwen2_5_VL", "Idefics3")
 @pytest.mark.parametrize("name", vlms.named_hosts())
 def test_a_question_has_the_tokens_of_the_models_own_processor(name: str, tmp_path: Path) -> None:
     vlms.save(name, tmp_path)

@@ -89,6 +89,7 @@ def test_a_picture_has_the_same_bits_beside_others(name: str, kind: str, tmp_pat
         assert torch.equal(found.embed(picture).rows_NE, rows)
 
 
+@pytest.mark.plain("Qwen2VL")
 @pytest.mark.parametrize("name", ["Qwen2_5_VL", "Qwen2VL"])
 def test_pictures_in_one_call_do_not_touch_each_other(name: str, tmp_path: Path) -> None:
     """The layers take rows of several pictures: bitwise as alone, and a picture of NaN stays by itself."""

@@ -275,6 +275,7 @@ class Pooled(nn.Module):
         return self.left(x) * self.right(x)
 
 
+@pytest.mark.plain("bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_maximum_is_taken_of_integers_where_only_integers_are_read_of_it(dtype: str) -> None:
     x = torch.randn(2, 3, 24, 24)
