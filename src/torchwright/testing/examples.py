@@ -68,7 +68,7 @@ def _language(folder: Path) -> Workload:
     config = LlamaConfig(**SIZES, num_key_value_heads=2, bos_token_id=0, eos_token_id=1)
     model = _saved(config, "AutoModelForCausalLM", folder)
     text = folder / "text.txt"
-    text.write_text((BUNDLED / "eval.txt").read_text(encoding="utf-8")[:20_000], encoding="utf-8")
+    text.write_text((BUNDLED / "eval.txt").read_text(encoding="utf-8")[:8_000], encoding="utf-8")
     return from_target(model, prompt_tokens=64, new_tokens=8, eval_text=text)
 
 

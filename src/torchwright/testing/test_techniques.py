@@ -54,12 +54,18 @@ def relative_error(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 
 @functools.cache
+def forms(name: str, model: str) -> tuple[Technique, ...]:
+    """The default of a technique, and each of its variants on one of the models."""
+    technique = techniques.get(name)()
+    return technique, *technique.variants(make(model)[0])
+
+
+@functools.cache
 def options(name: str) -> list[Technique]:
     """Every form of a technique that is worth a test: the default, and each variant on each model."""
     found = {name: techniques.get(name)()}
     for model in MODELS:
-        target, _ = make(model)
-        found |= {str(v.step()): v for v in techniques.get(name)().variants(target)}
+        found |= {str(v.step()): v for v in forms(name, model)[1:]}
     return list(found.values())
 
 
@@ -148,7 +154,7 @@ class TestOnModels:
         """Outputs on fresh inputs, in whatever order they lie, against the float64 original; the coverage adds up; the
         original is untouched."""
         cls = techniques.get(name)
-        for technique in (cls(), *cls().variants(make(model)[0])):
+        for technique in forms(name, model):
             target, inputs = make(model)
             original = copy.deepcopy(target.model)
             target.model = copy.deepcopy(target.model)
@@ -175,7 +181,7 @@ class TestOnModels:
     def test_rows_do_not_influence_each_other(self, name: str, model: str) -> None:
         """One row 100 times as large, or of NaN: the others stay within the tolerance. No engine runs them here."""
         cls = techniques.get(name)
-        for technique in (cls(), *cls().variants(make(model)[0])):
+        for technique in forms(name, model):
             workload, fresh = make_rows(model)
             original = _original(workload)
             target = make_target(workload, get_device("cpu").identify())
@@ -199,7 +205,7 @@ def test_rows_do_not_influence_each_other_where_an_engine_runs_them(
 ) -> None:
     """Like `TestOnModels`, compiled or converted by the engine that the technique asks for or needs."""
     cls = techniques.get(name)
-    for i, technique in enumerate(dict.fromkeys((cls(), *cls().variants(make(model)[0])))):
+    for i, technique in enumerate(dict.fromkeys(forms(name, model))):
         workload, fresh = make_rows(model)
         steps = in_order([technique.step(), *([COMPILER] if "compiled" in technique.needs else [])])
         (tmp_path / str(i)).mkdir()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # most processes that exchange messages have no picture
+    import numpy as np
 
 DTYPES = ("float32", "int64", "bool")
 """Types of a prepared picture's arrays: numbers that encoders read, sizes, and masks of padding."""
@@ -25,6 +27,8 @@ class PictureArray:
 
     def numpy(self) -> np.ndarray:
         """Return the array. Raises `ValueError` for another type than `DTYPES`, or a size that does not fit."""
+        import numpy as np
+
         if self.dtype not in DTYPES:
             raise ValueError(f"an array of {self.dtype}")
         return np.frombuffer(self.content, self.dtype).reshape(self.shape)
@@ -53,6 +57,8 @@ class Picture:
 
 def picture_of(arrays: Mapping[str, np.ndarray], tokens: int) -> Picture:
     """Return the picture of these arrays."""
+    import numpy as np
+
     digest, packed = hashlib.sha256(), dict[str, PictureArray]()
     for name, array in sorted(arrays.items()):
         dtype = next((kind for kind in DTYPES if np.dtype(kind).kind == array.dtype.kind), None)
