@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 import torchwright as tw
-from benchmarks.harness.run import in_short
+from benchmarks.harness.run import Row, in_short, triple
 from benchmarks.harness.turns import orders
 from torchwright.core.records import Interval, Quality, Step
 from torchwright.hardware.devices import default_name, get_device
@@ -215,6 +216,20 @@ def take_turns(all_of_them: Sequence[Contender]) -> Turns:
         if turn + 1 >= ROUNDS[0] and time.perf_counter() - begun > TURN_SECONDS:
             break
     return Turns(rows=rows)
+
+
+def entry_of(each: Contender, turns: Turns, original: str, max_drop: float) -> Row:
+    """Return a contender's figures next to the original's, or the reason for their absence."""
+    if not each.fits:
+        return {"failure": each.failure}
+    loss = each.quality.drop if each.quality else 0.0
+    return {
+        "ms": 1e3 * statistics.median(turns.seconds(each.name)),
+        "versus_eager": triple(turns.speedup(original, each.name)),
+        "loss": loss,
+        "within_budget": loss <= max_drop,
+        "ready_s": round(each.ready_s, 1),
+    }
 
 
 def recipe_of(path: str) -> str:

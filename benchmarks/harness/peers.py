@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.harness.run import in_short, last_line
@@ -107,3 +107,15 @@ def serve(start: Callable[[], tuple[Any, Callable[..., Any]]]) -> None:
             found = {"refused": in_short(error)}
         print(json.dumps(found), file=replies)
     os._exit(0)  # threads that run in the background may not end by themselves
+
+
+def serve_one_of(kinds: Mapping[str, Callable[[str, int], Callable[..., Any]]], *warm: Any) -> None:
+    """Run a peer's side for the arguments KIND PATH THREADS; `warm` is the question that it answers first."""
+
+    def start() -> tuple[None, Callable[..., Any]]:
+        kind, path, threads = sys.argv[1:4]
+        answer = kinds[kind](path, int(threads))
+        answer(*warm)
+        return None, answer
+
+    serve(start)

@@ -193,6 +193,14 @@ def torchwright(*words: object, **how: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started; none where it has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def commit() -> str:
     """Return the commit of the working tree; a tree with changes says so."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=, changed"]

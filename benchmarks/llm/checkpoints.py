@@ -12,7 +12,6 @@ features. The checkpoint as it is takes turns with the original weights under th
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import tempfile
 import time
@@ -80,13 +79,11 @@ def main() -> None:
     options = run.options(__doc__, formats=tuple(FORMATS), threads=torch.get_num_threads())
     torch.set_num_threads(options.threads)
     columns = ("format", "what it becomes", *made.FAMILIES, "same bits", "tokens/s", "over ours")
-    rows = run.Rows(columns=columns)
+    rows = run.Rows(options.json, columns)
     for name in options.formats:
         with tempfile.TemporaryDirectory() as folder:
             found = row(name, Path(folder))
         rows.add(found, cells(found))
-        if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1))
 
 
 def row(name: str, folder: Path) -> Row:

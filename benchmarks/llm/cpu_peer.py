@@ -6,7 +6,6 @@ seconds of the prompt and of a new token.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
@@ -52,12 +51,5 @@ def llama(path: str, threads: int) -> Turn:
     return turn
 
 
-def start() -> tuple[None, Turn]:
-    kind, path, threads = sys.argv[1:4]
-    turn = {"openvino": openvino, "llama": llama}[kind](path, int(threads))
-    turn(16, 4)
-    return None, turn
-
-
 if __name__ == "__main__":
-    peers.serve(start)
+    peers.serve_one_of({"openvino": openvino, "llama": llama}, 16, 4)

@@ -8,7 +8,6 @@ token, and those of a later one.
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,12 +117,5 @@ def llama(path: str, threads: int) -> Turn:
     return turn
 
 
-def start() -> tuple[None, Turn]:
-    kind, path, threads = sys.argv[1:4]
-    turn = {"openvino": openvino, "llama": llama}[kind](path, int(threads))
-    turn(56, 0, 2)
-    return None, turn
-
-
 if __name__ == "__main__":
-    peers.serve(start)
+    peers.serve_one_of({"openvino": openvino, "llama": llama}, 56, 0, 2)

@@ -9,7 +9,6 @@ together. A channels-last copy of the input shows the cost of bringing another l
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -61,14 +60,12 @@ def forms() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
 
 def main() -> None:
     options = run.options(__doc__)
-    rows = run.Rows(columns=("call", "compiled code, µs", "the model, µs", "between them, µs"))
+    rows = run.Rows(options.json, ("call", "compiled code, µs", "the model, µs", "between them, µs"))
     with tempfile.TemporaryDirectory() as folder:
         for index, (name, (model, args)) in enumerate(forms().items()):
             for row in timed(name, model, Case(name="forward", args=args), Path(folder) / f"{index}.pt2"):
                 times = (f"{row[key]:.2f}" for key in ("compiled", "model", "between"))
                 rows.add(row, (row["call"], *times))
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2))
 
 
 def timed(name: str, model: nn.Module, case: Case, path: Path) -> list[Row]:

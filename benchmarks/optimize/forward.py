@@ -88,8 +88,7 @@ def on_other_batches(folder: Path, out: Path) -> Interval | None:
 
 def main() -> None:
     options = run.options(__doc__, only=tuple(MODELS), time_budget=150.0, max_drop=0.03)
-    run.head(COLUMNS)
-    found = {}
+    rows = run.Rows(options.json, COLUMNS)
     for name in options.only:
         with tempfile.TemporaryDirectory() as scratch:
             folder, out = Path(scratch) / "model", Path(scratch) / "out"
@@ -98,18 +97,17 @@ def main() -> None:
             limits = ("--time-budget", options.time_budget, "--max-drop", options.max_drop)
             done = run.torchwright(*words, *limits, check=False)
             if done.returncode:
-                print(run.line((name, size, f"failed: {done.stderr.strip()[-200:]}")), flush=True)
+                failure = done.stderr.strip()[-200:]
+                rows.add({"model": name, "failure": failure}, (name, size, f"failed: {failure}"))
                 continue
-            recipe = found[name] = json.loads(done.stdout)["recipe"]
+            recipe = json.loads(done.stdout)["recipe"]
             others = on_other_batches(folder, out)
         final, kept = recipe["final"], " + ".join(step["name"] for step in recipe["steps"])
         ms = [f"{1e3 * recipe[state]['seconds']:.1f}" for state in ("baseline", "final")]
         gains = (Interval(**recipe["speedup"]), others or "")
         quality = final["quality"]
         cells = (name, size, *ms, *gains, kept, quality["metric"], f"{quality['drop']:.4f}")
-        print(run.line(cells), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=2))
+        rows.add({"model": name, "recipe": recipe}, cells)
 
 
 if __name__ == "__main__":

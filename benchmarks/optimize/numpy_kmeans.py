@@ -4,15 +4,14 @@
     python -m benchmarks.optimize.numpy_kmeans --points 200000 --rounds 5
 
 Every ratio comes from rounds in which NumPy and the compiled function run in turn; it is the median of the
-paired ratios with a 95% bootstrap interval. Each result is compared with NumPy's before and after the timing.
+paired ratios with a 95% interval. Each result is compared with NumPy's before and after the timing.
 """
 
 from __future__ import annotations
 
 import os
-import platform
+import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,10 @@ import torch
 
 from benchmarks.harness import run
 from benchmarks.harness.turns import seconds
+from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.optimization.numpy import compile_numpy
+
+COLUMNS = ("function / NumPy baseline", "type", "threads", "NumPy, ms", "ours, ms", "ratio", "runs as")
 
 
 def kmeans_step(X_ND, means_KD):
@@ -68,7 +70,9 @@ def require_agreement(result: Any, expected: Any, rtol: float) -> None:
         np.testing.assert_allclose(result, expected, rtol=rtol, atol=1e-12 + rtol * np.abs(expected).max())
 
 
-def bench(fn: Callable, args: tuple, threads: int, rounds: int, baseline: Callable | None = None) -> None:
+def bench(
+    rows: run.Rows, fn: Callable, args: tuple, threads: int, rounds: int, baseline: Callable | None = None
+) -> None:
     """Compare and time a function; ``baseline`` is another NumPy function with the same results, if that is quicker."""
     compiled = compile_numpy(fn, threads=threads)
     expected = (baseline or fn)(*args)
@@ -77,34 +81,22 @@ def bench(fn: Callable, args: tuple, threads: int, rounds: int, baseline: Callab
     compiled(*args)
     require_agreement(compiled(*args), expected, rtol)
     both = (lambda: (baseline or fn)(*args)), (lambda: compiled(*args))
-    pairs = [[seconds(call) for call in both] for _ in range(rounds)]
-    numpy_s, compiled_s = (np.array(column) for column in zip(*pairs, strict=True))
+    numpy_s, compiled_s = zip(*([seconds(call) for call in both] for _ in range(rounds)), strict=True)
     require_agreement(compiled(*args), expected, rtol)
-    ratios = numpy_s / compiled_s
-    picks = np.random.default_rng(0).integers(0, rounds, (2000, rounds))
-    low, high = np.quantile(np.median(ratios[picks], axis=1), (0.025, 0.975))
-    report = compiled.report
+    report, ratio = compiled.report, paired_speedup(numpy_s, compiled_s)
     name = fn.__name__ + (f" / {baseline.__name__}" if baseline else "")
-    print(
-        f"{name:42s} {args[0].dtype!s:8s} {threads:2d} {np.median(numpy_s) * 1e3:9.2f}"
-        f" {np.median(compiled_s) * 1e3:9.2f} {np.median(ratios):7.2f} [{low:.2f}, {high:.2f}]"
-        f"  {report.status} ({report.threads} thr), compile {report.compile_seconds:.1f} s",
-        flush=True,
-    )
-    if report.status == "original":
-        print(f"    {report.reason}")
+    ms = [1e3 * statistics.median(times) for times in (numpy_s, compiled_s)]
+    status = f"{report.status} ({report.threads} thr), compile {report.compile_seconds:.1f} s"
+    status += f": {report.reason}" if report.status == "original" else ""
+    row = {"function": name, "type": str(args[0].dtype), "threads": threads, "ms": ms}
+    cells = (name, args[0].dtype, threads, *(f"{each:.2f}" for each in ms), run.times(ratio), status)
+    rows.add(row | {"ratio": run.triple(ratio), "status": status}, cells)
 
 
 def main() -> None:
-    options = run.options(__doc__, json=False, points=2_000_000, rounds=11)
+    options = run.options(__doc__, points=2_000_000, rounds=11)
     cores = len(os.sched_getaffinity(0))
-    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    print(f"{model[0].split(':')[1].strip() if model else platform.processor()}, {cores} cores;", end=" ")
-    print(f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}")
-    print(
-        f"{'function (compiled / NumPy baseline)':42s} {'dtype':8s} {'th':2s}"
-        f" {'NumPy ms':>9s} {'ours ms':>9s} {'ratio':>7s} [95% interval]"
-    )
+    rows = run.Rows(options.json, COLUMNS, note=f"{cores} cores; NumPy {np.__version__}")
     rng = np.random.default_rng(0)
     half = options.points // 2
     X = np.concatenate([rng.normal(5, 1, (half, 2)), rng.normal(10, 1, (half, 2))])
@@ -116,13 +108,13 @@ def main() -> None:
         torch.set_num_threads(threads)
         for dtype in (np.float64, np.float32):
             points = (X.astype(dtype), means.astype(dtype))
-            bench(kmeans_step, points, threads, options.rounds)
+            bench(rows, kmeans_step, points, threads, options.rounds)
             if dtype is np.float64:
-                bench(kmeans_step, points, threads, options.rounds, baseline=kmeans_step_indexed)
-                bench(kmeans_step_indexed, points, threads, options.rounds)
-        bench(rolling_mean_residual, (wave,), threads, options.rounds)
-        bench(pairwise_softmax, (A, B), threads, options.rounds)
-        bench(one_matmul, (square, square), threads, options.rounds)
+                bench(rows, kmeans_step, points, threads, options.rounds, baseline=kmeans_step_indexed)
+                bench(rows, kmeans_step_indexed, points, threads, options.rounds)
+        bench(rows, rolling_mean_residual, (wave,), threads, options.rounds)
+        bench(rows, pairwise_softmax, (A, B), threads, options.rounds)
+        bench(rows, one_matmul, (square, square), threads, options.rounds)
 
 
 if __name__ == "__main__":

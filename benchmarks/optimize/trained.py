@@ -12,7 +12,6 @@ of the search. All live contenders take turns. A contender that fails gives the 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import nn
 
 import torchwright as tw
 from benchmarks.harness import contenders, run
-from benchmarks.harness.contenders import Contender
+from benchmarks.harness.contenders import entry_of
 from benchmarks.harness.engines import ByOnnxRuntime, ByOpenVino
 from benchmarks.harness.run import Row, in_short, times, triple
 from benchmarks.models.trained import pictures, pitch, sentences, voices
@@ -94,10 +93,11 @@ def measured(name: str, options: argparse.Namespace) -> Row:
             "recipe": contenders.recipe_of(out),
             "claim": triple(result.speedup),
             "reference": reference,
-            "contenders": {each.name: entry_of(each, turns, options.max_drop) for each in field},
+            "contenders": {each.name: entry_of(each, turns, ORIGINAL, options.max_drop) for each in field},
         }
+    for each in field:
+        row["contenders"][each.name]["metric"] = each.quality.value if each.quality else reference
     row["contenders"][OURS]["recipe"] = row["recipe"]
-    row["contenders"][ORIGINAL] |= {"metric": reference}
     return row | best_peer(row["contenders"], turns)
 
 
@@ -121,21 +121,6 @@ def peers(name: str, trained: Trained) -> Iterator[tuple[str, nn.Module]]:
             f"OpenVINO {precision}",
             ByOpenVino(model, precision, trained.search, transformer=name in TRANSFORMERS),
         )
-
-
-def entry_of(each: Contender, turns: contenders.Turns, max_drop: float) -> Row:
-    """Return one contender's figures, or the reason for their absence."""
-    if not each.fits:
-        return {"failure": each.failure}
-    found = each.quality
-    return {
-        "ms": 1e3 * statistics.median(turns.seconds(each.name)),
-        "versus_eager": triple(turns.speedup(ORIGINAL, each.name)),
-        "metric": found.value if found else None,
-        "loss": found.drop if found else 0.0,
-        "within_budget": found is None or found.drop <= max_drop,
-        "ready_s": round(each.ready_s, 1),
-    }
 
 
 def best_peer(entries: dict[str, Row], turns: contenders.Turns) -> Row:

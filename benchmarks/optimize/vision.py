@@ -1,7 +1,7 @@
 """Sixteen image, sound and text encoders on a CPU: eager fp32, Torchwright, OpenVINO fp32, bf16 and int8.
 
     python -m benchmarks.optimize.vision [--only NAME:BATCH …] [--max-drop 0.02] [--time-budget SECONDS] [--engines]
-        [--openvino-python PATH] [--json FILE]
+        [--json FILE]
 
 Torchwright stands alone here; with --engines its search may use OpenVINO and ONNX Runtime, too. The accuracy budget
 (relative error of the outputs) is one for all: OpenVINO's best is the fastest of those within it, and the fastest of
@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 import tempfile
 from typing import Any
 
-import torch
+from torch import nn
 
 import torchwright as tw
 from benchmarks.board import rows as board
-from benchmarks.harness import contenders, peers, run
-from benchmarks.harness.run import Row, in_short, times, triple
+from benchmarks.harness import contenders, run
+from benchmarks.harness.contenders import entry_of
+from benchmarks.harness.engines import ByOpenVino
+from benchmarks.harness.run import Row, times, triple
 from benchmarks.models import shapes
-from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
 # fmt: off
@@ -34,27 +34,17 @@ CASES = [
     "transformer_encoder:8", "wav2vec2:1",
 ]
 # fmt: on
-PRECISIONS = ("fp32", "bf16", "int8")
+ORIGINAL, OURS = "eager fp32", "torchwright"
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "int8"}
+ATTEND = ("vit_b16", "minilm_shape", "swin_t", "detr", "transformer_encoder", "wav2vec2")
+"""Models that NNCF quantizes as transformers."""
+SECONDS = 300.0
+"""Limit until a contender can be called."""
 COLUMNS = ("case", "contender", "ms", "over eager", "relative error", "top-1", "within budget")
 
 
-class OpenVino(peers.Peer):
-    """vision_peer.py in an interpreter that has OpenVINO, as a contender's process."""
-
-    def ask(self, *question: Any) -> dict[str, float]:
-        return {"forward": super().ask()}
-
-
 def main() -> None:
-    here = sys.executable if importlib.util.find_spec("openvino") else None
-    options = run.options(
-        __doc__,
-        only=CASES,
-        max_drop=0.02,
-        time_budget=150.0,
-        engines=False,
-        openvino_python=run.Option(default=here, metavar="PATH", help="interpreter with openvino and nncf"),
-    )
+    options = run.options(__doc__, only=CASES, max_drop=0.02, time_budget=150.0, engines=False)
     note = f"relative error allowed: {options.max_drop:.1%}; search: {options.time_budget:.0f} s a case"
     rows = run.Rows(options.json, COLUMNS, note=note)
     for case in options.only:
@@ -78,8 +68,8 @@ def ratios(row: Row) -> dict[tuple[str, str], Any]:
     over = {"ratio_within_budget": board.OPENVINO, "ratio_of_all": f"{board.OPENVINO} at any loss"}
     found = {(board.WHOLE, measure): row[key] for key, measure in over.items() if key in row}
     for name, entry in row["contenders"].items():
-        if name != "eager fp32" and entry.get("within_budget"):
-            found[board.WHOLE if name == "torchwright" else name, board.ORIGINAL] = entry["versus_eager"]
+        if name != ORIGINAL and entry.get("within_budget"):
+            found[board.WHOLE if name == OURS else name, board.ORIGINAL] = entry["versus_eager"]
     return found
 
 
@@ -91,59 +81,39 @@ def measured(name: str, batch: int, options: argparse.Namespace) -> Row:
         out = f"{folder}/artifact"
         limits = {"max_drop": options.max_drop, "time_budget": options.time_budget}
         tw.optimize(model, inputs, without=without, **limits).save(out)
-        torch.save(model.state_dict(), f"{folder}/state.pt")
-        torch.save(list(inputs), f"{folder}/inputs.pt")
-        eager = start("eager fp32", ModuleWorkload(model, inputs))
-        ours = ModuleWorkload(contenders.FromArtifact(model, out), inputs)
-        field = [eager, start("torchwright", ours, reference=eager.observe())]
-        outputs = {each.name: each.observe()[0].outputs[0] for each in field if each.process}
-        original = outputs["eager fp32"]
-        for precision in PRECISIONS if options.openvino_python else ():
-            run.say(f"{name} batch {batch}: OpenVINO {precision}")
-            peer = contenders.Contender(name=f"OpenVINO {precision}")
-            try:
-                arguments = (name, batch, precision, folder, torch.get_num_threads())
-                module = "benchmarks.optimize.vision_peer"
-                peer.process = OpenVino(module, *arguments, python=options.openvino_python)
-                outputs[peer.name] = torch.load(f"{folder}/{precision}.pt", weights_only=True)
-                peer.quality = relative_error([original], [outputs[peer.name]])
-                peer.ready_s = peer.process.hello["ready_s"]
-            except Exception as error:  # whatever a peer dies of is its row
-                peer.failure = in_short(error)
-            field.append(peer)
-        try:
-            timed = contenders.take_turns(field)
-        finally:
-            for each in field:
-                if isinstance(each.process, OpenVino):
-                    each.process.close()
+        original = start(ORIGINAL, ModuleWorkload(model, inputs))
+        if not original.fits:
+            raise SystemExit(f"{name}: {original.failure}")
+        reference, field = original.observe(), [original]
+        modules: dict[str, nn.Module] = {OURS: contenders.FromArtifact(model, out)}
+        for title, precision in PRECISIONS.items() if importlib.util.find_spec("openvino") else ():
+            modules[f"OpenVINO {title}"] = ByOpenVino(model, precision, [inputs], transformer=name in ATTEND)
+        for contender, module in modules.items():
+            run.say(f"{name} batch {batch}: {contender}")
+            workload = ModuleWorkload(module, inputs)
+            field.append(start(contender, workload, reference=reference, seconds=SECONDS))
+        timed = contenders.take_turns(field)
         row: Row = {"case": f"{name}:{batch}", "recipe": contenders.recipe_of(out), "contenders": {}}
-    for each in field:
-        entry: Row = {"failure": each.failure}
-        if each.process and timed.rows[each.name]:
-            seconds = sorted(timed.seconds(each.name))
-            top1 = outputs[each.name].argmax(-1) == original.argmax(-1)
-            error = each.quality.drop if each.quality else 0.0
-            entry = {
-                "ms": 1e3 * seconds[len(seconds) // 2],
-                "versus_eager": triple(timed.speedup("eager fp32", each.name)),
-                "error": error,
-                "top1": top1.double().mean().item() if original.ndim == 2 else None,
-                "within_budget": error <= options.max_drop,
-                "ready_s": round(each.ready_s, 1),
-            }
-            if each.name == "torchwright":
-                entry["recipe"] = row["recipe"]
-        row["contenders"][each.name] = entry
-    theirs = {k: v for k, v in row["contenders"].items() if k.startswith("OpenVINO") and "ms" in v}
-    if "ms" not in row["contenders"]["torchwright"]:
+        for each in field:
+            entry = entry_of(each, timed, ORIGINAL, options.max_drop)
+            row["contenders"][each.name] = entry | ({"top1": top1(reference, each)} if each.fits else {})
+    ours = row["contenders"][OURS]
+    if "ms" not in ours:
         return row
+    ours["recipe"] = row["recipe"]
+    theirs = {k: v for k, v in row["contenders"].items() if k.startswith("OpenVINO") and "ms" in v}
     within = [name for name, entry in theirs.items() if entry["within_budget"]]
     for what, among in (("within_budget", within), ("of_all", list(theirs))):
         if among:
             best = min(among, key=lambda name: theirs[name]["ms"])
-            row |= {what: best, f"ratio_{what}": triple(timed.speedup(best, "torchwright"))}
+            row |= {what: best, f"ratio_{what}": triple(timed.speedup(best, OURS))}
     return row
+
+
+def top1(reference: Any, each: contenders.Contender) -> float | None:
+    """Return the share of a classifier's rows whose most likely class is the original's."""
+    before, after = reference[0].outputs[0], each.observe()[0].outputs[0]
+    return (before.argmax(-1) == after.argmax(-1)).double().mean().item() if before.ndim == 2 else None
 
 
 def cells(case: str, contender: str, entry: Row) -> tuple[str, ...]:
@@ -153,7 +123,7 @@ def cells(case: str, contender: str, entry: Row) -> tuple[str, ...]:
     top1 = "" if entry["top1"] is None else f"{entry['top1']:.3f}"
     within = "yes" if entry["within_budget"] else "no"
     gain = times(entry["versus_eager"])
-    return case, name, f"{entry['ms']:.2f}", gain, f"{entry['error']:.4f}", top1, within
+    return case, name, f"{entry['ms']:.2f}", gain, f"{entry['loss']:.4f}", top1, within
 
 
 if __name__ == "__main__":

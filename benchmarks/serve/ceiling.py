@@ -137,10 +137,9 @@ async def _answer(reader: asyncio.StreamReader) -> int:
 
 def _processes(pid: int) -> dict[str, int]:
     """Return the processes by their role; in a fleet those of its one replica, and the gateway."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     fleet = {
-        role: int(child)
-        for child in children
+        role: child
+        for child in run.children(pid)
         for module, role in FLEET.items()
         if module in Path(f"/proc/{child}/cmdline").read_text()
     }

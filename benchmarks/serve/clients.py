@@ -393,8 +393,7 @@ SMG finds the backend by `/v1/models` and `/version`, and its load by `/v1/loads
 ([serve.md](serve.md#endpoints)); it has no path `/v2/rerank`, which Cohere's client asks for. litellm is given the
 server as `hosted_vllm/NAME` with an `api_base` that ends in `/v1`, or as `anthropic/NAME` with one that does not.
 
-`python -m benchmarks.serve.agent_programs` runs coding agents' own programs against this server; the
-[log](log/2026/server.md) has its results.
+Coding agents' own programs were run against this server as well: the [log](log/2026/server.md) has the results.
 """
 
 

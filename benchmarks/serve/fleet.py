@@ -169,8 +169,7 @@ async def _stream(client: httpx.AsyncClient, body: Row) -> str:
 
 def _replicas(pid: int) -> list[int]:
     """Return the replicas' processes."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if REPLICA in Path(f"/proc/{child}/cmdline").read_text()]
+    return [child for child in run.children(pid) if REPLICA in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def _until(reached: Callable[[], bool]) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.run import children
+
 WORDS = tuple(sorted(name for name in vars(builtins) if name.islower()))
 """Words of random prompts."""
 ROLES = {
@@ -49,9 +51,9 @@ def server(*arguments: str | None) -> Iterator[tuple[str, int]]:
 def processes(pid: int) -> dict[str, int]:
     """Return the server's processes by their role."""
     found = {"http": pid}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for child in children(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        found |= {role: int(child) for module, role in ROLES.items() if module in words}
+        found |= {role: child for module, role in ROLES.items() if module in words}
     return found
 
 

@@ -7,7 +7,6 @@ all requests have ended.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -69,12 +68,5 @@ def vllm(path: str, threads: int) -> Turn:
     return turn
 
 
-def start() -> tuple[None, Turn]:
-    kind, path, threads = sys.argv[1:4]
-    turn = {"openvino": openvino, "vllm": vllm}[kind](path, int(threads))
-    turn(1, 16, 4)
-    return None, turn
-
-
 if __name__ == "__main__":
-    peers.serve(start)
+    peers.serve_one_of({"openvino": openvino, "vllm": vllm}, 1, 16, 4)

@@ -12,7 +12,6 @@ missing peer is skipped with its reason.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -55,7 +54,7 @@ def main() -> None:
     )
     if options.rounds < 2:
         raise SystemExit("--rounds: two or more, of which ratios have an interval")
-    rows = run.Rows(note=f"load {os.getloadavg()[0]:.0f}")
+    rows = run.Rows(options.json, note=f"load {os.getloadavg()[0]:.0f}")
     for shape in options.shape:
         with TemporaryDirectory() as scratch:
             peers = start(options, shape, make(shape, Path(scratch)))
@@ -63,8 +62,7 @@ def main() -> None:
                 for batch in options.batch:
                     for tokens in options.tokens:
                         rows += compare(peers, shape, batch, tokens, options.rounds)
-                        if options.json:
-                            Path(options.json).write_text(json.dumps(rows, indent=1))
+                        rows.write()
             finally:
                 for peer in peers.values():
                     peer.close()

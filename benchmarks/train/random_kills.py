@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.harness import run
-from benchmarks.harness.run import Row
+from benchmarks.harness.run import Row, children
 from torchwright.train.ledger import read_account
 from torchwright.train.run.observe.metrics import read_figures
 from torchwright.train.run.runtime.checkpoint import FOLDER, whole
@@ -85,13 +85,6 @@ def begin(folder: Path, steps: int) -> subprocess.Popen[bytes]:
             stderr=log,
             start_new_session=True,
         )
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def kill_at_random(
