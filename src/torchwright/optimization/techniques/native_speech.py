@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
@@ -17,31 +16,28 @@ from torchwright.hub.folder import read_config
 from torchwright.models.decoder.precision import Precision
 from torchwright.models.speech.load import NATIVE
 from torchwright.models.speech.native_calls import NativeCalls
-from torchwright.optimization.techniques.base import Phase, Target, Technique
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+from torchwright.optimization.techniques.base import Target
+from torchwright.optimization.techniques.shared.own_layers import OwnLayers
 
 
 @dataclass(frozen=True, kw_only=True)
-class NativeSpeech(Technique):
+class NativeSpeech(OwnLayers):
     """Run a speech model on Torchwright's own encoder and decoder: packed weights, paged cache, a step as one call."""
 
     name: ClassVar[str] = "native_speech"
-    phase: ClassVar[Phase] = Phase.GRAPH
-    own_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"speech", "eager"})
-    gives: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights"})
-    removes: ClassVar[frozenset[str]] = frozenset(
-        ["eager", "exportable", "float32", "floating", "float_weights", "layers", "linear", "sdpa"]
-    )
-    tolerance: ClassVar[float] = 3e-2
+    counted: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear, PackedLinear)
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The dtype of weights and activations; in float32, linear layers are PyTorch's and cannot be quantized."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return None if device.kind == "cpu" else f"its kernels are for CPUs; this device is {device.kind}"
+        return None if device.kind == "cpu" else f"its kernels are for cpu; this device is {device.kind}"
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
     def variants(self, target: Target) -> Iterable[Self]:
         yield replace(self, dtype="bfloat16")
@@ -59,15 +55,8 @@ class NativeSpeech(Technique):
         except ModelError as error:
             return error.reason
 
-    def apply(self, target: Target) -> None:
-        workload: Any = target.workload
-        # transformers' weights go before ours come: both together are more than a machine may hold.
-        target.model = nn.Identity()
-        gc.collect()
-        dtype, native = DTYPES[self.dtype], NATIVE[read_config(workload.folder)["model_type"]]
-        target.model = NativeCalls(native.load_native(workload.folder, dtype, Precision()))
-        target.compute_dtype = dtype
-        target.settings.engine = "native_speech"
-        packed = sum(isinstance(module, PackedLinear) for module in target.model.modules())
-        layers = sum(isinstance(module, nn.Linear | PackedLinear) for module in target.model.modules())
-        self.cover(target, layers, unit="layers", kernel="packed bf16" if packed else "PyTorch's float32")
+    def load(self, workload: Any, device: str) -> tuple[nn.Module, str]:
+        native = NATIVE[read_config(workload.folder)["model_type"]]
+        model = NativeCalls(native.load_native(workload.folder, self.compute_dtype, Precision()))
+        packed = any(isinstance(module, PackedLinear) for module in model.modules())
+        return model, "packed bf16" if packed else "PyTorch's float32"
