@@ -7,10 +7,13 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import adapter_option, decoder_options, revision_option, trust_option
-
-FLAGS = ("quantize", "kv", "dtype", "adapter", "revision")
-"""Options that the server takes as they are."""
+from torchwright.cli.options import (
+    adapter_option,
+    count_option,
+    decoder_options,
+    revision_option,
+    trust_option,
+)
 
 
 @click.command("chat")
@@ -24,13 +27,7 @@ FLAGS = ("quantize", "kv", "dtype", "adapter", "revision")
     show_default="1",
     help="How freely it answers.",
 )
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="as many as fit",
-    help="Most tokens of an answer.",
-)
+@count_option("--max-tokens", show_default="as many as fit", help="Most tokens of an answer.")
 @decoder_options
 @adapter_option
 @revision_option

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import json_option, parse_settings
+from torchwright.cli.options import count_option, json_option, parse_settings
 from torchwright.cli.printing import console, print_json
 from torchwright.core.errors import WorkloadError
 from torchwright.core.process.interrupts import importing
@@ -50,7 +50,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
             help="A field of the run file's [data], as in text_column=body; the value is JSON or text. Repeatable.",
         ),
         click.option("--dpo", is_flag=True, help="FILES: rows are pairs of answers, one preferred."),
-        click.option("--context", type=click.IntRange(min=1), metavar="N", help="FILES: tokens of a window."),
+        count_option("--context", help="FILES: tokens of a window."),
         click.option(
             "--model",
             type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -10,6 +10,7 @@ import click
 from torchwright.cli.completion import targets
 from torchwright.cli.options import (
     byte_count,
+    count_option,
     finite,
     json_option,
     quiet_option,
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
     show_default="the target's first",
     help="Of weights and arithmetic, such as int8.",
 )
-@click.option(
+@count_option(
     "--max-batch",
-    type=click.IntRange(min=1),
-    metavar="N",
     show_default="none; 16, or the example's, where the runtime plans memory ahead",
     help="The largest number of rows.",
 )

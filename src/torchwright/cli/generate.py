@@ -9,6 +9,7 @@ import click
 
 from torchwright.cli.options import (
     adapter_option,
+    count_option,
     decoder_options,
     device_option,
     json_option,
@@ -42,13 +43,7 @@ from torchwright.core.process.interrupts import importing
     metavar="FILE",
     help="A video before the prompt, for models that take videos: MP4, WebM, GIF and others. Repeatable.",
 )
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="64, or as many as fit",
-    help="Most tokens to generate.",
-)
+@count_option("--max-new-tokens", show_default="64, or as many as fit", help="Most tokens to generate.")
 @click.option(
     "--temperature",
     type=float,

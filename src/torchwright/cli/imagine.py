@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import json_option, quiet_option, trust_option
+from torchwright.cli.options import count_option, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
 from torchwright.core.ansi import CLEAR_LINE, takes_movement
 from torchwright.core.process.files import check_writable, replacing
@@ -77,10 +77,8 @@ class _Size(click.ParamType):
 @click.option(
     "--size", type=_Size(), metavar="HxW", show_default="the model's", help="Height and width in pixels."
 )
-@click.option(
+@count_option(
     "--frames",
-    type=click.IntRange(min=1),
-    metavar="N",
     show_default="the fewest after 1",
     help="Of a film, where the model makes films; the file is an animated PNG.",
 )

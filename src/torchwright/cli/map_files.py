@@ -14,6 +14,7 @@ from torchwright.cli.failures import packages_of
 from torchwright.cli.options import (
     adapter_option,
     byte_count,
+    count_option,
     decoder_options,
     json_option,
     quiet_option,
@@ -93,17 +94,15 @@ class Shard(click.ParamType[tuple[int, int]]):
 @click.option(
     "--format", "output_format", type=click.Choice(["jsonl", "parquet"]), help="Of a folder's parts."
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Take the first N rows.")
+@count_option("--limit", help="Take the first N rows.")
 @click.option(
     "--dry-run", is_flag=True, help="Plan: count rows and parts, and what is missing. Writes nothing."
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the model takes.")
 @click.option("--all-labels", is_flag=True, help="Classifiers: the score of each label.")
 @click.option("--chat", is_flag=True, help="Language models: a text is a user's message, not a beginning.")
-@click.option(
+@count_option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
     show_default="64, or as many as fit with messages",
     help="Language models: most tokens of an answer.",
 )
@@ -119,17 +118,13 @@ class Shard(click.ParamType[tuple[int, int]]):
     metavar="JSON",
     help='More fields of each request in OpenAI\'s form, such as \'{"stop": ["\\n"]}\'; of a transcript, its options.',
 )
-@click.option(
+@count_option(
     "--workers",
-    type=click.IntRange(min=1),
-    metavar="N",
     show_default="as many as the artifact's threads leave room for",
     help="Processes, each pinned to cores of its own.",
 )
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of each.")
-@click.option(
-    "--part-rows", type=click.IntRange(min=1), metavar="N", show_default="the task's", help="Rows of a part."
-)
+@count_option("--threads", help="Threads of each.")
+@count_option("--part-rows", show_default="the task's", help="Rows of a part.")
 @click.option(
     "--part-timeout",
     "part_seconds",
@@ -155,12 +150,10 @@ class Shard(click.ParamType[tuple[int, int]]):
 @click.option(
     "--kv-memory", callback=byte_count, metavar="BYTES", help="Language models: memory for keys and values."
 )
-@click.option(
+@count_option(
     "--max-running",
-    type=click.IntRange(min=1),
     default=ModelOptions.max_running,
     show_default=True,
-    metavar="N",
     help="Language models: rows that are computed side by side.",
 )
 @click.option(

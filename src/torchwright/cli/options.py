@@ -20,6 +20,12 @@ from torchwright.core.share import share
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
+
+def count_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+    """Return an option that takes a whole number, 1 or more."""
+    return click.option(*names, type=click.IntRange(min=1), metavar="N", **attributes)
+
+
 set_option = click.option(
     "--set",
     "settings",
@@ -38,12 +44,8 @@ trust_option = click.option(
     help="Load the native code of an artifact, even if this user did not build it here.",
 )
 
-tokens_option = click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="the workload's",
-    help="Encoders and other models of text: where texts are cut.",
+tokens_option = count_option(
+    "--tokens", show_default="the workload's", help="Encoders and other models of text: where texts are cut."
 )
 eval_text_option = click.option(
     "--eval-text",
@@ -65,12 +67,8 @@ points_option = click.option(
     show_default="the workload's",
     help="Models that segment: the grid of points on each picture.",
 )
-steps_option = click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="the workload's",
-    help="Pipelines that make pictures: steps of the denoiser.",
+steps_option = count_option(
+    "--steps", show_default="the workload's", help="Pipelines that make pictures: steps of the denoiser."
 )
 size_option = click.option(
     "--size",
@@ -96,7 +94,6 @@ settings_option = click.option(
 
 def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options for the size of one call. By default the workload decides."""
-    positive = click.IntRange(min=1)
     for name, help in reversed(
         (
             ("--batch", "Sequences or images in one call."),
@@ -104,9 +101,7 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ("--new-tokens", "Language models: tokens to generate."),
         )
     ):
-        command = click.option(name, type=positive, metavar="N", show_default="the workload's", help=help)(
-            command
-        )
+        command = count_option(name, show_default="the workload's", help=help)(command)
     return command
 
 

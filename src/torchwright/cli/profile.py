@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from torchwright.cli.options import (
+    count_option,
     eval_text_option,
     json_option,
     quiet_option,
@@ -34,14 +35,7 @@ from torchwright.core.process.interrupts import importing
     is_flag=True,
     help="Of an artifact: apply its recipe again, step by step, and profile after each.",
 )
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=10,
-    show_default=True,
-    help="Operators shown of each stage.",
-)
+@count_option("--top", default=10, show_default=True, help="Operators shown of each stage.")
 @click.option(
     "-o",
     "--out",

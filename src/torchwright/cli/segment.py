@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import LocalFile, json_option, quiet_option, trust_option
+from torchwright.cli.options import LocalFile, count_option, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json, say
 from torchwright.core.ansi import CLEAR_LINE, takes_movement
 from torchwright.core.errors import TorchwrightError
@@ -83,13 +83,7 @@ class _Numbers(click.ParamType):
     show_default="32",
     help="--everything: N x N points.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="64",
-    help="--everything: points that are decoded at once.",
-)
+@count_option("--batch", show_default="64", help="--everything: points that are decoded at once.")
 @click.option(
     "--dtype",
     type=click.Choice(["fp32", "bf16"]),

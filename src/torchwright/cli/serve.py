@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from torchwright.cli.failures import packages_of
 from torchwright.cli.options import (
     byte_count,
+    count_option,
     decoder_options,
     on_device,
     revision_option,
@@ -95,28 +96,22 @@ GATEWAY = (
     help="Fetch pictures of http and https URLs from this host, which may name a port, as HOST:PORT. It must have a "
     "public address, unless HOST is an address itself. Repeatable; without it pictures come as data URLs alone.",
 )
-@click.option(
+@count_option(
     "--max-running",
-    type=click.IntRange(min=1),
     default=ENGINE.max_running,
     show_default=True,
-    metavar="N",
     help="Answers in progress at the same time.",
 )
-@click.option(
+@count_option(
     "--max-queue",
-    type=click.IntRange(min=1),
     default=ENGINE.max_queue,
     show_default=True,
-    metavar="N",
     help="Answers that wait for their turn. What comes beyond is refused with status 429.",
 )
-@click.option(
+@count_option(
     "--step-tokens",
-    type=click.IntRange(min=1),
     default=ENGINE.step_tokens,
     show_default=True,
-    metavar="N",
     help="Tokens of one step, at least as many as run. Fewer make answers wait less for the prompts of others.",
 )
 @click.option(
@@ -126,13 +121,7 @@ GATEWAY = (
     show_default="half of the available memory",
     help="Memory for keys and values, such as 4GiB.",
 )
-@click.option(
-    "--max-context",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="the model's",
-    help="Tokens of prompt and answer together.",
-)
+@count_option("--max-context", show_default="the model's", help="Tokens of prompt and answer together.")
 @click.option(
     "--speculate",
     type=click.Choice(["ngram", "none"]),
