@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import sys
@@ -18,8 +17,6 @@ from torchwright.serve.fleet.asking import Answer, ask
 from torchwright.serve.fleet.gateway import Gateway, Place
 from torchwright.serve.fleet.replicas import Replica
 from torchwright.serve.fleet.status import StatusServer, application
-
-log = logging.getLogger("torchwright.serve")
 
 LOOK_SECONDS = 0.1
 """Between two looks at the running requests of a fleet that ends."""

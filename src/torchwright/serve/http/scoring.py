@@ -6,6 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,16 +59,7 @@ async def classify(service: Service, request: Request) -> Response:
                 "num_classes": len(logits),
             }
         )
-    return Json(
-        {
-            "id": new_id("classify-"),
-            "object": "list",
-            "created": int(time.time()),
-            "model": service.name,
-            "data": data,
-            "usage": _usage(tokens),
-        }
-    )
+    return _listed(service, "classify-", data, tokens)
 
 
 async def score(service: Service, request: Request) -> Response:
@@ -77,18 +69,8 @@ async def score(service: Service, request: Request) -> Response:
         return await judge(service, request, body)
     first, second = body.pairs
     scores, tokens = await _scores(service, request, body, first, second, param="text_2")
-    return Json(
-        {
-            "id": new_id("score-"),
-            "object": "list",
-            "created": int(time.time()),
-            "model": service.name,
-            "data": [
-                {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
-            ],
-            "usage": _usage(tokens),
-        }
-    )
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    return _listed(service, "score-", data, tokens)
 
 
 async def pooling(service: Service, request: Request) -> Response:
@@ -106,16 +88,7 @@ async def pooling(service: Service, request: Request) -> Response:
         {"index": index, "object": "pooling", "data": vector_of(row, body.encoding_format)}
         for index, row in enumerate(rows)
     ]
-    return Json(
-        {
-            "id": new_id("pool-"),
-            "object": "list",
-            "created": int(time.time()),
-            "model": service.name,
-            "data": data,
-            "usage": _usage(tokens),
-        }
-    )
+    return _listed(service, "pool-", data, tokens)
 
 
 async def rerank(service: Service, request: Request) -> Response:
@@ -169,6 +142,12 @@ def activated(logits: Sequence[float], activation: Activation) -> list[float]:
 def _cosine(one: Sequence[float], two: Sequence[float]) -> float:
     product = sum(map(operator.mul, one, two))
     return product / max(math.hypot(*one) * math.hypot(*two), 1e-12)
+
+
+def _listed(service: Service, prefix: str, data: list[dict[str, Any]], tokens: int) -> Response:
+    """Return an answer's rows in vLLM's form."""
+    answer = {"id": new_id(prefix), "object": "list", "created": int(time.time()), "model": service.name}
+    return Json({**answer, "data": data, "usage": _usage(tokens)})
 
 
 def _usage(tokens: int) -> dict[str, int]:

@@ -92,14 +92,16 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-            await self._send(send, self.answer.begin() + self._events(self.first))
+            await send_part(send, self.unread_seconds, self.answer.begin() + self._events(self.first))
             async for batch in self.steps:
                 if events := self._events(batch):
-                    await self._send(send, events)
-            await self._send(send, self.answer.end(), more=False)
+                    await send_part(send, self.unread_seconds, events)
+            await send_part(send, self.unread_seconds, self.answer.end(), more=False)
         except ApiError as error:
             scope["record"].reason = error.message
-            await self._send(send, b"event: error\ndata: " + error.body() + b"\n\n", more=False)
+            await send_part(
+                send, self.unread_seconds, b"event: error\ndata: " + error.body() + b"\n\n", more=False
+            )
         finally:
             self.watcher.cancel()
             await self.steps.aclose()
@@ -108,12 +110,14 @@ class EventStream(Response):
     def _events(self, steps: list[ChoiceUpdate]) -> bytes:
         return b"".join([self.answer.events(step) for step in steps])
 
-    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(self.unread_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        except TimeoutError:
-            raise Gone(f"slow reader: it left the stream unread for {self.unread_seconds:g} s") from None
+
+async def send_part(send: Send, seconds: float, body: bytes, *, more: bool = True) -> None:
+    """Send a part of a stream. Raises `Gone` where the client leaves it unread for so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        raise Gone(f"slow reader: it left the stream unread for {seconds:g} s") from None
 
 
 async def watch(request: Request, abandon: Callable[[str], None]) -> None:

@@ -15,10 +15,10 @@ from torchwright.models.speech.transcript import Options, Window
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.guard import while_there
 from torchwright.serve.http.service import Service
-from torchwright.serve.http.stream import STREAM_HEADERS, watch
+from torchwright.serve.http.stream import STREAM_HEADERS, send_part, watch
 from torchwright.serve.http.upload import read_form
 from torchwright.serve.ids import new_id
-from torchwright.serve.openai.generation import Gone, expect
+from torchwright.serve.openai.generation import expect
 from torchwright.serve.openai.parse import checked
 from torchwright.serve.openai.transcription_answer import TranscriptionAnswer
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
@@ -93,17 +93,12 @@ class _Events(Response):
         async with self.kept:
             await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
             try:
-                await self._send(send, self.answer.put(self.first))
+                await send_part(send, self.unread_seconds, self.answer.put(self.first))
                 async for window in self.windows:
-                    await self._send(send, self.answer.put(window))
-                await self._send(send, self.answer.end(), more=False)
+                    await send_part(send, self.unread_seconds, self.answer.put(window))
+                await send_part(send, self.unread_seconds, self.answer.end(), more=False)
             except ApiError as error:
                 scope["record"].reason = error.message
-                await self._send(send, b"event: error\ndata: " + error.body() + b"\n\n", more=False)
-
-    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(self.unread_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        except TimeoutError:
-            raise Gone(f"slow reader: it left the stream unread for {self.unread_seconds:g} s") from None
+                await send_part(
+                    send, self.unread_seconds, b"event: error\ndata: " + error.body() + b"\n\n", more=False
+                )
