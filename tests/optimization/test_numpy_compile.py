@@ -17,7 +17,6 @@ from torchwright.optimization.numpy import (
     NumpyReport,
     check,
     compile_numpy,
-    progress,
     wrapper,
 )
 
@@ -287,7 +286,7 @@ def test_a_claimed_speed_up_has_at_least_three_rounds_and_an_interval():
 @pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.usefixtures("without_kernels")
 def test_a_long_check_prints_one_line(monkeypatch, capsys, shown):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(wrapper, "QUIET_SECONDS", 0.0)
     compiled = compile_numpy(lambda x: np.exp(x) * 3, measure=False, progress=shown)
     for _ in range(2):
         compiled(np.ones(3))

@@ -107,10 +107,8 @@ class ExportTarget:
     """True if `settings` are per operator, each by "module, operator"."""
     named: ClassVar[bool] = False
     """True if `values` have the operators' own keys, instead of their position within their kind."""
-    machine_code: ClassVar[bool] = False
-    """True if the package is machine code for this processor, instead of data."""
     levels: ClassVar[tuple[str, ...]] = ()
-    """Levels of the processor's family for which such code can be built instead."""
+    """Levels of the processor's family for which a package of machine code can be built."""
     delegates: ClassVar[Mapping[str, Delegate]] = {}
     """The runtime's delegates by name; the first is the default."""
 

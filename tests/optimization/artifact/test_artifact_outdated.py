@@ -14,7 +14,7 @@ from in_process import own_cache
 from small_artifacts import INPUT, edit, made, mlp
 from torchwright.core.errors import OldArtifact
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.artifact.outdated import outdated
+from torchwright.optimization.artifact.load import outdated
 from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard, NumberDomain
 
 NARROW = NumberDomain(values="finite")

@@ -45,7 +45,6 @@ class Aoti(GraphTarget):
 
     name: ClassVar[str] = "aoti"
     runtime: ClassVar[str] = "AOTInductor"
-    machine_code: ClassVar[bool] = True
     levels: ClassVar[tuple[str, ...]] = tuple(VECTOR_BITS)
 
     @classmethod

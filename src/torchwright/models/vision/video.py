@@ -20,7 +20,6 @@ import numpy as np
 from torchwright.core.errors import first_line
 from torchwright.models.vision.picture import MOST_BYTES, PictureError, check_pillow, read_picture
 
-SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".gif", ".webp")
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 CODECS = ("h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mjpeg", "theora")
 """Decoders that are tried on a client's file: what cameras, browsers and telephones write."""

@@ -19,15 +19,16 @@ from torchwright.core.records import Interval, Recipe
 from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import Manifest
-from torchwright.optimization.artifact.outdated import outdated
 from torchwright.optimization.artifact.strategies import ArtifactLoader
 from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.dispatch.module import OptimizedModule
-from torchwright.optimization.engines.dispatch.spec import is_structure
+from torchwright.optimization.engines.dispatch.spec import NumberDomain, is_structure
 from torchwright.optimization.engines.eager import Eager
 from torchwright.workloads.base import Case, Optimized, Run, class_of, from_anywhere
 
 NewShape = Literal["run", "error"]
+ONE_SCALE = b"quantized_decomposed.choose_qparams"
+"""The operator of the older `int8_dynamic`: one activation scale for all rows of a call."""
 
 
 @dataclass(kw_only=True)
@@ -226,3 +227,26 @@ def _self_test(path: Path, run: Run, manifest: Manifest, tolerance: float) -> No
             allowed=f"{tolerance:g}",
             next="optimize again on this machine",
         )
+
+
+def outdated(path: Path, recipe: Recipe, manifest: Manifest, domain: NumberDomain) -> str | None:
+    """Return what an artifact computes wrongly and what to do, or None for one without a known fault.
+
+    `domain` is that of its engine.
+    """
+    steps = {step.name for step in recipe.steps}
+    faults: list[str] = []
+    if "int8_dynamic" in steps and _holds(path / "programs.json", ONE_SCALE):
+        faults.append("rows of a batch influence each other, since int8_dynamic has one scale per call")
+    narrow = "int8_static" in steps or domain != NumberDomain()
+    if narrow and manifest.calls and not any(spec.guards for spec in manifest.calls):
+        faults.append(
+            "calls are not checked for numbers that its engine computes differently, such as NaN or 64-bit integers"
+        )
+    if not faults:
+        return None
+    return f"made by an older version: {'; '.join(faults)}; optimize the model again"
+
+
+def _holds(file: Path, text: bytes) -> bool:
+    return file.is_file() and text in file.read_bytes()

@@ -424,13 +424,6 @@ def _fallback(folder: Path, index: int) -> Path:
     return folder / f"{FALLBACK}{index}"
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
 def handed_over(name: str, program: ExportedProgram) -> CallSpec:
     """Return the graph's inputs and results. Raises `RefusedTechnique` for values that arrays and plain data cannot
     hold.

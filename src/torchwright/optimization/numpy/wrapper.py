@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Unpack, overload
 
@@ -19,7 +21,6 @@ from torchwright.optimization.numpy.narrow import in_float64, narrowed
 from torchwright.optimization.numpy.options import OptionFields, Options
 from torchwright.optimization.numpy.original import numpy_errors_are_trapped, run_original
 from torchwright.optimization.numpy.program import Program, Unchecked
-from torchwright.optimization.numpy.progress import announced
 from torchwright.optimization.numpy.report import NumpyReport, ProgramRefused, first_line
 from torchwright.optimization.numpy.tensors import as_arrays, as_tensors, has_tensors
 
@@ -32,6 +33,8 @@ MAX_TEXTS = 4
 code that reads it is guarded by its value, and so checked anew."""
 MAX_KINDS = 64
 """Kinds of calls that are judged; who calls in ever new ways would wait for a check each time."""
+QUIET_SECONDS = 2.0
+"""A check that ends sooner says nothing: most people wait that long without asking why."""
 
 
 @dataclass(slots=True)
@@ -211,3 +214,21 @@ def _caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextlib.contextmanager
+def announced(what: str, *, shown: bool) -> Iterator[None]:
+    """Print one line to stderr if the block takes longer than QUIET_SECONDS."""
+
+    def say() -> None:
+        line = f"compile_numpy: compiling {what}, longer than {QUIET_SECONDS:g} s so far (progress=False hides this)"
+        print(line, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(QUIET_SECONDS, say)
+    timer.daemon = True
+    if shown:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
