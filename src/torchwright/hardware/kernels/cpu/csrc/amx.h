@@ -12,7 +12,7 @@
 
 namespace TW_ISA {
 
-constexpr int TILE_ROWS = 16;
+using tw::TILE_ROWS;
 
 #if defined(TW_AMX)
 

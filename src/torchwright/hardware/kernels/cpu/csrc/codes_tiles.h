@@ -17,7 +17,9 @@
 #if defined(TW_AMX)
 namespace TW_ISA {
 
-constexpr int64_t TILE = 1024, CODES = 256, TILE_INPUTS = 32;  // bytes of a tile and of its integers; inputs
+using tw::TILE_INPUTS;
+
+constexpr int64_t TILE = 1024, CODES = 256;  // bytes of a tile and of its integers
 
 // Words shifted right, by a product: shifts share the only port of permutations, products do not (a fifth of the time).
 template <int BITS>

@@ -8,6 +8,7 @@ namespace tw {
 
 constexpr int64_t PANEL = 64;   // output features per panel of packed weights
 constexpr int64_t DEPTH = 64;   // input features are padded to a multiple of this
+constexpr int64_t TILE_ROWS = 16, TILE_INPUTS = 32;  // of an AMX tile: rows, and inputs in bfloat16
 constexpr int64_t PAGE = 16;    // tokens per page of the KV cache
 constexpr int64_t LARGEST_HEAD = 576;  // elements of an attention head
 constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order

@@ -147,7 +147,7 @@ class TiledIntegers {
   }
 
  private:
-    // Tiles of tokens up to which widening a panel again for each two of them, next to their products, costs no more than
+  // Tiles of tokens up to which widening a panel again for each two of them, next to their products, costs no more than
   // sums that leave the registers: level at eight, and a tenth slower at 32 of a deep layer.
   static constexpr int64_t FEW = 8;
   static constexpr int64_t SPAN = 32, TOGETHER = 4, CHUNK = 8, UNIT = 2, TILE_FLOATS = TILE / 4;

@@ -127,7 +127,8 @@ void each(int64_t tasks, const Body& body) {
   });
 }
 
-constexpr int64_t TILE_ROWS = 16, TILE_INPUTS = 32;  // of bfloat16
+using tw::TILE_INPUTS, tw::TILE_ROWS;
+
 constexpr int64_t PIECES = 4;  // a thread: enough for them to end together, and none so small that taking it costs more
 
 // Row and panel ranges of a linear layer. A block of rows is small enough for what the kernels read of it again and
