@@ -105,9 +105,23 @@ def _common(fields: Fields, side: Side, heads: int, head_dim: int, layers: int) 
     }
 
 
-def _bart(
-    architecture: str, *, post_norm: bool, embedding_norm: bool = False
+POSITIONED: dict[Side, str] = {"encoder": "max_position_embeddings", "decoder": "max_position_embeddings"}
+
+
+def bart(
+    architecture: str,
+    *,
+    post_norm: bool,
+    embedding_norm: bool = False,
+    context: Mapping[Side, str] = POSITIONED,
+    scaled: bool = True,
 ) -> Callable[[Fields, Side], DecoderConfig]:
+    """Return the reader of a stack with BART's fields.
+
+    `context` names the field of each side's length; embeddings are multiplied where `scale_embedding` says so, if
+    `scaled`.
+    """
+
     def read(fields: Fields, side: Side) -> DecoderConfig:
         model, heads = fields.integer("d_model"), fields.integer(f"{side}_attention_heads")
         if model % heads:
@@ -117,14 +131,14 @@ def _bart(
             **common,
             architecture=architecture,
             feed_forward=fields.integer(f"{side}_ffn_dim"),
-            context=fields.integer("max_position_embeddings"),
+            context=fields.integer(context[side]),
             eps=1e-5,
             activation=_activation(fields, "activation_function", fields.text("activation_function", "gelu")),
             scale=(model // heads) ** -0.5,
             gated=False,
             post_norm=post_norm,
             embedding_norm=embedding_norm,
-            embedding_scale=model**0.5 if fields.flag("scale_embedding", False) else 1.0,
+            embedding_scale=model**0.5 if scaled and fields.flag("scale_embedding", False) else 1.0,
         )
 
     return read
@@ -184,50 +198,42 @@ T5_LINEAR = {
     "gate_up": ("layer.{mlp}.DenseReluDense.wi_0", "layer.{mlp}.DenseReluDense.wi_1"),
     "down": ("layer.{mlp}.DenseReluDense.wo",),
 }
+
+
+def _bart_family(
+    architecture: str,
+    positions: Positions | str,
+    *,
+    post_norm: bool,
+    first_norm: bool = False,
+    skipped: int = 0,
+) -> StackFamily:
+    """Return a family with BART's names; `first_norm` is that of the embeddings."""
+    return StackFamily(
+        read=bart(architecture, post_norm=post_norm, embedding_norm=first_norm and not post_norm),
+        norms="layer",
+        biased=True,
+        norm=BART_NORM,
+        embedding_norm="layernorm_embedding" if first_norm else None,
+        linear=BART_LINEAR,
+        positions=positions,
+        skipped=skipped,
+    )
+
+
 STACKS: dict[str, StackFamily] = {
-    "BartForConditionalGeneration": StackFamily(
-        read=_bart("BartForConditionalGeneration", post_norm=True),
-        norms="layer",
-        biased=True,
-        norm=BART_NORM,
-        embedding_norm="layernorm_embedding",
-        linear=BART_LINEAR,
-        positions=POSITIONS,
-        skipped=2,
+    "BartForConditionalGeneration": _bart_family(
+        "BartForConditionalGeneration", POSITIONS, post_norm=True, first_norm=True, skipped=2
     ),
-    "MBartForConditionalGeneration": StackFamily(
-        read=_bart("MBartForConditionalGeneration", post_norm=False, embedding_norm=True),
-        norms="layer",
-        biased=True,
-        norm=BART_NORM,
-        embedding_norm="layernorm_embedding",
-        linear=BART_LINEAR,
-        positions=POSITIONS,
-        skipped=2,
+    "MBartForConditionalGeneration": _bart_family(
+        "MBartForConditionalGeneration", POSITIONS, post_norm=False, first_norm=True, skipped=2
     ),
-    "MarianMTModel": StackFamily(
-        read=_bart("MarianMTModel", post_norm=True),
-        norms="layer",
-        biased=True,
-        norm=BART_NORM,
-        linear=BART_LINEAR,
-        positions=sinusoids,
+    "MarianMTModel": _bart_family("MarianMTModel", sinusoids, post_norm=True),
+    "M2M100ForConditionalGeneration": _bart_family(
+        "M2M100ForConditionalGeneration", padded_sinusoids, post_norm=False
     ),
-    "M2M100ForConditionalGeneration": StackFamily(
-        read=_bart("M2M100ForConditionalGeneration", post_norm=False),
-        norms="layer",
-        biased=True,
-        norm=BART_NORM,
-        linear=BART_LINEAR,
-        positions=padded_sinusoids,
-    ),
-    "PegasusForConditionalGeneration": StackFamily(
-        read=_bart("PegasusForConditionalGeneration", post_norm=False),
-        norms="layer",
-        biased=True,
-        norm=BART_NORM,
-        linear=BART_LINEAR,
-        positions=sinusoids,
+    "PegasusForConditionalGeneration": _bart_family(
+        "PegasusForConditionalGeneration", sinusoids, post_norm=False
     ),
     "T5ForConditionalGeneration": StackFamily(
         read=_t5,
