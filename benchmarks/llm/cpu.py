@@ -8,7 +8,8 @@ its bytes (packed weights, keys and values) over the measured read bandwidth. Th
 the measured matrix rate of the products' type. Both are those of `torchwright bench`. A shared machine's rates change
 within seconds: they are measured before and after each turn, and the better one is that turn's bound. "of
 bound" is the median of the turns' shares; "of the best" is against the best rate of the whole run. Ratios to peers are
-medians of turns in one run. --quick runs the prompt of 512 and its decode only.
+medians of turns in one run. --quick runs the prompt of 512 and its decode only. llama.cpp's files are written by
+`benchmarks.llm.gguf_shapes`, folders for OpenVINO as `benchmarks.llm.shapes` says.
 """
 
 from __future__ import annotations
