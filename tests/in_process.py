@@ -126,13 +126,13 @@ def trials_in_process(
         own_cache(monkeypatch, cache)
     for room in (
         "torchwright.optimization.trial.client",
-        "torchwright.optimization.search.save",
+        "torchwright.optimization.proof.forms",
         "torchwright.optimization.api",
     ):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
     monkeypatch.setattr("torchwright.optimization.search.compare.COMPARE_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.optimization.trial.timed.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.optimization.search.finish.PROCESSES", 1)
+    monkeypatch.setattr("torchwright.optimization.proof.settle.PROCESSES", 1)
     monkeypatch.setattr(
         "torchwright.optimization.trial.batch_variants.ROWS_COST", float("inf")
     )  # one package, however it was timed

@@ -30,8 +30,9 @@ from torchwright.core.records import (
     StepResult,
 )
 from torchwright.optimization.engines.describe import Description
+from torchwright.optimization.proof.settle import ShippingAttempt, settle
 from torchwright.optimization.search import judging
-from torchwright.optimization.search.finish import ShippingAttempt, settle
+from torchwright.optimization.search.finish import outcome_now
 from torchwright.optimization.search.loop import run
 from torchwright.optimization.search.state import Outcome, Search
 from torchwright.optimization.techniques.base import conversion_of, from_step, techniques
@@ -134,17 +135,22 @@ class World:
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
         return run(self.searching)
 
+    def stretched(self) -> float:
+        """Return the seconds by which the time budget was stretched."""
+        return self.searching.end - self.searching.start - self.budget.time_seconds
+
     def ship(self, *tried: Step | tuple[Step, str], **options: Any) -> Outcome:
         """The same with its last comparison, in a form that is what the search timed, but in a process of its own."""
         self.search(*tried, **options)
         search = self.searching
         search.context.deadline = search.last_moment = 1e9
         steps = search.best.steps
+        if not steps:
+            return outcome_now(search)
         form = ShippingAttempt(
             name="itself",
             start=lambda: self.start(search.context, steps),
-            prove=lambda candidate: judging.settle(search, candidate),
-            itself=not steps,
+            prove=lambda candidate: judging.measure(search, candidate),
         )
         outcome, _, shipped = settle(search, [form])
         if shipped is not None:
@@ -315,7 +321,10 @@ class Process:
 
     def refusals(self, *, steps: tuple[Step, ...], given: frozenset[str]) -> list[tuple[Step, str | None]]:
         assert self.turns == 0, "what was asked for is checked before the original is timed"
-        return [(step, self.world.refused.get(step.name)) for step in steps]
+        reasons = {str(step): reason for step, reason in self.world.variants} | self.world.refused
+        return [
+            (step, reasons.get(str(step)) or from_step(step).available(self.world.device)) for step in steps
+        ]
 
     def describe(self, *, names: tuple[str, ...] | None) -> Description:
         self.world.asked.append(names)

@@ -20,7 +20,7 @@ from torchwright.hardware.devices import get_device
 from torchwright.models.decoder.native import NativeModel
 from torchwright.optimization import api, open_model
 from torchwright.optimization.engines.apply import apply_steps, make_target
-from torchwright.optimization.search.optimize import Request, optimize
+from torchwright.optimization.optimize import Request, optimize
 from torchwright.optimization.techniques.base import parse_step
 from torchwright.workloads.base import Workload
 from torchwright.workloads.encoder import EncoderWorkload

@@ -21,7 +21,7 @@ ALLOWED = {
     "serve/openai/response_answer.py": "`completed_at` of an answer",
     "serve/openai/answers.py": "`created` of an answer",
     "hub/template_sandbox.py": "`strftime_now`, which templates call",
-    "optimization/search/save.py": "`created` of a recipe",
+    "optimization/proof/recipe.py": "`created` of a recipe",
     "train/run/observe/page.py": "the time of day at which a page was written",
     "train/ledger/launcher.py": "when a process began, from its age by the boot clock",
     "train/ledger/write.py": "the beginning of an account, put after the last one's end",

@@ -29,9 +29,9 @@ from benchmarks.optimize.recorded import TRIED, reached, record, wait
 from benchmarks.optimize.zoo import keep
 from torchwright.core.json_file import read_json, typed
 from torchwright.core.records import Budget, Recipe
+from torchwright.optimization.optimize import optimize
 from torchwright.optimization.search import experience
 from torchwright.optimization.search.experience import SearchRecord
-from torchwright.optimization.search.optimize import optimize
 from torchwright.optimization.search.state import Request
 from torchwright.report.terminal import LiveProgress
 from torchwright.workloads.module import ModuleWorkload

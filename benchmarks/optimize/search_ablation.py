@@ -16,8 +16,7 @@ with its whole time. The last column counts the models whose time or gain change
 without it, and no gain lower, does not pay for itself.
 
 A modelled part: layers' errors fall off geometrically (the retreat), and gains of our own steps multiply unless they
-were measured together. With `--cores 2` prefetched compilations run at full speed on the second core; all else stays as
-recorded on one. Components of pipelines, fresh pages, busy machines and the proof are not replayed.
+were measured together. Components of pipelines, fresh pages, busy machines and the proof are not replayed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -44,10 +42,10 @@ import pytest
 import torchwright.optimization.search as room
 from torchwright.core import intervals
 from torchwright.core.records import RELATIVE_ERROR, Budget, Step
-from torchwright.optimization.search import choose, estimate, experience, prefetch_compile
+from torchwright.optimization.search import choose, estimate, experience
 from torchwright.optimization.search.experience import Experience, SearchRecord
 from torchwright.optimization.techniques import base
-from torchwright.optimization.techniques.base import conversion_of, from_step, parse_step
+from torchwright.optimization.techniques.base import from_step, parse_step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from factories import make_device  # pyright: ignore[reportMissingImports]
@@ -69,7 +67,6 @@ CALIBRATION = 0.5
 """Finding 8-bit ranges in conversions."""
 LEAST = 0.3
 """Seconds to prepare what nobody has timed."""
-ABLE = prefetch_compile._compiles_on_one_thread
 DEVICE = make_device(name="AMD EPYC", isa=("avx2", "avx512f", "avx512_vnni"), cores=1)
 
 Change = Callable[[pytest.MonkeyPatch], None]
@@ -123,7 +120,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="changes whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="search every n-th model alone")
     parser.add_argument("--time-budget", type=float, nargs="+", default=[90.0, 300.0])
-    parser.add_argument("--cores", type=int, default=1, help="2: compilations are prefetched")
     parser.add_argument("--constants", action="store_true", help="halve and double every constant, too")
     parser.add_argument("--json", type=Path, help="keep the unchanged search's figures there")
     options = parser.parse_args()
@@ -198,7 +194,7 @@ def replay(found: list[Model], options: argparse.Namespace, change: Change) -> l
         for budget in options.time_budget:
             for model in found[:: options.every]:
                 others = tuple(each.record for each in found if each is not model)
-                runs.append(search(model, others, budget, options.cores))
+                runs.append(search(model, others, budget))
     return runs
 
 
@@ -235,16 +231,11 @@ def remembered(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return answer
 
 
-def search(model: Model, others: tuple[SearchRecord, ...], budget: float, cores: int) -> Run:
+def search(model: Model, others: tuple[SearchRecord, ...], budget: float) -> Run:
     world = Recorded(model)
     world.budget = Budget(max_drop=model.record.max_drop, time_seconds=budget)
     with pytest.MonkeyPatch.context() as patch:
         answer_from(world, patch)
-        if cores > 1:
-            prefetcher = Prefetcher(world)
-            patch.setattr(
-                "torchwright.optimization.search.state.CompilePrefetcher", lambda context: prefetcher
-            )
         outcome = world.search(*map(parse_step, model.steps), records=others)
     begun, kept = world.searching.begun, ("kept", "removed")
     rows = sorted(outcome.rungs, key=lambda rung: rung.ended_seconds or 0.0)
@@ -419,60 +410,6 @@ class Recorded(World):
         return self.model.gain(steps)
 
 
-class Prefetcher:
-    """Stands where the search's own does; a compilation runs at full speed next to a trial until it can be called."""
-
-    able = True
-
-    def __init__(self, world: Recorded) -> None:
-        self.world = world
-        self.running: dict[str, tuple[tuple[Step, ...], float]] = {}
-        """Conversion → its recipe, and the seconds for which it ran."""
-        self.took: dict[str, float] = {}
-
-    def begin(self, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> None:
-        name, current = conversion_of(steps), conversion_of(now)
-        self.running = {key: value for key, value in self.running.items() if key in (name, current)}
-        if name not in (None, current, *self.running, *self.world.converted) and ABLE(steps) and ABLE(now):
-            self.running[name] = steps, 0.0
-
-    @contextmanager
-    def beside(self, steps: tuple[Step, ...]) -> Generator[None]:
-        begun, name = self.world.now, conversion_of(steps) or ""
-        if name in self.running:
-            self.world.spend(self.world.searching.context, self.left(name))
-            self.done(name)
-        try:
-            yield
-        finally:
-            for other, (recipe, ran) in list(self.running.items()):
-                if self.world.now - begun >= self.left(other):
-                    self.done(other)
-                else:
-                    self.running[other] = recipe, ran + self.world.now - begun
-
-    def left(self, name: str) -> float:
-        steps, ran = self.running[name]
-        return self.world.start_seconds + self.compiling(steps) - ran
-
-    def compiling(self, steps: tuple[Step, ...]) -> float:
-        return sum(self.world.cost_of(step) for step in steps if "compiled" in from_step(step).gives)
-
-    def done(self, name: str) -> None:
-        self.took[name] = self.compiling(self.running.pop(name)[0])
-        self.world.converted.add(name)
-
-    def seconds(self, steps: Sequence[Step]) -> float:
-        name = conversion_of(steps) or ""
-        return self.running[name][1] if name in self.running else self.took.get(name, 0.0)
-
-    def is_done(self, steps: Sequence[Step]) -> bool:
-        return conversion_of(steps) in self.took
-
-    def close(self) -> None:
-        self.running.clear()
-
-
 # Changes
 
 
@@ -564,7 +501,6 @@ def other_order(patch: pytest.MonkeyPatch) -> None:
 
 
 MECHANISMS: dict[str, Change] = {
-    "prefetched compilations": lambda patch: patch.setattr(Prefetcher, "able", False),
     "experience": replaced("experience.near", Experience()),
     "experience.given": lambda patch: patch.setattr(Experience, "given", lambda self, losses: self),
     "experience.cost": lambda patch: patch.setattr(Experience, "cost", lambda self, step, unit, guess: guess),
@@ -573,7 +509,7 @@ MECHANISMS: dict[str, Change] = {
     "choose._too_coarse": replaced("choose._too_coarse", False),
     "choose.second_chances": replaced("choose.second_chances", []),
     "choose.in_company": replaced("choose.in_company", None),
-    "attempt.lost_uncompiled": replaced("attempt.lost_uncompiled", None),
+    "attempt._lost_uncompiled": replaced("attempt._lost_uncompiled", None),
     "attempt._retreat": replaced("attempt._retreat", False),
     "finish.ablate": replaced("loop.ablate", None),
     "estimate.proof_seconds": replaced("estimate.proof_seconds", 0.0),

@@ -17,7 +17,7 @@ from torchwright.core.records import Budget
 from torchwright.models.decoder.seq2seq.workload import Seq2SeqWorkload
 from torchwright.models.speech.workload import SpeechWorkload
 from torchwright.optimization.engines.compiled.program import export
-from torchwright.optimization.search.optimize import Request, optimize
+from torchwright.optimization.optimize import Request, optimize
 from torchwright.workloads import sounds
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload

@@ -19,8 +19,8 @@ from torchwright.core.intervals import rms_bounds
 from torchwright.core.records import Interval, Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import make_target
-from torchwright.optimization.search.save import calibration_notes
-from torchwright.optimization.search.verify_artifact import disturbance_note
+from torchwright.optimization.proof.recipe import calibration_notes
+from torchwright.optimization.proof.verify_artifact import disturbance_note
 from torchwright.optimization.techniques.shared.int8 import observe_inputs
 from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
 from torchwright.workloads.module import ModuleWorkload, from_factory, normalise

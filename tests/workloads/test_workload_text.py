@@ -14,7 +14,7 @@ from folders import SENTENCES, change_json, encoder, eval_text, reward, save
 from in_process import trials_in_process
 from torchwright.core.errors import ModelError, WorkloadError
 from torchwright.core.records import Budget, DeviceFacts
-from torchwright.optimization.search.optimize import Request, optimize
+from torchwright.optimization.optimize import Request, optimize
 from torchwright.optimization.techniques.base import Target
 from torchwright.optimization.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.encoding import TextModel, padded

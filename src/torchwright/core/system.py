@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 KILLED = -9
 """The exit code, as `subprocess` gives it, of a process that was killed outright."""
-LAST = 19
-"""The niceness of what runs where nothing else wants to."""
 LOCK_SECONDS = 0.05
 """Between two tries for a lock where the system does not wait itself."""
 
@@ -118,24 +116,6 @@ def kill_descendants() -> None:
     for pid in doomed:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-
-
-def give_way(process: subprocess.Popen[Any] | Any) -> None:
-    """Let a process that was started `apart`, and what it starts, run where others leave a core idle."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PGRP, process.pid, LAST)
-
-
-def stop(process: subprocess.Popen[Any] | Any) -> None:
-    """Let a process that was started `apart`, and what it started, stand still; nothing where it has ended."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGSTOP)
-
-
-def go_on(process: subprocess.Popen[Any] | Any) -> None:
-    """Undo `stop`."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGCONT)
 
 
 def forks() -> bool:

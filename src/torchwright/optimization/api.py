@@ -46,15 +46,15 @@ from torchwright.hub.folder import MTP, read_config, resolve
 from torchwright.optimization import decode_bench
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.folder import Manifest
+from torchwright.optimization.artifact.result import Result
 from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.identity import identity
 from torchwright.optimization.open_model import is_artifact, promise, refuse_for_artifact
+from torchwright.optimization.optimize import optimize as run_optimize
+from torchwright.optimization.proof.verify_artifact import OriginalInProcess, original_in_process
 from torchwright.optimization.rebuild import MEASURE_SECONDS, from_factory, trials, workload_of
 from torchwright.optimization.search.experience import TABLE
-from torchwright.optimization.search.optimize import optimize as run_optimize
-from torchwright.optimization.search.result import Result
 from torchwright.optimization.search.state import Request
-from torchwright.optimization.search.verify_artifact import OriginalInProcess, original_in_process
 from torchwright.optimization.techniques.base import from_step, parse_step, techniques
 from torchwright.optimization.trial.client import TrialProcess, judge
 from torchwright.report.terminal import LiveProgress

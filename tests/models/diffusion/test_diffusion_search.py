@@ -14,7 +14,7 @@ def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None
     import torchwright as tw
     from torchwright.core.records import Step
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.optimization.search.optimize import optimize
+    from torchwright.optimization.optimize import optimize
     from torchwright.optimization.search.state import Request
 
     told: list[Event] = []
@@ -43,7 +43,7 @@ def test_a_pipeline_that_was_compiled_ahead_of_time_draws(pixart: Path, tmp_path
     import torchwright as tw
     from torchwright.core.records import Step
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.optimization.search.optimize import optimize
+    from torchwright.optimization.optimize import optimize
     from torchwright.optimization.search.state import Request
 
     request = Request(
@@ -89,7 +89,7 @@ def test_what_a_user_should_know_is_told_first(
     pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchwright.models.diffusion.workload import DiffusionWorkload
-    from torchwright.optimization.search import optimize as module
+    from torchwright.optimization import optimize as module
     from torchwright.optimization.search.state import Request
 
     told: list[Event] = []

@@ -246,8 +246,8 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
             return start
         return lambda threads: lambda arrays: [1.2 * result for result in start(threads)(arrays)]
 
-    monkeypatch.setattr("torchwright.optimization.search.save.DOUBTFUL", 0.0)
-    monkeypatch.setattr("torchwright.optimization.search.save._room", lambda search: room)
+    monkeypatch.setattr("torchwright.optimization.proof.forms.DOUBTFUL", 0.0)
+    monkeypatch.setattr("torchwright.optimization.proof.forms._room", lambda search: room)
     monkeypatch.setattr(OpenVino, "reader", classmethod(lossier))
     if not widened:
         monkeypatch.setattr(OpenVino, "widen_others", lambda _: False)

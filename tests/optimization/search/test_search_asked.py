@@ -13,8 +13,8 @@ from search_world import fake_world
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
+from torchwright.optimization import optimize as search
 from torchwright.optimization.engines.apply import refusal, seen_target
-from torchwright.optimization.search import optimize as search
 from torchwright.optimization.search.asked import given_by
 from torchwright.workloads.module import ModuleWorkload
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from factories import make_recipe
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import RELATIVE_ERROR, Budget, Step
-from torchwright.optimization.search import verify_artifact
+from torchwright.optimization.proof import forms, verify_artifact
+from torchwright.optimization.proof.settle import ShippingAttempt, settle
 from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, turn_seconds
-from torchwright.optimization.search.finish import ShippingAttempt, finish, settle
 from torchwright.optimization.trial.client import Candidate, TrialFailed
+from torchwright.report.view import OWN_MODULE
 
 WRITE_SECONDS = verify_artifact.PATIENCE * verify_artifact.LEAST_SECONDS
 
@@ -374,30 +376,46 @@ def test_other_rows_leave_the_time_to_judge_what_ships(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "late", "kept"), [(2.0, True, "module"), (2.0, False, "graphs"), (0.01, True, "graphs")]
+    ("export_seconds", "late", "written"), [(0.1, 9.0, True), (5.0, 0.0, False), (0.1, 31.0, False)]
 )
-def test_the_original_is_not_proved_as_graphs_long_after_the_time_is_spent(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, late: bool, kept: str
+def test_the_originals_graphs_are_written_where_they_end_about_in_time(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    export_seconds: float,
+    late: float,
+    written: bool,
 ):
-    """AST's search of 90 s ended after 163, with what its user had before."""
-    world.seconds, world.called_as_is, world.budget = seconds, True, Budget(time_seconds=300.0)
+    """AST's search of 90 s ended after 163, PatchTST's after 191, with what their users had before."""
+    world.export_seconds, world.budget = export_seconds, Budget(time_seconds=300.0)
     world.search(step("fold"))
-    search = world.searching
-    if late:
-        world.now = search.end
+    search, begun = world.searching, []
+    world.now = search.end + late
+    monkeypatch.setattr(forms, "_write_forms", lambda *_, **__: begun.append(search.context.remaining()))
+    contents = forms.Contents(manifest={"self_contained": False})
+    forms._carry_graphs(tmp_path, tmp_path, search, contents, None)
+    assert begun == ([21.0] if written else [])
+    assert contents.manifest["self_contained"] == written
+    assert len(contents.notes) == (not written)
+
+
+def test_the_original_is_written_as_its_caller_makes_it_and_not_proved(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    world.search(step("fold"))
 
     def write(shipping: Any, name: str) -> None:
-        shipping.made[name] = tmp_path / name, SimpleNamespace(manifest={})
+        manifest = {"self_contained": False}
+        shipping.made[name] = tmp_path / name, SimpleNamespace(manifest=manifest)
 
     monkeypatch.setattr(verify_artifact._Shipping, "write", write)
     monkeypatch.setattr(verify_artifact, "ways", lambda *_: {"graphs": "eager", "module": "eager"})
-    monkeypatch.setattr(verify_artifact, "settle", lambda search, forms: (finish(search), forms[0], None))
-    workload: Any = SimpleNamespace(called_as_is=lambda: True)
-    arguments: dict[str, Any] = {
-        "workload": workload,
-        "scratch": tmp_path,
-        "provisional": lambda outcome: None,
-    }
-    found = verify_artifact.verify_artifact(search, **arguments)
-    assert found.folder == tmp_path / kept
-    assert (verify_artifact.NO_GRAPHS in found.outcome.notes) == (kept == "module")
+    found = verify_artifact.verify_artifact(
+        world.searching,
+        workload=None,  # pyright: ignore[reportArgumentType]
+        scratch=tmp_path,
+        provisional=lambda outcome: make_recipe(steps=outcome.best.steps, speedup=outcome.speedup),
+    )
+    assert (found.folder, found.recipe.runs_as) == (tmp_path / "module", OWN_MODULE)
+    assert (found.recipe.speedup.value, found.recipe.steps) == (1.0, ())
+    assert len(world.started) == 1 + len(world.searching.rungs)

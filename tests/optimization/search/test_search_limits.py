@@ -128,7 +128,7 @@ def test_wherever_the_time_ends_there_is_a_result_in_time(
     world.seconds = seconds
     outcome = world.search(step("half"), step("fuse"), step("pool"))
     assert outcome.speedup.low >= 1.0
-    assert outcome.seconds <= 1.1 * world.budget.time_seconds + world.searching.stretched
+    assert outcome.seconds <= 1.1 * world.budget.time_seconds + world.stretched()
     assert world.alive == [(), outcome.best.steps][: 2 if outcome.best.steps else 1]
 
 
@@ -157,7 +157,7 @@ def test_one_promising_candidate_is_tried_where_none_fits_the_time(world: World,
     outcome = world.search(step("fuse"), step("half"), step("settle"))
     assert rows(outcome) == {"fuse": "untried", "half": "kept", "settle": "untried"}
     note = next(note for note in outcome.notes if "stretched" in note)
-    assert note == f"the time budget was stretched by {world.searching.stretched:.0f} s to try half: {why}"
+    assert note == f"the time budget was stretched by {world.stretched():.0f} s to try half: {why}"
     assert note in [event.text for event in world.events if event.kind == "notice"]
 
 

@@ -43,7 +43,7 @@ def test_its_proof_needs_no_time_to_export_and_to_choose_what_answers_how_many_r
     compiled, eager, library = (
         estimate.least_proof_seconds(search, (step(name),)) for name in ("fuse", "half", "library")
     )
-    assert compiled - eager == pytest.approx(estimate.choice_seconds(search))
+    assert compiled - eager == pytest.approx(estimate.comparison_seconds(search))
     graphs = 2 * (search.spent[0].seconds + 3 * search.description.export_seconds)
     assert eager - library == pytest.approx(graphs - search.spent[0].seconds - search.settle_seconds)
     assert compiled > eager > library
@@ -87,6 +87,18 @@ def test_a_variant_of_what_lost_too_much_comes_soon_where_it_rounds_less(
     assert str(world.started[2][-1]) == second
 
 
+def test_the_total_of_a_second_variant_counts_from_the_original_where_that_sits_out(world: World):
+    """It was what our own recipe had reached, times the gain over the first variant."""
+    first, second = step("library", kind="f32"), step("library", kind="int8")
+    world.gain = lambda names: (
+        4.0 if str(second) in names else 2.0 if "library" in names else 3.0 if "fuse" in names else 1.0
+    )
+    world.seconds, world.budget = 6.0, Budget(time_seconds=20000.0)
+    outcome = world.search(first, second, wanted=(step("fuse"),))
+    assert world.started[1:4] == [(step("fuse"),), (first,), (second,)]
+    assert row(outcome, str(second)).total_speedup.value == pytest.approx(4.0)
+
+
 def test_where_it_is_faster_it_takes_the_place_of_all_of_our_own(world: World):
     world.gain = product(library=8.0, half=2.0, fuse=1.5)
     outcome = world.search(step("half"), step("fuse"), step("library"))
@@ -125,10 +137,10 @@ def test_the_first_find_has_turns_beyond_its_time(world: World):
     world.gain, world.seconds = product(library=2.0), 1.5
     world.cost, world.export_seconds = {"library": 85.0}, 0.0
     assert names(world.search(step("library"))) == ["library"]
-    assert world.searching.stretched == 0.0
+    assert world.stretched() == 0.0
     world.cost = {"library": 91.0}
     world.search(step("library"))
-    assert world.searching.stretched > 0.0
+    assert world.stretched() > 0.0
 
 
 def test_what_was_asked_for_stays_where_there_is_no_time_for_turns(

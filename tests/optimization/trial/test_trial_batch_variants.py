@@ -370,7 +370,7 @@ def test_what_was_quickest_answers_other_numbers_of_rows(
     monkeypatch.setattr(batch_variants, "ROWS_COST", 1.03)
     monkeypatch.setattr(batch_variants, "_time_ratios", shares)
     if ROWS not in quickest.values():
-        monkeypatch.setattr("torchwright.optimization.search.save.LATE_SHARE", -2.0)
+        monkeypatch.setattr("torchwright.optimization.proof.forms._room", lambda search: 0.0)
     model, x = Doubled().eval(), torch.randn(8, 16)
     found = tw.optimize(model, x, techniques=["compile"], max_drop=0.05, time_budget=600)
     artifact = found.save(tmp_path / "artifact")

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,14 +58,6 @@ def leave(kept: Path, folder: Path, conversion: Conversion) -> None:
     (beside / CONTENTS).write_text(json.dumps(asdict(conversion)), encoding="utf-8")
     shutil.rmtree(kept, ignore_errors=True)
     beside.rename(kept)
-
-
-def shorten(kept: Path, seconds: float) -> None:
-    """Say of what lies in `kept` that it took so much less: its process stood still meanwhile."""
-    if seconds > 0 and kept.is_dir():
-        conversion = typed(read_json(kept / CONTENTS), Conversion, str(kept))
-        took = max(conversion.seconds - seconds, 0.0)
-        (kept / CONTENTS).write_text(json.dumps(asdict(replace(conversion, seconds=took))), encoding="utf-8")
 
 
 def take(kept: Path, folder: Path) -> Conversion:

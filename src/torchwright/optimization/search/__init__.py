@@ -1,1 +1,1 @@
-"""The search: what is tried, what is kept, and what ships."""
+"""The search: what is tried, and what is kept and why."""

@@ -8,19 +8,28 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.records import CLEARLY, RELATIVE_ERROR, Interval, Quality, Ranked, Step, StepResult
+from torchwright.core.records import (
+    CLEARLY,
+    RELATIVE_ERROR,
+    Coverage,
+    Interval,
+    Quality,
+    Ranked,
+    Step,
+    StepResult,
+)
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
-from torchwright.optimization.search.judging import settle
-from torchwright.optimization.search.state import PATIENCE, Search, Spent, Uncompiled
+from torchwright.optimization.search.judging import measure
+from torchwright.optimization.search.state import PATIENCE, Search, Spent
 from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 
 IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
-RETREAT_SHARES = (0.1, 0.3)
-"""Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+LEFT_ALONE = 0.2
+"""Share of the modules, most sensitive first, that a quantization over budget leaves alone where errors do not add."""
 SHOWN = 16
 """Layers of a ranking that a row keeps beyond those that were left alone."""
 HOPELESS = 6
@@ -42,15 +51,27 @@ def attempt(
     search.tell("trying", str(step))
     started = search.context.clock()
     search.context.deadline = estimate.latest(search, steps)
-    if lost := lost_uncompiled(search, step, steps):
-        wrong = is_wrong(lost.quality, steps, search.budget.max_drop)
-        _drop_early(search, step, lost, wrong=wrong)
-        return retreats and _retreat(search, step, steps, lost.quality, swapped)
+    if lost := _lost_uncompiled(search, step, steps):
+        quality, coverage = lost
+        how = "emulated, and not converted for that" if from_step(step).emulates else "not compiled for that"
+        wrong = is_wrong(quality, steps, search.budget.max_drop)
+        reason = f"{_over_budget(quality, search.budget.max_drop)}; {how}{_report_of(step, wrong)}"
+        search.add(
+            StepResult(
+                step=step,
+                kept=False,
+                status="dropped",
+                reason=reason,
+                quality=quality,
+                coverage=coverage,
+                wrong=wrong,
+            )
+        )
+        return retreats and _retreat(search, step, steps, quality, swapped)
     candidate: Candidate | None = None
     with ExitStack() as stack:
         try:
-            with search.prefetcher.beside(steps):
-                candidate = trial.start_candidate(search.context, steps)
+            candidate = trial.start_candidate(search.context, steps)
             stack.callback(candidate.close)
             search.spend(candidate, search.context.clock() - started)
             kept = _judge(search, step, candidate, swapped)
@@ -72,40 +93,17 @@ def attempt(
     return kept
 
 
-def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
-    """Return the loss of a compiled or converted recipe as seen in eager code, if it is far too much.
+def _lost_uncompiled(
+    search: Search, step: Step, steps: tuple[Step, ...]
+) -> tuple[Quality, tuple[Coverage, ...]] | None:
+    """Return the loss of a compiled or converted recipe as seen in eager code, if it is far too much, and the coverage.
 
-    It is measured once. None where the loss may be within the budget, or measuring takes too long next to compiling.
+    None where the loss may be within the budget, or measuring takes too long next to compiling.
     """
-    found = search.uncompiled.get(str(steps)) or _uncompiled(search, step, steps)
-    if found is None:
-        return None
-    search.uncompiled[str(steps)] = found
-    return found if found.quality.drop > FAR_OVER * search.budget.max_drop else None
-
-
-def screen(search: Search, step: Step, steps: tuple[Step, ...]) -> bool:
-    """Record that a step for whose trial no time is left loses far too much, where eager code shows that in time."""
-    search.context.deadline = estimate.latest(search, steps)
-    if search.context.remaining() < search.spent[0].seconds + search.settle_seconds:
-        return False
-    if lost := lost_uncompiled(search, step, steps):
-        _drop_early(search, step, lost, wrong=False)
-    return lost is not None
-
-
-def _drop_early(search: Search, step: Step, lost: Uncompiled, *, wrong: bool) -> None:
-    how = "not compiled for that" if not from_step(step).emulates else "emulated, and not converted for that"
-    reason = f"{_over_budget(lost.quality, search.budget.max_drop)}; {how}{_report_of(step, wrong)}"
-    search.add(StepResult(step=step, kept=False, status="dropped", reason=reason, wrong=wrong, **vars(lost)))
-
-
-def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
     look = PATIENCE * (search.spent[0].seconds + search.settle_seconds)
     if (
         not (compiles(steps) or from_step(step).emulates)
         or from_step(step).tolerance <= search.budget.max_drop
-        or search.prefetcher.is_done(steps)
         or look > estimate.afresh_seconds(search, steps)
     ):
         return None
@@ -119,12 +117,12 @@ def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompil
         return None  # compiling it will say why
     finally:
         search.context.deadline = deadline
-    return Uncompiled(quality=quality, coverage=prepared.coverage)
+    return (quality, prepared.coverage) if quality.drop > FAR_OVER * search.budget.max_drop else None
 
 
 def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
     """Judge and time a candidate, and record the verdict; the caller closes one that is not kept."""
-    settle(search, candidate)
+    measure(search, candidate)
     if unfit := _unfit(search, step, candidate):
         reason, wrong = unfit
         search.record(step, candidate, None, "dropped", reason, wrong=wrong)
@@ -180,69 +178,57 @@ def _lost_on_other_values(search: Search, candidate: Candidate) -> Quality | Non
 def _retreat(
     search: Search, step: Step, steps: tuple[Step, ...], lost: Quality, swapped: tuple[Step, ...]
 ) -> bool:
-    """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
-    technique = from_step(step)
-    if (
-        lost.drop > HOPELESS * search.budget.max_drop
-        or technique.retreat(()) is None
-        or estimate.no_time(search, steps, before=estimate.ranking_seconds(search, technique))
-    ):
+    """Try the step with its most sensitive modules left alone; return True when that is kept."""
+    ranking_seconds = estimate.ranking_seconds(search, from_step(step))
+    hopeless = lost.drop > HOPELESS * search.budget.max_drop
+    if hopeless or estimate.no_time(search, steps, before=ranking_seconds):
         return False
-    ranking = ranked(search, step, steps)
-    drop = lost.drop
-    for count in counts(technique, ranking, lost, search.budget.max_drop):
-        names = tuple(each.name for each in ranking[:count])
-        milder = technique.retreat(names)
-        assert milder is not None
-        if len(names) >= len(ranking) or estimate.no_time(search, steps):
-            return False
-        smaller = milder.step()
-        rest = [kept for kept in steps if kept != step]
-        search.tell(
-            "trying", f"{step.name} without the {len(names)} most sensitive of {len(ranking)} modules"
-        )
-        kept = attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False)
-        shown = tuple(ranking[: len(names) + SHOWN])
-        last = replace(search.rungs[-1], ranking=shown, ranked=len(ranking))
-        search.rungs[-1] = last
-        if kept:
-            return True
-        if last.speedup is not None:
-            return False  # within the budget now, and still not faster
-        if last.quality is not None and last.quality.drop > drop:
-            search.notes.append(
-                f"{step}: no further retreat, with {len(names)} of {len(ranking)} modules left alone the loss is "
-                f"{last.quality.drop:.2%}, before it was {drop:.2%}"
-            )
-            return False
-        drop = drop if last.quality is None else last.quality.drop
-    return False
+    found = milder_step(search, step, steps, lost)
+    if found is None or estimate.no_time(search, steps):
+        return False
+    milder, count, ranking = found
+    search.tell("trying", f"{step.name} without the {count} most sensitive of {len(ranking)} modules")
+    rest = [kept for kept in steps if kept != step]
+    kept = attempt(search, milder, in_order([*rest, milder]), swapped, retreats=False)
+    shown = tuple(ranking[: count + SHOWN])
+    search.rungs[-1] = replace(search.rungs[-1], ranking=shown, ranked=len(ranking))
+    return kept
 
 
-def ranked(search: Search, step: Step, steps: Sequence[Step]) -> Sequence[Ranked]:
-    """The modules that `step` changes in a recipe of these steps, worst first; none, and a note, where that fails."""
+def milder_step(
+    search: Search, step: Step, steps: Sequence[Step], lost: Quality
+) -> tuple[Step, int, Sequence[Ranked]] | None:
+    """Rank the modules that `step` changes in a recipe of these steps, and leave the worst alone, which lost this much.
+
+    Returns the milder step, the number of modules left alone, and the ranking, worst first. None, and a note, where
+    they cannot be ranked; None where none or all of them would have to be left alone.
+    """
+    technique = from_step(step)
+    if technique.retreat(()) is None:
+        return None
     try:
         with trial.TrialProcess(search.context) as process:
-            return process.ask("sensitivity", steps=(*_ground(from_step(step), steps), step))
+            ranking = process.ask("sensitivity", steps=(*_ground(technique, steps), step))
     except (TrialFailed, TorchwrightError) as failure:
         search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
-        return []
+        return None
+    count = left_alone(technique, [each.error for each in ranking], lost, search.budget.max_drop)
+    milder = technique.retreat(tuple(each.name for each in ranking[:count]))
+    return (milder.step(), count, ranking) if milder and 0 < count < len(ranking) else None
 
 
-def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budget: float) -> list[int]:
-    """Yield how many of the worst modules to leave unchanged after such a loss, one count after another."""
-    errors = [each.error for each in ranking]
-    if not errors:
-        return []
+def left_alone(technique: Technique, errors: Sequence[float], lost: Quality, budget: float) -> int:
+    """Return how many of the worst modules to leave alone after such a loss; all of them where no number is enough."""
     if not technique.errors_add:
-        return [max(1, round(share * len(errors))) for share in RETREAT_SHARES]
+        return max(1, round(LEFT_ALONE * len(errors)))
     errors = _as_lost(errors, technique, lost)
     between = (
         math.sqrt(max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0)) if technique.rounds_between else 0.0
     )
-    left = [math.hypot(between, *errors[count:]) for count in range(len(errors))]
     budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
-    return [max(1, count) for count, rest in enumerate(left) if rest <= budget / CLEARLY][:1]
+    counts = range(1, len(errors))
+    enough = (count for count in counts if math.hypot(between, *errors[count:]) <= budget / CLEARLY)
+    return next(enough, len(errors))
 
 
 def _as_lost(errors: Sequence[float], technique: Technique, lost: Quality) -> list[float]:

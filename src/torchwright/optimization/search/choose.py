@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import Interval, Step, StepResult
+from torchwright.core.records import Step, StepResult
 from torchwright.optimization.search import components, estimate
-from torchwright.optimization.search.components import COMPANY, HIDDEN
-from torchwright.optimization.search.state import Search
+from torchwright.optimization.search.components import HIDDEN
+from torchwright.optimization.search.state import COMPANY, Search
 from torchwright.optimization.techniques.base import (
     Phase,
     Technique,
     from_step,
     in_order,
-    techniques,
 )
 
 GAINS = {
@@ -59,14 +55,6 @@ def _closed(search: Search) -> tuple[Step, ...]:
 
 def _asked_for(search: Search) -> list[Step]:
     """Steps asked for by name; one that has a row already is tried again where that can change the verdict."""
-    for step in search.wanted:
-        reason = _blanket_refusal(search, step)
-        if reason:
-            raise RefusedTechnique(
-                f"{step} was asked for and cannot run here",
-                found=reason,
-                next="`torchwright doctor` says more",
-            )
     settled = [rung.step for rung in search.rungs if _is_settled(rung)]
     return [step for step in search.wanted if step not in settled]
 
@@ -159,7 +147,7 @@ def _guess(search: Search, technique: Technique) -> float:
 
 def _without_faults(search: Search) -> float:
     """Return a lower bound on the gain of the best recipe if its pages stayed mapped, from counted page faults."""
-    return 1 / max(1 - search.best.faulting / search.best_seconds(), HIDDEN)
+    return 1 / max(1 - search.best.faulting / search.pass_seconds(search.best), HIDDEN)
 
 
 def _was_tried(search: Search, name: str) -> bool:
@@ -190,25 +178,6 @@ def possible(search: Search, step: Step) -> tuple[Step, ...] | None:
     """The recipe in which a step can be tried now, or None."""
     technique = from_step(step)
     return with_step(search, technique, step)[0] or in_company(search, technique, step)
-
-
-def supposing(search: Search, step: Step, steps: tuple[Step, ...]) -> Search:
-    """The search as it will be if `steps`, tried for the sake of one of them, are kept at the gain expected."""
-    supposed, have = copy.copy(search), search.description.properties
-    supposed.end -= estimate.trial_seconds(search, steps)
-    for change in map(from_step, steps):
-        have = (have - change.removed) | change.gives
-    supposed.best = replace(search.best, steps=steps, prepared=replace(search.best.prepared, properties=have))
-    gain, reached = (_exactly(value) for value in (expected_gain(search, step), search.reached()))
-    kept = StepResult(
-        step=step, kept=True, status="kept", reason="", speedup=gain, total_speedup=gain.times(reached)
-    )
-    supposed.rungs = [*search.rungs, kept]
-    return supposed
-
-
-def _exactly(value: float) -> Interval:
-    return Interval(value=value, low=value, high=value)
 
 
 def untried_seconds(search: Search) -> float:
@@ -245,14 +214,6 @@ def _is_engine(technique: Technique) -> bool:
 def is_closed(technique: Technique) -> bool:
     """Check whether the technique hands the whole model to a third-party engine, so that no later step applies."""
     return _is_engine(technique) and not technique.gives
-
-
-def _blanket_refusal(search: Search, step: Step) -> str | None:
-    cls = techniques.get(step.name)
-    for known, reason in search.description.variants:
-        if known.name == step.name and reason and known.options == step.options:
-            return reason
-    return cls.available(search.description.device)
 
 
 def with_step(
@@ -343,7 +304,7 @@ def cannot_pay(search: Search, technique: Technique) -> str | None:
 
 
 def _few_faults(search: Search) -> str | None:
-    share = search.best.faulting / search.best_seconds()
+    share = search.best.faulting / search.pass_seconds(search.best)
     if share > HIDDEN:
         return None
     return f"fresh pages take {share:.1%} of a pass, and up to {HIDDEN:.0%} is lost in the noise"
@@ -352,13 +313,11 @@ def _few_faults(search: Search) -> str | None:
 def _no_faster_kernel(search: Search, technique: Technique) -> str | None:
     """The micro-benchmark's verdict: the most that faster linear layers can save."""
     times = search.description.kernel_seconds
-    kernel = technique.kernel
-    if kernel is None or kernel not in times or search.kernel not in times:
+    kernel, present = technique.kernel, search.kernel()
+    if kernel not in times or present not in times or "linear" not in technique.required:
         return None
-    if "linear" not in technique.required:
-        return None
-    saving = times[search.kernel] - times[kernel]
-    share = saving / search.best_seconds()
+    saving = times[present] - times[kernel]
+    share = saving / search.pass_seconds(search.best)
     if share > HIDDEN:
         return None
     why = (
@@ -367,8 +326,8 @@ def _no_faster_kernel(search: Search, technique: Technique) -> str | None:
         else f"{share:.1%} of a pass at most, and up to {HIDDEN:.0%} is lost in the noise"
     )
     return (
-        f"{kernel} kernels need {_ms(times[kernel])} for this model's linear layers where {search.kernel} needs "
-        f"{_ms(times[search.kernel])}: {why}"
+        f"{kernel} kernels need {_ms(times[kernel])} for this model's linear layers where {present} needs "
+        f"{_ms(times[present])}: {why}"
     )
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from torchwright.core.records import CLEARLY, Step
-from torchwright.optimization.search.state import Search
+from torchwright.optimization.search.state import COMPANY, Search
 from torchwright.optimization.techniques.base import Technique, from_step
 
 HIDDEN = 0.02
 """A saving of at most this share of a pass cannot be distinguished from noise."""
-COMPANY = 0.7
-"""A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
 
 
 def in_pass(search: Search, technique: Technique, gain: float) -> float:

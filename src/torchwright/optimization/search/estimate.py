@@ -20,8 +20,6 @@ A guess is on the low side: a longer trial is stopped in time, and one that was 
 """
 PROOF_SHARE = 0.4
 """The largest share of the time budget that is reserved for writing the artifact and proving it."""
-GRAPHS_SECONDS = 20.0
-"""Limit for what serves other sizes alone: most models take a second for it, and a few take minutes."""
 LEAST_SECONDS = 60.0
 """Whatever loads or writes a model has a minute, however short its estimate: disks and compilers are slow at times."""
 
@@ -38,7 +36,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     """
     if converted := _conversions(search, steps):
         return converted[-1].seconds - converted[-1].conversion
-    return max(afresh_seconds(search, steps) - search.prefetcher.seconds(steps), search.spent[0].seconds)
+    return afresh_seconds(search, steps)
 
 
 def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -85,18 +83,16 @@ def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
     takes as long, checks them, and times the forms where some are compiled. A third-party engine answers all sizes by
     a call that is judged; another one as it is.
     """
-    start = search.spent[0].seconds
     if not search.description.called_as_is:
         return 0.0
     if compiles(steps) or not runners(steps):
-        timed = choice_seconds(search) if compiles(steps) else 0.0
-        return 2 * (start + 3 * search.description.export_seconds) + timed
-    return start + search.settle_seconds if _converting(steps) else 0.0
+        return graphs_seconds(search) + (comparison_seconds(search) if compiles(steps) else 0.0)
+    return search.spent[0].seconds + search.settle_seconds if _converting(steps) else 0.0
 
 
-def choice_seconds(search: Search) -> float:
-    """Return the seconds of choosing the form for each batch size, by turns of the original with each."""
-    return min(comparison_seconds(search), GRAPHS_SECONDS)
+def graphs_seconds(search: Search) -> float:
+    """Return the seconds of two processes: one exports three graphs, and one reads and checks them, as long again."""
+    return 2 * (search.spent[0].seconds + 3 * search.description.export_seconds)
 
 
 def figures_seconds(search: Search) -> float:

@@ -1,30 +1,24 @@
-"""The end of a search: drop what no longer contributes, and compare what ships with the original once more."""
+"""The end of a search: drop what no longer contributes, and what held-out data do not allow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from torchwright.core.errors import TorchwrightError
-from torchwright.core.records import CLEARLY, Interval, Measurement, Quality, Step
-from torchwright.optimization.engines.base import ShippingForm
+from torchwright.core.records import Interval, Measurement, Quality, Step
 from torchwright.optimization.search import estimate, judging
-from torchwright.optimization.search.attempt import counts, ranked
-from torchwright.optimization.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth
-from torchwright.optimization.search.components import HIDDEN
-from torchwright.optimization.search.state import DOUBTFUL, Comparison, Outcome, Search
+from torchwright.optimization.search.attempt import milder_step
+from torchwright.optimization.search.compare import NoTime, compare, is_noise, worth
+from torchwright.optimization.search.state import DOUBTFUL, UNCHANGED, Comparison, Outcome, Search
 from torchwright.optimization.techniques.base import from_step, in_order
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 
-PROCESSES = 3
-"""So many fresh processes are asked for the speed-up, where there is time."""
 FEW = 30
 """With fewer samples no loss counts as far below the budget: four pictures lost 0.6%, four others 2.6%."""
-ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 
 
 def ablate(search: Search) -> None:
@@ -99,7 +93,7 @@ def _measure_smaller(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate
     """Return a smaller recipe, judged and timed; raises as a trial does, and leaves nothing behind then."""
     candidate = trial.start_candidate(search.context, steps)
     try:
-        judging.settle(search, candidate)
+        judging.measure(search, candidate)
         return candidate, compare(search, candidate)
     except BaseException:
         candidate.close()
@@ -195,18 +189,13 @@ def _milder(search: Search, step: Step, lost: Quality) -> Iterator[Step]:
 
 def _with_layers_left_alone(search: Search, step: Step, lost: Quality) -> Step | None:
     """The step with as many layers left alone as should bring what it lost into the budget, where there is time."""
-    technique = from_step(step)
-    proposed = [each for each, _ in search.description.variants]
-    if not technique.errors_add or technique.retreat(()) is None or step not in proposed:
+    technique, steps = from_step(step), search.best.steps
+    seconds = estimate.ranking_seconds(search, technique) + estimate.trial_seconds(search, steps)
+    again = step not in [each for each, _ in search.description.variants]  # it leaves layers alone already
+    if not technique.errors_add or again or seconds > search.context.remaining():
         return None
-    trial_seconds = estimate.trial_seconds(search, search.best.steps)
-    if estimate.ranking_seconds(search, technique) + trial_seconds > search.context.remaining():
-        return None
-    ranking = ranked(search, step, search.best.steps)
-    for count in counts(technique, ranking, lost, search.budget.max_drop):
-        if alone := technique.retreat(tuple(each.name for each in ranking[:count])):
-            return alone.step()
-    return None
+    found = milder_step(search, step, steps, lost)
+    return found and found[0]
 
 
 def _fastest_milder(search: Search, step: Step) -> Step | None:
@@ -250,77 +239,7 @@ def _untried_finest(search: Search, step: Step) -> Step | None:
 def finish(search: Search) -> Outcome:
     """Return the outcome; the best and the original stay alive for the last comparison (`settle`)."""
     search.seconds = search.context.clock() - search.start
-    return outcome_now(search, ORIGINAL if search.best is search.baseline else search.proven.total)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShippingAttempt:
-    """One way to run the recipe for good: an artifact that is written, loaded in a fresh process and timed there."""
-
-    name: ShippingForm
-    start: Callable[[], Candidate]
-    """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
-    prove: Callable[[Candidate], None]
-    """Measures a form that holds further, after the timing: it leaves another heap. Raises as `start`."""
-    again: Callable[[], Candidate | None] = lambda: None
-    """Loads the form in one more fresh process, where the result may differ; returns None without time for it."""
-    itself: bool = False
-    """It runs the original as the caller has it: there is nothing to time."""
-
-
-def settle(
-    search: Search, forms: Sequence[ShippingAttempt]
-) -> tuple[Outcome, ShippingAttempt | None, Candidate | None]:
-    """The last comparison: the first form that holds, against an original in a fresh process of its own.
-
-    A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
-    If no form is faster than the original, the recipe has no steps and the third result is missing (None).
-    """
-    search.tell("stage", "the artifact, loaded in a fresh process, against the original")
-    promised = search.proven.total.value if search.best is not search.baseline else 1.0
-    last, noise = forms[-1] if forms else None, False
-    for form in forms:
-        if form.itself:
-            with suppress(TrialFailed):  # its process may be lost: the turns of the search are enough
-                while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
-                    search.baseline.turn()
-            return outcome_now(search, ORIGINAL), form, None
-        candidate: Candidate | None = None
-        try:
-            candidate = form.start()
-            total = _compared(search, candidate).total
-            enough = 1.0 if form is last or search.best is search.baseline else promised / CLEARLY
-            if noise := search.budget.objective != "memory" and total.disturbed and total.high > 1.0:
-                _not_held(search, form, candidate, f"was {total} in the last comparison: inconclusive")
-                continue
-            if _holds(search, total, enough):
-                total = _over_processes(search, form, candidate, total)
-            if held := _holds(search, total, enough):
-                form.prove(candidate)
-        except TrialFailed as failure:
-            _not_held(search, form, candidate, f"failed ({failure.reason})")
-            continue
-        except TorchwrightError as failure:
-            _not_held(search, form, candidate, f"is not to be had ({failure.reason})")
-            continue
-        except BaseException:
-            if candidate is not None:
-                candidate.close()
-            raise
-        if held:
-            claimed = ORIGINAL if search.best is search.baseline else total
-            return outcome_now(search, claimed, candidate), form, candidate
-        _not_held(search, form, candidate, f"was {total} in the last comparison")
-    return give_up(search, noise=noise), None, None
-
-
-def give_up(search: Search, *, noise: bool = False) -> Outcome:
-    """Return to the original; `noise` says that nothing is known of the recipe."""
-    if search.best is not search.baseline:
-        search.notes.append("no form of the recipe held in the last comparison: the original is returned")
-        reason = "inconclusive" if noise else "slower than the original"
-        return_to_original(search, f"{reason} at the end", "inconclusive" if noise else "removed")
-    return outcome_now(search, ORIGINAL)
+    return outcome_now(search)
 
 
 def return_to_original(
@@ -333,59 +252,12 @@ def return_to_original(
         search.rival = None
     if search.best is not search.baseline:
         search.best.close()
-        search.best = search.baseline
+        search.best, search.proven = search.baseline, UNCHANGED
 
 
-def _compared(search: Search, candidate: Candidate) -> Comparison:
-    """`candidate` in turn with the original; once more, and longer, where the machine's noise decides nothing."""
-    baseline, best = search.baseline, search.best
-    search.baseline = search.best = candidate.original or baseline
-    try:
-        comparison = compare(search, candidate, final=True)
-        if comparison.total.high > 1.0 and (comparison.total.low < 1.0 or comparison.total.disturbed):
-            comparison = compare(search, candidate, final=True)
-        baseline.turns = search.baseline.turns  # what is printed is what was compared
-    finally:
-        search.baseline, search.best = baseline, best
-    return comparison
-
-
-def _over_processes(search: Search, form: ShippingAttempt, candidate: Candidate, total: Interval) -> Interval:
-    """The same over up to `PROCESSES` fresh processes: the speed-up of the middle one, and an interval that spans all.
-
-    How the heap of a process happens to lie decides about page faults, and for all calls of its life: turns in one
-    process cannot show that.
-    """
-    found = [(total, list(candidate.turns), list(search.baseline.turns))]
-    while len(found) < PROCESSES and not found[-1][0].busy and (other := form.again()):
-        try:
-            found.append((_compared(search, other).total, list(other.turns), list(search.baseline.turns)))
-        finally:
-            other.close()
-    found.sort(key=lambda each: each[0].value)
-    middle, candidate.turns, search.baseline.turns = found[(len(found) - 1) // 2]
-    low, high = min(each.low for each, *_ in found), max(each.high for each, *_ in found)
-    busy = any(each.busy for each, *_ in found) or search.context.sampled_load().crowded
-    spanning = replace(middle, low=low, high=high, busy=False)
-    return spanning.on_busy_machine() if busy else spanning
-
-
-def _holds(search: Search, total: Interval, enough: float) -> bool:
-    if search.budget.objective == "memory":
-        return total.high >= 1.0
-    if search.best is search.baseline:  # the original in another form
-        return total.value >= 1.0 and total.low >= 1 - HIDDEN
-    return total.value > 1.0 and total.value >= enough
-
-
-def _not_held(search: Search, form: ShippingAttempt, candidate: Candidate | None, why: str) -> None:
-    search.notes.append(f"as {form.name} the recipe {why}")
-    if candidate is not None:
-        candidate.close()
-
-
-def outcome_now(search: Search, speedup: Interval, final: Candidate | None = None) -> Outcome:
-    """The search's result as it stands; `final` is what the best became once it was loaded."""
+def outcome_now(search: Search, speedup: Interval | None = None, final: Candidate | None = None) -> Outcome:
+    """The search's result as it stands; `final` is what the best became once it was loaded, with its `speedup`."""
+    speedup = speedup or search.proven.total
     undecided = any(rung.undecided for rung in search.rungs)
     said = undecided or any("this is the original" in note for note in search.notes)
     if search.best is search.baseline and not said:
@@ -421,7 +293,3 @@ def _scaled_to_ratio(candidate: Candidate, baseline: Measurement, speedup: Inter
     factor = baseline.seconds / speedup.value / found.seconds
     cases = tuple(replace(case, seconds=factor * case.seconds) for case in found.cases)
     return replace(found, seconds=factor * found.seconds, cases=cases)
-
-
-def _time_for_a_turn(search: Search, candidate: Candidate) -> bool:
-    return search.context.remaining() > 1.5 * turn_seconds(candidate)

@@ -18,7 +18,7 @@ SHARE = 0.1
 """The share of the time left that one such verdict may take: the steps that have not been tried need the rest."""
 
 
-def settle(search: Search, candidate: Candidate, *, unseen: bool = False, show: bool = False) -> None:
+def measure(search: Search, candidate: Candidate, *, unseen: bool = False, show: bool = False) -> None:
     """Measure a candidate's metric, on held-out data with `unseen`, and its memory."""
     candidate.quality = judge(search, candidate.process, unseen=unseen, show=show)
     candidate.measure_memory()

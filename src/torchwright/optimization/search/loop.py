@@ -7,13 +7,13 @@
 4. If nothing fitted, the time budget is stretched until one promising candidate is measured.
 5. Our own recipe takes turns with the best third-party engine, if one was found.
 6. What no longer contributes is dropped.
-7. The best takes turns with the original once more.
-8. What changes how an artifact is served is tried on the artifact (`served.py`).
+7. Held-out data judge the best where it is near the budget.
+
+Writing the artifact and proving it is another room's (`proof`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.core.errors import RefusedTechnique, TorchwrightError
@@ -21,7 +21,7 @@ from torchwright.core.process import interrupts
 from torchwright.core.records import Step
 from torchwright.optimization.search import choose, components, estimate, experience, resume
 from torchwright.optimization.search.asked import given_by, raise_refused
-from torchwright.optimization.search.attempt import attempt, lost_uncompiled, screen
+from torchwright.optimization.search.attempt import attempt
 from torchwright.optimization.search.finish import (
     ablate,
     compare_with_third_party,
@@ -55,16 +55,14 @@ def run(search: Search) -> Outcome:
         search.start_budget()  # the techniques are imported now: 16 s at a load of 31 on two cores
         while queue:
             interrupts.check()
-            queue += _try(search, choose.take(search, queue), queue)
+            queue += _try(search, choose.take(search, queue))
         _try_at_least_one(search)
-        search.prefetcher.close()
         compare_with_third_party(search)
         ablate(search)
         validate_held_out(search)
         search.more_seconds = choose.untried_seconds(search)
         return finish(search)
     except TrialFailed as failure:
-        search.prefetcher.close()
         search.notes.append(f"the search ended early: {failure.reason}")
         return_to_original(search, f"the search ended early: {failure.reason}")
         return finish(search)
@@ -149,7 +147,7 @@ def _try_at_least_one(search: Search) -> None:
             return
         begun.append(step)
         _stretch(search, step, choose.plan(search, step))
-        _try(search, step, ())
+        _try(search, step)
 
 
 def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
@@ -165,18 +163,18 @@ def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
     search.tell("notice", text)
 
 
-def _try(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
-    """Try one step on top of the best recipe; return the steps that deserve another trial. `queue` comes after.
+def _try(search: Search, step: Step) -> list[Step]:
+    """Try one step on top of the best recipe; return the steps that deserve another trial.
 
     A step that nothing can build on is compared with other such steps, apart from our own recipe.
     """
     if choose.is_closed(from_step(step)):
         with search.among_rivals():
-            return _try_on_best(search, step, ())
-    return _try_on_best(search, step, queue)
+            return _try_on_best(search, step)
+    return _try_on_best(search, step)
 
 
-def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
+def _try_on_best(search: Search, step: Step) -> list[Step]:
     technique, asked = from_step(step), step in search.wanted and not search.has_variant(step)
     if not asked and (reason := _refusal(search, technique, step)):
         search.refuse(step, reason)
@@ -188,35 +186,13 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
         return []
     late = estimate.no_time(search, steps)
     if late and not asked:
-        if not screen(search, step, steps):
-            search.refuse(step, late, "untried")
+        search.refuse(step, late, "untried")
         return []
     if late and not search.measured_any():
         _stretch(search, step, steps)
-    expected = _expected_next(search, step, steps, queue) if search.prefetcher.able else ()
-    search.prefetcher.begin(expected, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []
-
-
-def _expected_next(
-    search: Search, step: Step, steps: tuple[Step, ...], queue: Sequence[Step]
-) -> tuple[Step, ...]:
-    """The recipe that would be tried next if `steps` were kept, where that is one of our own; else none."""
-    supposed, left = choose.supposing(search, step, steps), list(queue)
-    beside = estimate.ready_seconds(search, steps)  # while these are compiled it is compiled, too
-    while left:
-        other = choose.take(supposed, left)
-        technique = from_step(other)
-        if choose.is_closed(technique):
-            return ()
-        planned = None if _refusal(supposed, technique, other) else choose.possible(supposed, other)
-        if planned is None or estimate.no_time(supposed, planned, before=-beside):
-            continue
-        if not lost_uncompiled(search, other, planned):
-            return planned
-    return ()
 
 
 def _refusal(search: Search, technique: Technique, step: Step) -> str | None:

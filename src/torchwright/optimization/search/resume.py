@@ -20,7 +20,7 @@ from torchwright.optimization.artifact.fingerprint import fingerprint_here
 from torchwright.optimization.engines.apply import reshaped
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, worth
-from torchwright.optimization.search.judging import settle
+from torchwright.optimization.search.judging import measure
 from torchwright.optimization.search.state import PATIENCE, Request, Rival, Search
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial import client as trial
@@ -129,7 +129,7 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
             candidate = trial.start_candidate(search.context, steps, essential=True)
             stack.callback(candidate.close)
             search.spend(candidate, search.context.clock() - begun)
-            settle(search, candidate)
+            measure(search, candidate)
             if search.over_budget(candidate):
                 assert candidate.quality is not None
                 return f"its loss is up to {candidate.quality.drop_high:.2%}"

@@ -12,11 +12,9 @@ from typing import Any
 
 from torchwright.core.records import (
     Budget,
-    Coverage,
     Event,
     Interval,
     Measurement,
-    Quality,
     Recipe,
     Step,
     StepResult,
@@ -25,7 +23,6 @@ from torchwright.optimization.engines.apply import DISCOVERED
 from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.describe import Description
 from torchwright.optimization.search.experience import TABLE, Experience, SearchRecord
-from torchwright.optimization.search.prefetch_compile import CompilePrefetcher
 from torchwright.optimization.techniques.base import from_step
 from torchwright.optimization.trial.client import Candidate, Context
 from torchwright.workloads.base import Workload
@@ -36,8 +33,9 @@ DOUBTFUL = 0.4
 """Share of the budget from which on a loss is judged again, by other data or sizes: MPT lost 2.2 times as much."""
 PATIENCE = 3.0
 """A multiple of its estimate at which work is given up: most estimates are low, and what is stopped yields nothing."""
-CONTRIBUTES = 1.3
-"""A step with at least this marginal speed-up is left out of the ablation pass."""
+COMPANY = 0.7
+"""Other steps change a step's gain by no more than this: one slower alone is not tried with them, and one that gained
+more is not questioned at the end."""
 
 Watch = Callable[[Event], None]
 
@@ -80,12 +78,16 @@ class Outcome:
     more_seconds: float = 0.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A candidate timed in turn with the best so far and with the original."""
 
     marginal: Interval
     total: Interval
+
+
+ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
+UNCHANGED = Comparison(marginal=ORIGINAL, total=ORIGINAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +101,6 @@ class Spent:
     """The part of `seconds` spent to convert or compile the model; the next trial of the same conversion saves it."""
     stopped: bool = False
     """The trial was not done by then."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uncompiled:
-    """The loss of a compiled or converted recipe as measured in eager code, and the coverage of its steps."""
-
-    quality: Quality
-    coverage: tuple[Coverage, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,24 +146,18 @@ class Search:
     """When the user expects the artifact."""
     last_moment: float = field(init=False)
     """When even a comparison that has begun is broken off."""
-    stretched: float = 0.0
-    """Seconds by which `end` was moved, so that a candidate could be tried."""
     seconds: float = 0.0
     """Seconds of the search, without the last comparison."""
     more_seconds: float = 0.0
     """Expected seconds of trials of the untried rows."""
     baseline: Candidate = field(init=False)
     best: Candidate = field(init=False)
-    proven: Comparison = field(init=False)
+    proven: Comparison = UNCHANGED
     """The comparison with which the best was kept."""
     rival: Rival | None = None
     """The best recipe on a third-party engine, next to which our own recipe grows."""
-    kernel: str = "float32"
-    """The kernel that the best recipe's linear layers run on."""
     spent: list[Spent] = field(default_factory=list[Spent])
     """The time of every trial so far, the original's first."""
-    uncompiled: dict[str, Uncompiled] = field(default_factory=dict[str, Uncompiled])
-    """By recipes, those that were looked at before they were compiled or converted."""
     import_seconds: float = 0.0
     """Seconds that a process without fork needs before its trial begins."""
     original_seconds: float = 0.0
@@ -183,10 +171,6 @@ class Search:
     further: dict[bool, Any] = field(default_factory=dict[bool, Any])
     """The same on more of the data, where a verdict needed them; True for held-out data."""
     description: Description = field(init=False)
-    prefetcher: CompilePrefetcher = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.prefetcher = CompilePrefetcher(self.context)
 
     @cached_property
     def varied_reference(self) -> Any:
@@ -207,14 +191,10 @@ class Search:
         """Check whether the metric may have dropped by more than the budget allows."""
         return candidate.quality is not None and candidate.quality.drop_high > self.budget.max_drop
 
-    def objective_median(self, candidate: Candidate) -> float:
-        """Seconds of the workload, the median of a candidate's turns."""
-        return statistics.median(candidate.seconds(turn) for turn in candidate.turns)
-
-    def best_seconds(self) -> float:
-        """The same, of the best so far."""
-        turns = self.best.turns or [self.best.turn()]
-        return statistics.median(self.best.seconds(turn) for turn in turns)
+    def pass_seconds(self, candidate: Candidate) -> float:
+        """Return the seconds of a whole pass, the median of a candidate's turns."""
+        turns = candidate.turns or [candidate.turn()]
+        return statistics.median(candidate.seconds(turn) for turn in turns)
 
     def promote(self, candidate: Candidate, comparison: Comparison) -> None:
         """Make the candidate the best."""
@@ -222,24 +202,25 @@ class Search:
             self.best.close()
         self.best, self.proven = candidate, comparison
         candidate.process.essential = True
-        kernels = [from_step(step).kernel for step in candidate.steps]
-        self.kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
+
+    def kernel(self) -> str:
+        """Return the kernel that the best recipe's linear layers run on."""
+        kernels = [from_step(step).kernel for step in self.best.steps]
+        return next((kernel for kernel in reversed(kernels) if kernel), "float32")
 
     @contextmanager
     def among_rivals(self) -> Generator[None]:
         """Within the block the best is the third-party recipe, or the original without one; a kept step replaces it."""
-        own = self.best, getattr(self, "proven", None), self.kernel
-        rival, self.aside = self.rival, self.best
+        own, proven, rival = self.best, self.proven, self.rival
+        self.aside = own
         self.best = rival.candidate if rival else self.baseline
+        self.proven = rival.proven if rival else UNCHANGED
         try:
             yield
         finally:
-            if self.best is not self.baseline and (rival is None or self.best is not rival.candidate):
+            if self.best is not self.baseline:
                 self.rival = Rival(candidate=self.best, proven=self.proven)
-            self.best, proven, self.kernel = own
-            self.aside = None
-            if proven is not None:
-                self.proven = proven
+            self.best, self.proven, self.aside = own, proven, None
 
     def tell(self, kind: Any, text: str, rung: StepResult | None = None) -> None:
         """Tell whoever watches."""
@@ -265,13 +246,16 @@ class Search:
         self.start = self.context.clock()
         self.end = self.start + self.budget.time_seconds
         self.context.deadline = self.end
-        self.last_moment = self.end + self.budget.time_seconds * LATE_SHARE
+        self.last_moment = self.latest_end()
+
+    def latest_end(self) -> float:
+        """Return the end of what has begun when the time budget ends, and may overrun it."""
+        return self.end + LATE_SHARE * self.budget.time_seconds
 
     def stretch(self, seconds: float) -> None:
         """Let the time budget end so much later."""
         self.end += seconds
         self.last_moment += seconds
-        self.stretched += seconds
 
     def spend(self, candidate: Candidate, seconds: float) -> None:
         """Remember what it took until a candidate could be called."""
@@ -341,7 +325,7 @@ class Search:
 
     def _is_questioned(self, rung: StepResult) -> bool:
         asked = rung.step in self.wanted
-        if not rung.kept or asked or rung.step not in self.best.steps or _gain(rung) >= CONTRIBUTES:
+        if not rung.kept or asked or rung.step not in self.best.steps or _gain(rung) >= 1 / COMPANY:
             return False
         needs = frozenset[str]().union(*(from_step(step).required for step in self.without_step(rung.step)))
         return not from_step(rung.step).gives & needs
@@ -360,7 +344,7 @@ class Search:
         *,
         wrong: bool = False,
     ) -> None:
-        """Return a row for a candidate, with its measurements."""
+        """Add a row for a candidate, with its measurements."""
         if comparison:
             before, after = self.best.component_seconds(), candidate.component_seconds()
             gains = {name: before[name] / after[name] for name in before if after.get(name)}
@@ -369,7 +353,7 @@ class Search:
         compiled = candidate.prepared.seconds if compiles else None
         payback = None
         if comparison and compiled:
-            saved = self.objective_median(self.baseline) - self.objective_median(candidate)
+            saved = self.pass_seconds(self.baseline) - self.pass_seconds(candidate)
             payback = compiled / saved if saved > 0 else None
         self.add(
             StepResult(

@@ -171,8 +171,6 @@ class Technique:
     """True if it changes how a process runs and not what an engine builds from the model."""
     keeps_pages: ClassVar[bool] = False
     """True if it saves only the cost of page faults."""
-    times_kernels: ClassVar[bool] = False
-    """True if its compilation times kernels, so that nothing may run concurrently."""
     served: ClassVar[bool] = False
     """True if it changes how the artifact is served, and not the model: `try_on` measures it after the search."""
     own_kernels: ClassVar[bool] = False

@@ -28,7 +28,6 @@ class Int8WeightOnly(Int8Layers):
 
     name: ClassVar[str] = "int8_weight_only"
     tolerance: ClassVar[float] = 0.03
-    times_kernels: ClassVar[bool] = True
     kernels: ClassVar[str] = "C++ GEMM of bfloat16 by 8-bit weights"
 
     @classmethod

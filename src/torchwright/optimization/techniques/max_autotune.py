@@ -20,7 +20,6 @@ class MaxAutotune(Technique):
 
     name: ClassVar[str] = "max_autotune"
     phase: ClassVar[Phase] = Phase.RUNTIME
-    times_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "linear"})
 
     backends: Literal[

@@ -182,25 +182,12 @@ class TrialProcess:
         Raises `TrialFailed` if the worker crashes, raises or exceeds the context's time limit. The worker's own
         `TorchwrightError` is raised again, and so is its `OSError` for a full disk.
         """
-        self.request(method, **arguments)
-        return self.answer()
-
-    def request(self, method: str, **arguments: Any) -> None:
-        """Ask, and do not wait. Raises `TrialFailed` where the process has ended."""
         interrupts.check()
         if self._ended:
             raise TrialFailed(self._ended)
-        with self._outlived():
-            self._connection.send_bytes(pickle.dumps((method, arguments)))
-
-    def has_answered(self) -> bool:
-        """Check whether `answer` would return without waiting."""
-        return bool(self._ended) or self._connection.poll(0)
-
-    def answer(self) -> Any:
-        """The answer to what was requested; raises as `ask` does."""
         waited, allowed = 0.0, self._context.allowed(essential=self.essential)
-        with self._outlived():
+        try:
+            self._connection.send_bytes(pickle.dumps((method, arguments)))
             while not interrupts.answered(self._connection, allowed - waited):
                 # The load may have grown since, and with it what an essential request may take.
                 waited, allowed = allowed, self._context.allowed(essential=self.essential)
@@ -208,34 +195,16 @@ class TrialProcess:
                     self.close("stopped: it was not done in time")
                     raise _not_done(waited, hangs=self.essential)
             kind, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            reason, tail = self._death(), self._tail()
+            self.close(reason)
+            raise TrialFailed(reason, details=tail) from error
         if kind == "refused":
             raise value
         if kind == "failed":
             name, line, trace = value
             raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
         return value
-
-    @contextlib.contextmanager
-    def _outlived(self) -> Iterator[None]:
-        """Within the block the process's end is a failure, with its reason."""
-        try:
-            yield
-        except (EOFError, ConnectionError) as error:
-            reason, tail = self._death(), self._tail()
-            self.close(reason)
-            raise TrialFailed(reason, details=tail) from error
-
-    def give_way(self) -> None:
-        """Run where others leave a core idle, from now on."""
-        system.give_way(self._process)
-
-    def stop(self) -> None:
-        """Let the process, and everything it started, stand still until `go_on`."""
-        system.stop(self._process)
-
-    def go_on(self) -> None:
-        """Undo `stop`."""
-        system.go_on(self._process)
 
     def close(self, reason: str = "closed already") -> None:
         """End the process and everything it started; later requests fail for `reason`."""

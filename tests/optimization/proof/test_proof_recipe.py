@@ -9,7 +9,7 @@ import pytest
 
 from torchwright.core.records import CaseTime, Rate
 from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard
-from torchwright.optimization.search.save import Contents, _rates, domain_notes
+from torchwright.optimization.proof.recipe import _rates, domain_notes
 from torchwright.workloads.language import LanguageWorkload
 
 
@@ -46,10 +46,10 @@ def test_the_calls_that_guards_keep_from_the_engine_are_noted(monkeypatch: pytes
         "PyTorch's own operators answer calls with NaN or infinity in input 0; numbers outside 0 to 99 in input 1: "
         "openvino is not right there"
     )
-    assert domain_notes(Contents(manifest=manifest), []) == [said]
-    assert not domain_notes(Contents(manifest={"engine": "jit", "calls": (free,)}), [])
-    assert not domain_notes(Contents(manifest={"engine": "eager"}), [])
-    monkeypatch.setattr("torchwright.optimization.search.save.check_seconds", lambda call: 2e-5)
+    assert domain_notes(manifest, []) == [said]
+    assert not domain_notes({"engine": "jit", "calls": (free,)}, [])
+    assert not domain_notes({"engine": "eager"}, [])
+    monkeypatch.setattr("torchwright.optimization.proof.recipe.check_seconds", lambda call: 2e-5)
     for seconds, cost in ((5e-4, "; checking for them takes 4.0% of a call"), (1.1e-3, "")):
-        found = domain_notes(Contents(manifest=manifest), [CaseTime(name="call", seconds=seconds)])
+        found = domain_notes(manifest, [CaseTime(name="call", seconds=seconds)])
         assert found == [said + cost]

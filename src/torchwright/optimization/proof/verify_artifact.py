@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from torchwright.core.records import Interval, ProcessGain, Recipe, RowsTime, St
 from torchwright.hardware.measure.clock import Rounds, paired_speedup
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.base import ShippingForm
+from torchwright.optimization.proof.forms import Contents, ways, write_contents
+from torchwright.optimization.proof.recipe import domain_notes
+from torchwright.optimization.proof.settle import ShippingAttempt, settle
 from torchwright.optimization.search import estimate, judging
 from torchwright.optimization.search.compare import (
     FEWEST_ROUNDS,
@@ -29,17 +33,14 @@ from torchwright.optimization.search.compare import (
     one_round,
     turn_seconds,
 )
-from torchwright.optimization.search.estimate import GRAPHS_SECONDS, LEAST_SECONDS
-from torchwright.optimization.search.finish import ORIGINAL, ShippingAttempt, give_up, outcome_now, settle
-from torchwright.optimization.search.save import Contents, domain_notes, ways, write_contents
+from torchwright.optimization.search.estimate import LEAST_SECONDS
+from torchwright.optimization.search.finish import outcome_now
 from torchwright.optimization.search.state import LATE_SHARE, PATIENCE, Outcome, Search
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import Candidate, TrialFailed
 from torchwright.report import view
 from torchwright.report.pictures import PictureRow
 from torchwright.workloads.base import Workload
-
-NO_GRAPHS = "the original is kept as the caller makes it: the time budget left none to prove it as graphs"
 
 Provisional = Callable[[Outcome], Recipe]
 
@@ -48,13 +49,10 @@ Provisional = Callable[[Outcome], Recipe]
 class VerifiedArtifact:
     """The shipped form and its measurements."""
 
-    outcome: Outcome
+    recipe: Recipe
     folder: Path
     """A whole artifact but for its last recipe and report."""
-    contents: Contents
-    runs_as: str = ""
-    rows: tuple[RowsTime, ...] = ()
-    process: ProcessGain | None = None
+    manifest: dict[str, Any]
     pictures: tuple[PictureRow, ...] = ()
 
 
@@ -90,19 +88,17 @@ class _Shipping:
     loading: float = 0.0
     """When the last fresh process was started."""
 
-    def form(self, name: ShippingForm, *, original: bool = False) -> ShippingAttempt:
+    def form(self, name: ShippingForm) -> ShippingAttempt:
         return ShippingAttempt(
             name=name,
             start=lambda: self._start(name),
             prove=lambda candidate: self._measure_further(name, candidate),
             again=lambda: self._load_again(name),
-            itself=original and name in ("rebuild", "module"),
         )
 
     def write(self, name: ShippingForm) -> None:
         """The whole artifact in one form."""
         search = self.search
-        _extend_deadline(search)
         folder, work = self.scratch / f"as-{name}", self.scratch / f"for-{name}"
         folder.mkdir()
         work.mkdir()
@@ -113,11 +109,12 @@ class _Shipping:
 
     def _start(self, name: ShippingForm) -> Candidate:
         search = self.search
+        _extend_deadline(search)
         self.write(name)
         # Of a slow model the writing takes its time, and what it has made is worth a proof all the same.
         _extend_deadline(search)
         folder, contents = self.made[name]
-        artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
+        artifact.finish(folder, self.provisional(outcome_now(search)), contents.manifest)
         candidate = self._with_the_original(folder)
         self.how[name] = candidate.how
         return candidate
@@ -142,7 +139,7 @@ class _Shipping:
         """The speed-up at other numbers of rows, then the metric, whose own tensors would change the timing."""
         self.rows = _other_rows(self.search, candidate, self.made[name][1])
         unseen = self.search.last_reference is not None
-        judging.settle(self.search, candidate, unseen=unseen, show=bool(self.search.best.steps))
+        judging.measure(self.search, candidate, unseen=unseen, show=bool(self.search.best.steps))
         self.pictures = tuple(candidate.process.ask("pictures"))
         if self.search.over_budget(candidate):
             assert candidate.quality is not None
@@ -174,39 +171,49 @@ def verify_artifact(
 ) -> VerifiedArtifact:
     """Write and prove the recipe's forms; the original's where none holds. Closes every process."""
     shipping = _Shipping(search=search, workload=workload, scratch=scratch, provisional=provisional)
-    _extend_deadline(search)
-    if _settles_process(search.best.steps) or not workload.called_as_is():
-        _fresh_original(search)
-    original = search.best is search.baseline
-    forms = [shipping.form(name, original=original) for name in ways(search.best, workload)]
-    if forms[-1].itself and len(forms) > 1 and not _time_for_graphs(search):
-        search.notes.append(NO_GRAPHS)
-        forms = forms[-1:]
-    outcome, form, candidate = settle(search, forms)
+    forms: list[ShippingAttempt] = []
+    if search.best is not search.baseline:
+        _extend_deadline(search)
+        if _settles_process(search.best.steps) or not workload.called_as_is():
+            _fresh_original(search)
+        forms = [shipping.form(name) for name in ways(search.best, workload)]
+    else:
+        _time_original(search)
+    outcome, form, candidate = settle(search, forms) if forms else (outcome_now(search), None, None)
     if form is None:
         *_, name = ways(search.best, workload)
-        _discard_form(shipping, name)
-        _discard_form(shipping, "graphs")  # of a recipe that did not hold
+        for failed in (name, "graphs"):  # of a recipe that did not hold
+            _discard_form(shipping, failed)
+        shipping.rows, shipping.pictures = (), ()
+        shipping.write(name)
     else:
         name = form.name
-    if candidate is None:
-        _discard_form(shipping, name)
-        shipping.write(name)
-        outcome = give_up(search)
     folder, contents = shipping.made[name]
-    runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
-    found = VerifiedArtifact(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
-    search.notes += domain_notes(contents, outcome.final.cases)
+    search.notes += domain_notes(contents.manifest, outcome.final.cases)
     if outcome.speedup.disturbed:
         search.notes.append(disturbance_note(outcome.speedup, workload))
+    gain = None if candidate is None else _process_gain(shipping, candidate, folder)
     if candidate is not None:
-        found.rows, found.pictures = shipping.rows, shipping.pictures
-        found.process = _process_gain(shipping, candidate, folder)
         candidate.close()
     search.close_all()
     _note_overrun(search)
-    found.outcome = replace(found.outcome, notes=tuple(search.notes))
-    return found
+    recipe = replace(
+        provisional(replace(outcome, notes=tuple(search.notes))),
+        runs_as=shipping.how.get(name, view.OWN_MODULE if name == "module" else ""),
+        rows=shipping.rows,
+        process=gain,
+        holds_graph=name == "module" and contents.manifest["self_contained"],
+    )
+    return VerifiedArtifact(
+        recipe=recipe, folder=folder, manifest=contents.manifest, pictures=shipping.pictures
+    )
+
+
+def _time_original(search: Search) -> None:
+    """Take as many turns of the original as a comparison does, where trials took fewer and time is left."""
+    with suppress(TrialFailed):  # its process may be lost: the turns of the search are enough
+        while len(search.baseline.turns) < ROUNDS[0] and turn_seconds(search.baseline) < _time_left(search):
+            search.baseline.turn()
 
 
 def _note_overrun(search: Search) -> None:
@@ -216,11 +223,6 @@ def _note_overrun(search: Search) -> None:
         load = search.context.load()
         why = f"machine busy: {load}" if load.slowdown > 1.0 else "it is written and proved all the same"
         search.notes.append(f"the artifact took {late:.0f} s longer than the time budget: {why}")
-
-
-def _time_for_graphs(search: Search) -> bool:
-    """Check whether there is time to prove the original as graphs, too."""
-    return estimate.least_proof_seconds(search, ()) <= max(_time_left(search), GRAPHS_SECONDS)
 
 
 def _extend_deadline(search: Search) -> None:
@@ -240,6 +242,7 @@ def disturbance_note(speedup: Interval, workload: Workload) -> str:
 def _discard_form(shipping: _Shipping, name: ShippingForm) -> None:
     """Make room for a form that was tried with a recipe that did not hold."""
     shipping.made.pop(name, None)
+    shipping.how.pop(name, None)
     for folder in (shipping.scratch / f"as-{name}", shipping.scratch / f"for-{name}"):
         shutil.rmtree(folder, ignore_errors=True)
 

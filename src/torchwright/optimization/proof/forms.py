@@ -1,42 +1,28 @@
 # pyright: basic
-"""Turning what the search found into an artifact, in the form that holds when it is loaded."""
+"""The forms in which a recipe ships, written as the files of an artifact."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torchwright.core.errors import RefusedTechnique
-from torchwright.core.records import (
-    Budget,
-    CaseTime,
-    DeviceFacts,
-    Fingerprint,
-    Measurement,
-    Rate,
-    Recipe,
-    RooflinePoint,
-)
-from torchwright.hardware.measure.roofline import Work, point
 from torchwright.optimization.artifact import folder as artifact
-from torchwright.optimization.engines.apply import reshaped
 from torchwright.optimization.engines.base import ShippingForm, engines
 from torchwright.optimization.engines.compiled.program import GRAPHS, TENSORS
-from torchwright.optimization.engines.dispatch.guards import check_seconds, in_words
 from torchwright.optimization.engines.dispatch.spec import CallSpec, InputCapabilities
 from torchwright.optimization.search import estimate
-from torchwright.optimization.search.components import HIDDEN
-from torchwright.optimization.search.state import DOUBTFUL, LATE_SHARE, PATIENCE, Outcome, Search
-from torchwright.optimization.techniques.base import from_step
+from torchwright.optimization.search.state import DOUBTFUL, PATIENCE, Search
 from torchwright.optimization.trial.batch_variants import BatchVariants, ChosenVariants
 from torchwright.optimization.trial.client import Candidate, TrialFailed, TrialProcess
 from torchwright.workloads.base import Workload
 
 OTHER_SIZES = "other sizes"
+GRAPHS_SECONDS = 20.0
+"""Limit for what serves other sizes alone: most models take a second for it, and a few take minutes."""
 OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "one_graph", "takes", "layouts")
 """Fields of the manifest that say how graphs are called."""
 
@@ -53,75 +39,6 @@ class Contents:
 
     manifest: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-
-
-def make_recipe(
-    outcome: Outcome, workload: Workload, budget: Budget, fingerprint: Fingerprint, command: str
-) -> Recipe:
-    """The whole result as plain data."""
-    asked = reshaped(workload, outcome.best.steps).describe()
-    return Recipe(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        workload=asked,
-        steps=outcome.best.steps,
-        budget=budget,
-        baseline=outcome.baseline,
-        final=outcome.final,
-        speedup=outcome.speedup,
-        rungs=outcome.rungs,
-        fingerprint=fingerprint,
-        search_seconds=outcome.seconds,
-        roofline=_roofline(outcome, fingerprint.device),
-        notes=(*workload.notices(), *outcome.notes, *calibration_notes(outcome, workload)),
-        engine=outcome.best.prepared.engine,
-        rates=_rates(outcome, workload, asked),
-        more_seconds=outcome.more_seconds,
-        original=outcome.description.original,
-        features=outcome.description.features,
-        command=command,
-    )
-
-
-def _rates(outcome: Outcome, workload: Workload, asked: dict[str, Any]) -> tuple[Rate, ...]:
-    """Return the rates of the workload; `asked` describes the workload as the recipe's steps change it."""
-    before, after = (
-        workload.rates(described, {case.name: case.seconds for case in measured.cases})
-        for described, measured in ((workload.describe(), outcome.baseline), (asked, outcome.final))
-    )
-    return tuple(Rate(name=name, before=before[name], after=after[name]) for name in before)
-
-
-def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
-    """Return the notes of the report for calibration data that is also judged."""
-    if workload.calibrates_apart():
-        return []
-    return [
-        f"{step.name} was calibrated on the inputs it is judged by: with several example inputs it would not be"
-        for step in outcome.best.steps
-        if from_step(step).calibrates
-    ]
-
-
-def domain_notes(contents: Contents, measured: Sequence[CaseTime]) -> list[str]:
-    """Report the calls that the guards of the kept engine leave to PyTorch's own operators, and what guards cost.
-
-    `measured` are the workload's calls on that engine.
-    """
-    calls = contents.manifest.get("calls", ())
-    said = in_words([guard for call in calls for guard in call.guards])
-    if not said:
-        return []
-    engine, seconds = contents.manifest["engine"], {case.name: case.seconds for case in measured}
-    share = max(
-        (
-            check_seconds(call) / seconds[call.name]
-            for call in calls
-            if call.name in seconds and not call.sizes
-        ),
-        default=0.0,
-    )
-    cost = f"; checking for them takes {share:.1%} of a call" if share > HIDDEN else ""
-    return [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there{cost}"]
 
 
 def write_contents(
@@ -194,11 +111,24 @@ def _carry_graphs(
         contents.manifest |= {name: earlier.manifest[name] for name in OF_GRAPHS}
     else:
         try:
+            if not search.best.steps:
+                _bound_graphs(search)
             _write_forms(folder, scratch, search, contents, compiled=False)
         except (RefusedTechnique, TrialFailed) as failure:
             contents.notes.append(f"no graph of the model is in the artifact: {failure.reason}")
             return
     contents.manifest["self_contained"] = True
+
+
+def _bound_graphs(search: Search) -> None:
+    """Let graphs of the original end when the user expects the artifact, a tenth later at most: nothing was found.
+
+    Raises `TrialFailed` where they are not expected to be done by then.
+    """
+    search.context.deadline = search.latest_end()
+    needed, left = estimate.graphs_seconds(search), search.context.remaining()
+    if needed > left:
+        raise TrialFailed(f"it would need about {needed:.0f} s, and {left:.0f} s were left")
 
 
 def _refuse_one_row(calls: Sequence[CallSpec], takes: InputCapabilities) -> bool:
@@ -269,7 +199,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
             folder=str(scratch),
             packages=compiled and best.folder is None,
             rows_seconds=rows_seconds if worth else None,
-            general_seconds=estimate.GRAPHS_SECONDS + PATIENCE * search.description.export_seconds,
+            general_seconds=GRAPHS_SECONDS + PATIENCE * search.description.export_seconds,
         )
     contents.notes += forms.notes
     if compiled and not worth and takes.batched:
@@ -317,7 +247,7 @@ def _choose(
             forms=forms,
             folder=str(scratch),
             compiled=compiled,
-            seconds=estimate.choice_seconds(search),
+            seconds=min(estimate.comparison_seconds(search), GRAPHS_SECONDS),
             threads=search.best.prepared.threads,
             allocator=search.best.prepared.allocator,
         )
@@ -328,10 +258,8 @@ def _room(search: Search) -> float:
 
     Other numbers of rows come before more proof: what answers them slowly is slow for every such call.
     """
-    late = LATE_SHARE * search.budget.time_seconds
-    return (
-        search.end + late - search.context.clock() - estimate.least_proof_seconds(search, search.best.steps)
-    )
+    proof = estimate.least_proof_seconds(search, search.best.steps)
+    return search.latest_end() - search.context.clock() - proof
 
 
 def _one_row(scratch: Path, search: Search, takes: InputCapabilities, contents: Contents) -> CallSpec | None:
@@ -367,28 +295,3 @@ def _ask(best: Candidate, method: str, **arguments: Any) -> bool:
         return bool(best.process.ask(method, **arguments))
     except (TrialFailed, RefusedTechnique):
         return False
-
-
-def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...]:
-    points = []
-    stages: tuple[tuple[Literal["original", "final"], Measurement], ...] = (
-        ("original", outcome.baseline),
-        ("final", outcome.final),
-    )
-    for stage, measurement in stages:
-        dtype = "float32" if stage == "original" else _arithmetic(outcome)
-        for case in measurement.cases:
-            counts = outcome.description.counts.get(case.name)
-            if counts:
-                work = Work(
-                    bytes=counts.bytes + measurement.weight_bytes,  # weights are read once a call
-                    operations={dtype: counts.operations},
-                )
-                points.append(point(case.name, case.seconds, work, device, stage))
-    return tuple(found for found in points if found is not None)
-
-
-def _arithmetic(outcome: Outcome) -> str:
-    """The type that most of the final model's multiplications are in."""
-    quantized = any("int8" in coverage.kernel for coverage in outcome.best.prepared.coverage)
-    return "int8" if quantized else outcome.best.prepared.dtype

@@ -18,13 +18,13 @@ from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.artifact.fingerprint import fingerprint_here
+from torchwright.optimization.proof.recipe import make_recipe
+from torchwright.optimization.proof.served import try_served
+from torchwright.optimization.proof.verify_artifact import verify_artifact
 from torchwright.optimization.search import experience, resume
 from torchwright.optimization.search.asked import check_asked
 from torchwright.optimization.search.loop import run
-from torchwright.optimization.search.save import make_recipe
-from torchwright.optimization.search.served import try_served
 from torchwright.optimization.search.state import Outcome, Request, Search, Watch
-from torchwright.optimization.search.verify_artifact import verify_artifact
 from torchwright.optimization.techniques.base import from_step, techniques
 from torchwright.optimization.trial.client import HANG_SECONDS, Context, TrialFailed
 from torchwright.optimization.trial.fork_server import can_fork
@@ -95,17 +95,10 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 ) from failure
             finally:
                 search.close_all()
-            best = claimed.outcome.best
-            kept = try_served(search, request.workload, claimed.folder, best.prepared.properties)
-        manifest = claimed.contents.manifest
-        recipe = replace(
-            provisional(replace(claimed.outcome, rungs=tuple(search.rungs))),
-            steps=(*best.steps, *kept),
-            runs_as=claimed.runs_as,
-            rows=claimed.rows,
-            process=claimed.process,
-            holds_graph=manifest["way"] == "module" and manifest["self_contained"],
-        )
+            properties = search.best.prepared.properties
+            kept = try_served(search, request.workload, claimed.folder, properties)
+        recipe, manifest = claimed.recipe, claimed.manifest
+        recipe = replace(recipe, rungs=tuple(search.rungs), steps=(*recipe.steps, *kept))
         for name in (artifact.RECIPE, artifact.MANIFEST, artifact.SIGNATURE):
             (claimed.folder / name).unlink(missing_ok=True)
         for entry in claimed.folder.iterdir():

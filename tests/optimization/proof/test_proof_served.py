@@ -10,8 +10,8 @@ from factories import make_recipe
 from search_world import World, fake_world, step
 from torchwright.core.cpu_load import Load
 from torchwright.core.records import Budget, Step, StepResult
+from torchwright.optimization.proof.served import try_served
 from torchwright.optimization.search import resume
-from torchwright.optimization.search.served import try_served
 from torchwright.report import view
 from torchwright.workloads.language import LanguageWorkload
 
