@@ -376,7 +376,7 @@ def test_other_rows_leave_the_time_to_judge_what_ships(
 
 
 @pytest.mark.parametrize(
-    ("export_seconds", "late", "written"), [(0.1, 9.0, True), (5.0, 0.0, False), (0.1, 31.0, False)]
+    ("export_seconds", "late", "written"), [(0.1, 9.0, True), (5.1, 0.0, False), (0.1, 31.0, False)]
 )
 def test_the_originals_graphs_are_written_where_they_end_about_in_time(
     world: World,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,11 @@ def _carry_graphs(
 def _bound_graphs(search: Search) -> None:
     """Let graphs of the original end when the user expects the artifact, a tenth later at most: nothing was found.
 
-    Raises `TrialFailed` where they are not expected to be done by then.
+    Its own process writes them, which ends where they do not. Raises `TrialFailed` where they are not expected to be
+    done by then.
     """
-    search.context.deadline = search.latest_end()
-    needed, left = estimate.graphs_seconds(search), search.context.remaining()
+    search.context.deadline, search.best.process.essential = search.latest_end(), False
+    needed, left = estimate.graphs_seconds(search, processes=0), search.context.remaining()
     if needed > left:
         raise TrialFailed(f"it would need about {needed:.0f} s, and {left:.0f} s were left")
 
@@ -192,7 +194,9 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
     search.tell("stage", "the same for any number of rows and other sizes")
     rows_seconds = _room(search)
     worth = compiled and 1.2 * best.prepared.seconds < rows_seconds
-    with TrialProcess(search.context) as process:
+    # The original checks graphs. Without steps it is there already, in a process that has exported it once.
+    own = nullcontext(best.process) if not best.steps else TrialProcess(search.context)
+    with own as process:
         takes, forms = process.ask(
             "forms",
             steps=best.steps,
@@ -201,6 +205,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
             rows_seconds=rows_seconds if worth else None,
             general_seconds=GRAPHS_SECONDS + PATIENCE * search.description.export_seconds,
         )
+        chosen = None if best.steps else _ask_choice(process, scratch, search, takes, forms, compiled=False)
     contents.notes += forms.notes
     if compiled and not worth and takes.batched:
         contents.notes.append(f"{artifact.ROWS}: no time was left to compile for it")
@@ -208,7 +213,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
         for package in best.folder.glob("*.pt2"):
             shutil.copy2(package, scratch / package.name)
     try:
-        chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+        chosen = chosen or _choose(scratch, search, takes, forms, compiled=compiled)
     except TrialFailed as failure:
         if forms.rows is None or failure.timed_out:
             raise
@@ -241,16 +246,28 @@ def _choose(
 ) -> ChosenVariants:
     """In a process that has compiled nothing."""
     with TrialProcess(search.context) as process:
-        return process.ask(
-            "choose_forms",
-            takes=takes,
-            forms=forms,
-            folder=str(scratch),
-            compiled=compiled,
-            seconds=min(estimate.comparison_seconds(search), GRAPHS_SECONDS),
-            threads=search.best.prepared.threads,
-            allocator=search.best.prepared.allocator,
-        )
+        return _ask_choice(process, scratch, search, takes, forms, compiled=compiled)
+
+
+def _ask_choice(
+    process: TrialProcess,
+    scratch: Path,
+    search: Search,
+    takes: InputCapabilities,
+    forms: BatchVariants,
+    *,
+    compiled: bool,
+) -> ChosenVariants:
+    return process.ask(
+        "choose_forms",
+        takes=takes,
+        forms=forms,
+        folder=str(scratch),
+        compiled=compiled,
+        seconds=min(estimate.comparison_seconds(search), GRAPHS_SECONDS),
+        threads=search.best.prepared.threads,
+        allocator=search.best.prepared.allocator,
+    )
 
 
 def _room(search: Search) -> float:

@@ -90,9 +90,9 @@ def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
     return search.spent[0].seconds + search.settle_seconds if _converting(steps) else 0.0
 
 
-def graphs_seconds(search: Search) -> float:
-    """Return the seconds of two processes: one exports three graphs, and one reads and checks them, as long again."""
-    return 2 * (search.spent[0].seconds + 3 * search.description.export_seconds)
+def graphs_seconds(search: Search, *, processes: int = 2) -> float:
+    """Return the seconds of exporting three graphs, and of reading and checking them, which takes as long again."""
+    return processes * search.spent[0].seconds + 6 * search.description.export_seconds
 
 
 def figures_seconds(search: Search) -> float:
