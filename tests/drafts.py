@@ -23,8 +23,10 @@ def head_tensors(
     draft_vocabulary: int = 64,
     seed: int = 0,
     own_embedding: bool = True,
+    biased: bool = False,
+    target_model: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Tensors for a target of this config.json; those of the layer are as large as the target's."""
+    """Tensors of a head with these sizes, for a target of `target_model` numbers a token (as many as the head's)."""
     random = torch.Generator().manual_seed(seed)
     E, F, V = target["hidden_size"], target["intermediate_size"], target["vocab_size"]
     heads, kv = target["num_attention_heads"], target["num_key_value_heads"]
@@ -39,7 +41,7 @@ def head_tensors(
 
     chosen_D = torch.randperm(V, generator=random)[:draft_vocabulary].sort().values
     tensors = {
-        "fc.weight": matrix(E, 3 * E),
+        "fc.weight": matrix(E, 3 * (target_model or E)),
         f"{layer}.self_attn.q_proj.weight": matrix(heads * D, 2 * E),
         f"{layer}.self_attn.k_proj.weight": matrix(kv * D, 2 * E),
         f"{layer}.self_attn.v_proj.weight": matrix(kv * D, 2 * E),
@@ -57,6 +59,9 @@ def head_tensors(
     }
     if own_embedding:
         tensors["embed_tokens.weight"] = matrix(V, E)
+    if biased:
+        for part, rows in (("q", heads * D), ("k", kv * D), ("v", kv * D), ("o", E)):
+            tensors[f"{layer}.self_attn.{part}_proj.bias"] = matrix(rows, 1)[:, 0]
     return tensors
 
 
@@ -86,15 +91,23 @@ def head_config(
 
 
 def write_head(target: Path, folder: Path, *, layout: str = "specforge", **options: Any) -> Path:
-    """A random head for the model in `target`; options are those of `head_tensors` and fields of its config."""
+    """A random head for the model in `target`; options are those of `head_tensors` and fields of its config.
+
+    `sizes` are fields of the target's config.json that the head has otherwise.
+    """
     config = json.loads((target / "config.json").read_text())
-    names = ("draft_vocabulary", "seed", "own_embedding")
+    target_model = config["hidden_size"]
+    config |= options.pop("sizes", {})
+    names = ("draft_vocabulary", "seed", "own_embedding", "biased")
     shape = {name: options.pop(name) for name in names if name in options}
-    tensors = head_tensors(config, layout=layout, **shape)
+    tensors = head_tensors(config, layout=layout, target_model=target_model, **shape)
+    tensors |= options.pop("tensors", {})
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     vocabulary = {"draft_vocabulary": shape["draft_vocabulary"]} if "draft_vocabulary" in shape else {}
-    described = head_config(config, layout=layout, **vocabulary, **options)
+    biased = {"attention_bias": True} if shape.get("biased") and layout == "specforge" else {}
+    wide = {} if config["hidden_size"] == target_model else {"target_hidden_size": target_model}
+    described = head_config(config, layout=layout, **vocabulary, **biased, **wide, **options)
     (folder / "config.json").write_text(json.dumps(described))
     return folder
 

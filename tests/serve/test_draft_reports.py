@@ -21,12 +21,15 @@ from engine_support import (
     compiled,
     drain,
     request,
+    take,
     tiny_decoder,
     words,
 )
+from safetensors.torch import load_file, save_file
 from test_engine_draft import FREE, chain, engine
 
 import drafts
+from torchwright.core.errors import ModelError
 from torchwright.models.decoder import LoadedDecoder
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.serve.wire.messages import Submit
@@ -160,6 +163,46 @@ def test_nothing_proposed_is_no_division_by_zero(tmp_path: Path) -> None:
     found = drain(made)["a", 0]
     assert found.timing is not None
     assert (found.timing.speculated_tokens, found.timing.accepted_at) == (0, [])
+
+
+def test_steps_without_proposals_leave_no_gap_in_what_a_draft_has_read(tmp_path: Path) -> None:
+    """vllm#49548: while many answer at once nothing is proposed; later proposals are as right as ever."""
+    model = tiny_decoder("llama", tmp_path / "model")
+    twin = load_draft(shutil.copytree(model.folder, tmp_path / "twin"), model)
+    made = engine(model, twin, speculate_rows=3)
+    for place in range(3):
+        assert made.submit(request(str(place), words(9, seed=place), [40, 12, 12][place])) is None
+    found: Results = {}
+    while made.stats().running != 1:
+        take(found, made)
+    assert made.stats().speculated_tokens == 0
+    drain(made, found)
+    assert made.stats().accepted_tokens == made.stats().speculated_tokens > 20
+
+
+def test_fewer_tokens_than_a_draw_looks_at_may_be_proposed(tmp_path: Path) -> None:
+    """sglang#4153: a head of nine tokens, of which a sampled answer is proposed some."""
+    model = tiny_decoder("llama", tmp_path / "model")
+    head = load_draft(drafts.write_head(model.folder, tmp_path / "head", draft_vocabulary=9), model)
+    submits = [request(str(seed), words(8), 30, temperature=1.5, seed=seed) for seed in range(3)]
+    found = served(model, head, *submits)
+    assert sum(result.timing.speculated_tokens for result in found.values() if result.timing) > 30
+    for submit in submits:
+        assert found[submit.id, 0].tokens == alone(model, submit)[0].tokens
+
+
+@pytest.mark.parametrize("d2t", ["absent", "ids"])
+def test_a_reduced_vocabulary_without_offsets_is_refused(d2t: str, tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Automodel#2447 and verl-project/verl-SpeCo#67: neither guessed, nor read beyond the vocabulary."""
+    model = tiny_decoder("llama", tmp_path / "model")
+    folder = drafts.write_head(model.folder, tmp_path / "head", draft_vocabulary=100)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["d2t"]
+    if d2t == "ids":
+        tensors["d2t"] = torch.arange(100)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="d2t"):
+        load_draft(folder, model)
 
 
 @pytest.mark.slow

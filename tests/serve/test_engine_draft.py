@@ -22,7 +22,8 @@ from torchwright.models.decoder.batch import FeatureRows
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.serve.engine.acceptance import Acceptance, RowCosts
-from torchwright.serve.engine.draft import JUDGED_STEPS, DraftCosts
+from torchwright.serve.engine.draft import JUDGED_STEPS
+from torchwright.serve.engine.draft_calls import DraftCosts
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize, cache_size
 from torchwright.serve.options import EngineOptions

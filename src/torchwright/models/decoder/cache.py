@@ -10,6 +10,7 @@ cache.free(sequence)
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -223,22 +224,37 @@ class PagedCache(LayerCache):
         Raises `CacheFull` and changes nothing when the pages do not suffice.
         """
         self.extend([(sequence, len(ids)) for sequence, ids in pieces])
+        placed = [(sequence, ids, sequence.length - len(ids)) for sequence, ids in pieces]
+        axes_AT = axes_of_batch(
+            (sequence.axes, range(start, start + len(ids))) for sequence, ids, start in placed
+        )
+        batch = self._described(placed, axes_AT)
+        return batch if self.states is None else replace(batch, states=self._state_rows(pieces))
+
+    def at(self, pieces: Sequence[tuple[CacheSequence, Sequence[int], int]]) -> Batch:
+        """Describe tokens in slots that sequences hold, from a place on each, for a draft; nothing is reserved."""
+        return self._described(pieces, None)
+
+    def _described(
+        self, pieces: Sequence[tuple[CacheSequence, Sequence[int], int]], axes_AT: np.ndarray | None
+    ) -> Batch:
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         lengths: list[int] = []
         starts = [0]
-        longest = max(sequence.length for sequence, _ in pieces)
+        ends = [start + len(more) for _, more, start in pieces]
+        longest = max(ends)
         tables_BP = np.zeros((len(pieces), -(-longest // PAGE)), np.int32)
-        for row, (sequence, more) in enumerate(pieces):
+        for row, ((sequence, more, start), end) in enumerate(zip(pieces, ends, strict=True)):
             pages, prompt = sequence.pages, sequence.prompt_tokens
-            places = range(sequence.length - len(more), sequence.length)
+            places = range(start, end)
             ids.extend(more)
             positions.extend(places)
             slots += [pages[place // PAGE] * PAGE + place % PAGE for place in places]
             lengths += [max(place + 1, prompt) for place in places]
             starts.append(len(ids))
-            used = -(-sequence.length // PAGE)
+            used = -(-end // PAGE)
             tables_BP[row, :used] = pages[:used]
         of_64_bits: dict[str, Any] = {
             "ids_T": ids,
@@ -247,19 +263,11 @@ class PagedCache(LayerCache):
             "lengths_T": lengths,
             "last_rows_B": [start - 1 for start in starts[1:]],
         }
-        of_32_bits = {
-            "block_tables_BP": tables_BP,
-            "query_starts": starts,
-            "context_lens_B": [sequence.length for sequence, _ in pieces],
-        }
-        axes_AT = axes_of_batch(
-            (sequence.axes, range(sequence.length - len(more), sequence.length)) for sequence, more in pieces
-        )
+        of_32_bits = {"block_tables_BP": tables_BP, "query_starts": starts, "context_lens_B": ends}
         if axes_AT is not None:
             of_64_bits["axes_AT"] = axes_AT
             longest = max(longest, int(axes_AT.max()) + 1)
-        batch = Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=longest)
-        return batch if self.states is None else replace(batch, states=self._state_rows(pieces, starts))
+        return Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=longest)
 
     def extend(self, pieces: Sequence[tuple[CacheSequence, int]]) -> None:
         """Reserve slots for so many new tokens of each sequence, without a batch; `CacheFull` as of `append`."""
@@ -268,10 +276,9 @@ class PagedCache(LayerCache):
             self._extend(sequence, count, new)
         self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
 
-    def _state_rows(
-        self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]], starts: list[int]
-    ) -> StateRows:
-        """The slots of a batch, whose pieces begin at these rows and have been appended."""
+    def _state_rows(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> StateRows:
+        """The slots of a batch, whose pieces have been appended."""
+        starts = itertools.accumulate((len(ids) for _, ids in pieces), initial=0)
         copies = [
             (start + length - (sequence.length - len(ids)) - 1, slot)
             for (sequence, ids), start in zip(pieces, starts, strict=False)
@@ -300,32 +307,7 @@ class PagedCache(LayerCache):
 
     def ahead(self, pieces: Sequence[tuple[CacheSequence, int]], offset: int) -> Batch:
         """One token for each sequence, in the slot `offset` behind its last; the slots are held."""
-        places = [sequence.length + offset for sequence, _ in pieces]
-        tables_BP = np.zeros((len(pieces), max(places) // PAGE + 1), np.int32)
-        for row, ((sequence, _), place) in enumerate(zip(pieces, places, strict=True)):
-            pages = sequence.pages[: place // PAGE + 1]
-            tables_BP[row, : len(pages)] = pages
-        slots = [
-            sequence.pages[place // PAGE] * PAGE + place % PAGE
-            for (sequence, _), place in zip(pieces, places, strict=True)
-        ]
-        lengths = [
-            max(place + 1, sequence.prompt_tokens)
-            for (sequence, _), place in zip(pieces, places, strict=True)
-        ]
-        of_64_bits = {
-            "ids_T": [id for _, id in pieces],
-            "positions_T": places,
-            "slots_T": slots,
-            "lengths_T": lengths,
-            "last_rows_B": list(range(len(pieces))),
-        }
-        of_32_bits = {
-            "block_tables_BP": tables_BP,
-            "query_starts": list(range(len(pieces) + 1)),
-            "context_lens_B": [place + 1 for place in places],
-        }
-        return Batch(**_arrays(self.device, of_64_bits, of_32_bits), longest=max(places) + 1)
+        return self.at([(sequence, [id], sequence.length + offset) for sequence, id in pieces])
 
     def _splits(self, sequence: CacheSequence) -> bool:
         """Check whether the next token falls into a page that another sequence also reads."""

@@ -16,6 +16,7 @@ from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layer_inputs import TokenInputs
 from torchwright.models.decoder.layers import join
 from torchwright.models.decoder.paged_model import PagedModel
+from torchwright.models.decoder.pages import LayerPages
 from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan, Kept, StepModules, plans
 from torchwright.models.decoder.post_norm import embedding_norm, layer_of
 from torchwright.models.decoder.recorded import RecordedSteps, recordable, steps
@@ -90,7 +91,7 @@ class Decoder(PagedModel):
         delta_TE = None
         deep = iter(batch.pictures.deep if batch.pictures else ())
         for index, (layer, angles, kept) in enumerate(
-            zip(self.layers, self.rotary.by_layer(batch), self._kept(cache), strict=True)
+            zip(self.layers, self.rotary.by_layer(batch), self.kept(cache), strict=True)
         ):
             if batch.features is not None:
                 batch.features.note(index, delta_TE, stream_TE)
@@ -118,7 +119,21 @@ class Decoder(PagedModel):
         """Logits (N, V) in float32 of hidden states (N, E)."""
         return shape_logits(self.config, self.head(hidden_NE).float())
 
-    def _kept(self, cache: LayerCache) -> Sequence[Kept]:
+    def step_modules(self, memory: Sequence[LayerPages] | None = None) -> StepModules:
+        """Return the parts that a step computes with, for its plan."""
+        return StepModules(
+            self.embedding,
+            self.embedding_scale,
+            self.layers,
+            self.rotary.of_layer,
+            self.norm,
+            self.head,
+            self.positions,
+            self.inputs,
+            memory,
+        )
+
+    def kept(self, cache: LayerCache) -> Sequence[Kept]:
         """Return each layer's part of the cache."""
         pages = iter(cache.layers)
         if reads := self.config.reads:
@@ -140,18 +155,8 @@ class Decoder(PagedModel):
         plan = plans.get(cache)
         memory = None if batch.memory is None else batch.memory.layers
         if plan is None or not plan.holds(self.embedding, self.layers, self.head, memory):
-            parts = StepModules(
-                self.embedding,
-                self.embedding_scale,
-                self.layers,
-                self.rotary.of_layer,
-                self.norm,
-                self.head,
-                self.positions,
-                self.inputs,
-                memory,
-            )
-            plans[cache] = plan = DecodePlan(parts, self.config, cache, self._kept(cache))
+            parts = self.step_modules(memory)
+            plans[cache] = plan = DecodePlan(parts, self.config, cache, self.kept(cache))
         return None if plan.unplanned or plan.watched else plan
 
     def _recorded(self, batch: Batch, cache: PagedCache) -> torch.Tensor | None:

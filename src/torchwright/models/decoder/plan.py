@@ -23,7 +23,7 @@ from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layer_inputs import TokenInputs
 from torchwright.models.decoder.pages import LayerPages
-from torchwright.models.decoder.program import Program, not_packed
+from torchwright.models.decoder.program import Cells, Program, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.states import LayerStates
 
@@ -75,7 +75,7 @@ class DecodePlan:
         self.unplanned = _unplanned(parts, cache)
         """Why these layers cannot run as one operator, None where they can."""
         if self.unplanned is None:
-            self.native = _program(parts, config, kept).native
+            self.native = described(parts, config, kept)[0].native
 
     def holds(
         self,
@@ -140,8 +140,8 @@ def _unplanned(parts: StepModules, cache: LayerCache) -> str | None:
     return inputs or next((layer.unplanned for layer in layers if layer.unplanned), None)
 
 
-def _program(parts: StepModules, config: DecoderConfig, kept: Sequence[Kept]) -> Program:
-    """Describe a step, from token ids to the output layer."""
+def described(parts: StepModules, config: DecoderConfig, kept: Sequence[Kept]) -> tuple[Program, Cells]:
+    """Describe a step, from token ids to the output layer; the cells hold what this layer reads."""
     program, delta = Program(parts.embedding_VE, config.eps), None
     program.embed(parts.embedding_VE, parts.embedding_scale, config.placeholders, config.padding)
     if parts.positions_PE is not None:
@@ -155,7 +155,7 @@ def _program(parts: StepModules, config: DecoderConfig, kept: Sequence[Kept]) ->
     out = program.join(delta, parts.norm_E)
     program.note(config.layers, out)
     program.finish(out, parts.head)
-    return program
+    return program, out
 
 
 def _step(angles_by_rotary: Iterable[RotaryAngles], batch: Batch) -> tuple[Any, ...]:

@@ -200,9 +200,17 @@ class Program:
         tensors = pages.tensors
         self.native.attend([*q], [*to], *tensors, scale, window, soft_cap, bias, sinks, remembers)
 
+    def receive(self, to: Cells) -> None:
+        """Let `to` be what a draft's step is given of each row."""
+        self.native.receive([*to])
+
     def finish(self, out: Cells, head: nn.Module) -> None:
         """End the program with the final norm's output; a packed `head` becomes a part."""
         self.native.finish([*out], self.add_linear(head) if isinstance(head, PackedLinear) else None)
+
+    def carry(self, state: Cells, ids_D: torch.Tensor) -> None:
+        """End a draft's program: `state` is given to its next step, and the head's outputs are the tokens `ids_D`."""
+        self.native.carry([*state], ids_D)
 
 
 def not_packed(*linears: nn.Module | None) -> str | None:

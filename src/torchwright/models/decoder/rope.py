@@ -209,7 +209,7 @@ class RotaryTable:
         if self.rope.kind in BY_LENGTH:
             cos, sin = angles(self.rope, batch.positions_T, batch.lengths_T)
             return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
-        cos, sin = self._rows(batch)
+        cos, sin = self.rows(batch.longest, batch.positions_T.device)
         if batch.axes_AT is None or not self.rope.sections:
             return cos, sin, batch.positions_T
         # Taken from the table like those of text: a picture changes no bit of another sequence.
@@ -217,14 +217,12 @@ class RotaryTable:
         cos, sin = cos.gather(0, of_frequency_TR), sin.gather(0, of_frequency_TR)
         return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
 
-    def _rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        device = batch.positions_T.device
-        if self._table is None or len(self._table[0]) < batch.longest or self._table[0].device != device:
-            rows = min(
-                max(FIRST_ROWS, 2 ** math.ceil(math.log2(batch.longest))), max(self.context, batch.longest)
-            )
+    def rows(self, longest: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the table of at least `longest` positions, of an embedding that does not depend on lengths."""
+        if self._table is None or len(self._table[0]) < longest or self._table[0].device != device:
+            rows = min(max(FIRST_ROWS, 2 ** math.ceil(math.log2(longest))), max(self.context, longest))
             positions = torch.arange(rows, device=device)
-            self._table = angles(self.rope, positions, batch.lengths_T)
+            self._table = angles(self.rope, positions, positions)
         return self._table
 
 

@@ -6,7 +6,7 @@ import torch
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.rope import RotaryTable
+from torchwright.models.decoder.rope import BY_LENGTH, RotaryTable
 
 RotaryAngles = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
@@ -30,3 +30,16 @@ class RotaryCache:
         """Return the angles of each layer."""
         angles = self(batch)
         return [angles[place] for place in self.of_layer]
+
+    @property
+    def by_length(self) -> bool:
+        """Check whether a position's angles depend on the length of its sequence in some layer."""
+        return any(rotary.rope.kind in BY_LENGTH for rotary in self._rotary)
+
+    def table(self, layer: int, longest: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cosines and sines of a layer for at least `longest` positions."""
+        place = self.of_layer[layer]
+        if place == len(self._rotary):
+            still = torch.empty(longest, 0, device=device)
+            return still, still
+        return self._rotary[place].rows(longest, device)

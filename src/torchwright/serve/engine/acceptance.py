@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 CLASSES = 10
 """Classes of a draft's confidence, equally wide."""
@@ -24,8 +25,13 @@ class Acceptance:
 
     def of(self, confidence: float) -> float:
         """Return the expected acceptance of a proposal, given that those before it are accepted."""
-        place = _class_of(confidence)
+        place = class_of(confidence)
         return self._accepted[place] / self._offered[place]
+
+    def table(self) -> list[float]:
+        """Return the expected acceptance of each class, and last the mean."""
+        shares = [accepted / offered for accepted, offered in zip(self._accepted, self._offered, strict=True)]
+        return [*shares, self.mean]
 
     @property
     def mean(self) -> float:
@@ -35,7 +41,7 @@ class Acceptance:
     def learn(self, confidences: Sequence[float], accepted: int) -> None:
         """Count a verified chain: the first `accepted` proposals were right; the one behind them, if any, was not."""
         for index, confidence in enumerate(confidences[: accepted + 1]):
-            place = _class_of(confidence)
+            place = class_of(confidence)
             self._offered[place] += 1
             self._accepted[place] += index < accepted
             if self._offered[place] > MEMORY:
@@ -43,8 +49,9 @@ class Acceptance:
                 self._accepted[place] /= 2
 
 
-def _class_of(confidence: float) -> int:
-    return min(CLASSES - 1, max(0, int(confidence * CLASSES)))
+def class_of(confidence: float, classes: int = CLASSES) -> int:
+    """Return the class of a confidence among so many equally wide ones."""
+    return min(classes - 1, max(0, int(confidence * classes)))
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,12 @@ class RowCosts:
     rows: Sequence[int]
     """Ascending, from 1."""
     seconds: Sequence[float]
+
+    @classmethod
+    def rising(cls, rows: Sequence[int], seconds: Sequence[float]) -> RowCosts:
+        """Take measured seconds, of which none is more than those of more rows: only noise says that it is."""
+        least = accumulate(reversed(seconds), min)
+        return cls(rows, list(least)[::-1])
 
     def __call__(self, rows: float) -> float:
         """Return the seconds of a call, on the line through the two measured numbers of rows next to it."""

@@ -29,7 +29,8 @@ from torchwright.serve.engine.acceptance import Acceptance
 from torchwright.serve.engine.adapters import ServedAdapters
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine, count_places
-from torchwright.serve.engine.draft import DraftCosts, Drafter, measure_costs
+from torchwright.serve.engine.draft import Drafter
+from torchwright.serve.engine.draft_calls import DraftCosts, measure_costs
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.memory import CacheSize
@@ -185,7 +186,7 @@ class ServingEngine(TokenEngine):
         self._pages.forget(self.fingerprint)
         self._runner.decoder = loaded.decoder
         if self._drafter is not None:
-            self._drafter.draft.read_from(loaded.decoder)
+            self._drafter.read_from(loaded.decoder)
 
     def name_weights(self, version: str) -> None:
         """Give the weights another version; answers say which of their tokens are of which."""

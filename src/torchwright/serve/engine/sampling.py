@@ -57,6 +57,15 @@ class Chooser:
         """Return a draft's proposal for the place `ahead` of the next one, and a confidence (`Sampler.guess`)."""
         return self._sampler.guess(tokens_K, logprob_K, ahead)
 
+    def keys(self, ahead: int, count: int) -> list[int]:
+        """Return the keys with which `guess` draws for so many places (`Sampler.keys`)."""
+        return self._sampler.keys(ahead, count)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The options by which tokens are chosen."""
+        return self._sampler.sampling
+
     def accept(self, token: int) -> None:
         self._accepted += 1
         self._sampler.accept(token)

@@ -19,7 +19,6 @@ from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.optimization.decode_bench import Sizes
 from torchwright.serve.engine.acceptance import RowCosts
-from torchwright.serve.engine.draft import DraftCosts
 from torchwright.serve.engine.draft_bench import (
     AHEAD,
     PLAIN,
@@ -30,6 +29,7 @@ from torchwright.serve.engine.draft_bench import (
     contenders,
     in_rounds,
 )
+from torchwright.serve.engine.draft_calls import DraftCosts
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.options import EngineOptions

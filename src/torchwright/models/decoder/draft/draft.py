@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from torchwright.hardware.kernels import ops
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.pages import PageShape
+from torchwright.models.decoder.program import Program
 
 
 class Likeliest(NamedTuple):
@@ -34,6 +36,8 @@ class Draft(nn.Module):
     """Name of the method, for people."""
     lag: int
     """Token t is computed in slot t - `lag`."""
+    width: int
+    """Numbers of a hidden state."""
     observed: tuple[int, ...] = ()
     """Layers of the decoder whose inputs it reads (`FeatureRows`)."""
     page_shapes: tuple[PageShape, ...]
@@ -51,6 +55,22 @@ class Draft(nn.Module):
         """Return the `count` likeliest next tokens of each row."""
         raise NotImplementedError
 
+    @property
+    def unplanned(self) -> str | None:
+        """The reason for which its calls are not one operator each (`plan.py`), or None."""
+        return "there is no plan of such a draft"
+
+    def program(self, pages: LayerCache, *, observes: bool) -> Program:
+        """Describe `forward` and the logits of `likeliest` to the kernels.
+
+        It reads the decoder's features if it `observes`, or its own hidden states.
+        """
+        raise NotImplementedError
+
+    def angles(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of its program, for at least `longest` positions."""
+        raise NotImplementedError
+
     def read_from(self, decoder: PagedModel) -> None:
         """Take a new decoder's embedding and output layer, where the draft uses the decoder's; its layers stay."""
 
@@ -62,3 +82,11 @@ def likeliest(logits_NV: torch.Tensor, count: int, ids: np.ndarray | None = None
     logprob_NK = (best.values - logits_NV.logsumexp(-1, keepdim=True)).nan_to_num(-math.inf, neginf=-math.inf)
     places_NK = best.indices.cpu().numpy()
     return Likeliest(places_NK if ids is None else ids[places_NK], logprob_NK.cpu().numpy())
+
+
+def no_kernels(embedding_VE: torch.Tensor) -> str | None:
+    """Return why compiled kernels do not compute a draft in the type and on the device of its embedding, if so."""
+    dtype, device = embedding_VE.dtype, embedding_VE.device
+    if ops.on(device, dtype) is ops.native:
+        return None
+    return f"there are no compiled kernels for {dtype} on {device.type}"

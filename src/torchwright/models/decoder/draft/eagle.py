@@ -14,12 +14,13 @@ from torchwright.hub.files import TOGETHER, TensorFiles
 from torchwright.models.decoder.attention import PagedAttention
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
-from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest, no_kernels
 from torchwright.models.decoder.draft.eagle_config import EagleConfig
 from torchwright.models.decoder.feed_forward import feed_forward
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
+from torchwright.models.decoder.program import Cells, Program, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.weights import LayerParts, MakeLinear
 
@@ -143,6 +144,7 @@ class EagleDraft(Draft):
     def __init__(self, config: EagleConfig, weights: HeadWeights, decoder: Decoder) -> None:
         super().__init__()
         self.config, layer = config, config.layer
+        self.width = layer.model
         self.observed, self.page_shapes = config.observed, layer.page_shapes
         E, wide = layer.model, len(config.observed) * config.target_model
         self.fuse = weights.matrix("fc.weight", (E, wide))
@@ -240,3 +242,53 @@ class EagleDraft(Draft):
         """See `Draft`."""
         x_NE = hidden_NE if self.config.normed_states else self._normed(hidden_NE)
         return likeliest(self.head(x_NE).float(), count, self._ids)
+
+    @property
+    def unplanned(self) -> str | None:
+        """See `Draft`."""
+        if self.rotary.by_length:
+            return "the head's angles depend on the length"
+        of_layer = self.attention.unplanned or self.mlp.unplanned
+        return no_kernels(self.embedding) or of_layer or not_packed(self.fuse, self.head)
+
+    def program(self, pages: LayerCache, *, observes: bool) -> Program:
+        """See `Draft`."""
+        config, E = self.config, self.config.layer.model
+        program = Program(self.embedding, config.layer.eps)
+        stream, delta, x = program.stream, program.delta, program.x
+        if observes:
+            self._plan_fuse(program)
+        else:
+            program.receive(stream)
+        joined = program.rows(2 * E)
+        embedded, hidden = joined.split(E, E)
+        program.lookup(self.embedding, 1, x)
+        program.norm(self.input_norm, x, embedded)
+        program.norm(self.hidden_norm, stream, hidden)
+        if config.norm_before_residual:
+            program.copy(hidden, stream)
+        self.attention.plan(program, joined, delta, 0, pages.layers[0])
+        program.join(delta, self.pre_mlp)
+        self.mlp.plan(program, x, delta)
+        program.add(stream, delta, stream)
+        program.norm(self.final_norm, stream, x)
+        program.finish(x, self.head)
+        program.carry(x if config.normed_states else stream, torch.from_numpy(self._ids))
+        return program
+
+    def angles(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Draft`."""
+        return self.rotary.table(0, longest, self.embedding.device)
+
+    def _plan_fuse(self, program: Program) -> None:
+        """Add what `_fused` does; the stream begins with it."""
+        size, count = self.config.target_model, len(self.observed)
+        with program.scope():
+            features: Cells = program.rows(count * size)
+            program.receive(features)
+            if self.fuse_norm is not None:
+                program.norm(self.fuse_norm, features, features)
+            if self.feature_norms is not None:
+                for part, norm_E in zip(features.split(*[size] * count), self.feature_norms, strict=True):
+                    program.norm(norm_E.contiguous(), part, part)
+            program.linear(self.fuse, features, program.stream)

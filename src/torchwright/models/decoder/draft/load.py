@@ -137,7 +137,7 @@ def _small(path: Path, loaded: LoadedPagedModel, quantize: str | None) -> Draft:
             found=difference,
             next="take a model of the same family, whose tokenizer is the same",
         )
-    return SmallDraft(draft.decoder, min(draft.config.vocabulary, loaded.config.vocabulary))
+    return SmallDraft(draft.decoder, loaded.config.vocabulary)
 
 
 def _tokens(loaded: LoadedPagedModel) -> dict[str, int]:

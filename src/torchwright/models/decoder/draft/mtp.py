@@ -15,11 +15,12 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest, no_kernels
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
+from torchwright.models.decoder.program import Program, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.shared import shape_logits
 from torchwright.models.decoder.weights import DecoderWeights, MakeLinear
@@ -106,7 +107,7 @@ class MtpDraft(Draft):
         super().__init__()
         names, config = FAMILIES[decoder.config.architecture], decoder.config
         self.config, self.observed = one_layer(config), (config.layers,)
-        self.page_shapes = self.config.page_shapes
+        self.page_shapes, self.width = self.config.page_shapes, config.model
         E, device = config.model, decoder.embedding.device
         renamed: Any = _Renamed(checkpoint, names.layer.format(config.layers))
         weights = DecoderWeights(self.config, renamed, dtype, make_linear, device)
@@ -146,6 +147,37 @@ class MtpDraft(Draft):
     def likeliest(self, hidden_NE: torch.Tensor, count: int) -> Likeliest:
         """See `Draft`."""
         return likeliest(shape_logits(self.config, self.head(hidden_NE).float()), count)
+
+    @property
+    def unplanned(self) -> str | None:
+        """See `Draft`."""
+        if self.rotary.by_length:
+            return "the layer's angles depend on the length"
+        if self.config.logit_scale != 1 or self.config.logit_soft_cap:
+            return "logits that are scaled or capped"
+        return no_kernels(self.embedding) or self.layer.unplanned or not_packed(self.join, self.head)
+
+    def program(self, pages: LayerCache, *, observes: bool) -> Program:
+        """See `Draft`; the model's states and its own are alike."""
+        E = self.config.model
+        program = Program(self.embedding, self.config.eps)
+        stream, x = program.stream, program.x
+        program.receive(stream)
+        joined = program.rows(2 * E)
+        embedded, hidden = joined.split(E, E)
+        program.lookup(self.embedding, self.scale, x)
+        program.norm(self.embedding_norm, x, embedded)
+        program.norm(self.hidden_norm, stream, hidden)
+        program.linear(self.join, joined, stream)
+        program.add(stream, self.layer.plan(program, None, 0, pages.layers[0]), stream)
+        program.norm(self.final_norm, stream, x)
+        program.finish(x, self.head)
+        program.carry(x, torch.arange(self.config.vocabulary))
+        return program
+
+    def angles(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Draft`."""
+        return self.rotary.table(0, longest, self.embedding.device)
 
 
 def mtp_names(config: DecoderConfig) -> MtpNames:

@@ -130,6 +130,12 @@ class Sampler:
         ahead_of_all, likely = speeds[first] / speeds.sum(), weight[first] / weight.sum()
         return int(tokens[first]), math.sqrt(ahead_of_all * likely)
 
+    def keys(self, ahead: int, count: int) -> list[int]:
+        """Return the keys of the races for the places from `ahead` of the next one on; zeros where nothing is drawn."""
+        if self.sampling.temperature == 0:
+            return [0] * count
+        return [self._key(self._drawn + place) for place in range(ahead, ahead + count)]
+
     def accept(self, token: int) -> None:
         """Go on to the next place; penalties count the token."""
         self._drawn += 1

@@ -73,23 +73,32 @@ void DecodePlan::finish(const Ints& from, const optional<int64_t>& linear) {
   head = linear;
 }
 
-// Tokens, and where they turn to.
-void DecodePlan::read_batch(Step& now, const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots) const {
-  const int64_t* tokens = integers<int64_t>(ids, now.rows, "ids");
-  now.tokens.assign(tokens, tokens + now.rows);
+// Tokens as the tables have them.
+void DecodePlan::read_tokens(Step& now) const {
   for (int64_t& token : now.tokens)
     if (std::find(aliased.begin(), aliased.end(), token) != aliased.end()) token = alias;
   for (int64_t token : now.tokens)
     TORCH_CHECK_INDEX(token >= 0 && token < vocabulary, "token ", token, " is beyond the ", vocabulary,
                       " of the embedding");
-  for (size_t i = 0; i + 2 < turns.size(); i += 3)
-    now.turns.push_back(
-        rope_task(turns[i], turns[i + 1], turns[i + 2], slots, now.rows, tw::LARGEST_HEAD, page_count));
+}
+
+void DecodePlan::check_turns(const Step& now) const {
   for (const Turn& turn : turned) {
     TORCH_CHECK_VALUE(turn.number < int64_t(now.turns.size()), "there is no turn ", turn.number);
     TORCH_CHECK_VALUE(now.turns[turn.number].rotated <= turn.head_size, "turn ", turn.number, " is of ",
                       now.turns[turn.number].rotated, " numbers, and heads have ", turn.head_size);
   }
+}
+
+// Tokens, and where they turn to.
+void DecodePlan::read_batch(Step& now, const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots) const {
+  const int64_t* tokens = integers<int64_t>(ids, now.rows, "ids");
+  now.tokens.assign(tokens, tokens + now.rows);
+  read_tokens(now);
+  for (size_t i = 0; i + 2 < turns.size(); i += 3)
+    now.turns.push_back(
+        rope_task(turns[i], turns[i + 1], turns[i + 2], slots, now.rows, tw::LARGEST_HEAD, page_count));
+  check_turns(now);
   if (place_count < 0) return;
   TORCH_CHECK_VALUE(!now.turns.empty(), "a step without turns has no positions");
   for (int64_t row = 0; row < now.rows; row++)
@@ -131,7 +140,22 @@ void DecodePlan::place(Step& now) {
   now.own = now.rooms + all;
 }
 
-// Run the whole program over one batch, and return the result of `end`.
+// Run the whole program over a batch that has been read, and then `end`.
+template <class End>
+void DecodePlan::compute(Step& now, const End& end) {
+  TORCH_CHECK_VALUE(!given || now.given, "a draft's step is given nothing");
+  for (const tw::AttentionTask& task : biased) check_reach(task, now.sequences);
+  if (!now.rows) return;
+  for (const Kind& kind : kinds)
+    now.pieces.emplace_back(kind.remembers ? *now.remembered : now.sequences, kind.group, kind.kv_heads,
+                            kind.sums_size);
+  place(now);
+  const tw::Pool::Team team(own);
+  for (const Operation& operation : program) operation.run(now);
+  end(now);
+}
+
+// Read a batch and run the whole program over it, and then `end`.
 template <class End>
 void DecodePlan::run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
                      const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
@@ -145,21 +169,13 @@ void DecodePlan::run(const Tensor& ids, const std::vector<Tensor>& turns, const 
   read_batch(now, ids, turns, slots);
   read_states(now, query_starts, states);
   read_features(now, features);
-  for (const tw::AttentionTask& task : biased) check_reach(task, now.sequences);
   TORCH_CHECK_VALUE(memories.size() == (memory_pages < 0 ? 0 : 2), memories.size(),
                     " tensors of a memory; pages and lengths are wanted where layers have one");
   TORCH_CHECK_VALUE(!adapted || (type == Type::bf16 && memory_pages < 0),
                     "adapters are for a stream in bfloat16 and layers without a memory");
-  if (!rows) return;
   if (adapted) now.adapted = adapted->get();
   if (!memories.empty()) now.remembered.emplace(memories[0], query_starts, memories[1], rows, memory_pages, false);
-  for (const Kind& kind : kinds)
-    now.pieces.emplace_back(kind.remembers ? *now.remembered : now.sequences, kind.group, kind.kv_heads,
-                            kind.sums_size);
-  place(now);
-  const tw::Pool::Team team(own);
-  for (const Operation& operation : program) operation.run(now);
-  end(now);
+  compute(now, end);
 }
 
 Tensor DecodePlan::hidden(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
@@ -253,5 +269,9 @@ TORCH_LIBRARY_FRAGMENT(torchwright, m) {
       .def("observe", &DecodePlan::observe)
       .def("hidden", &DecodePlan::hidden)
       .def("logits", &DecodePlan::logits)
+      .def("receive", &DecodePlan::receive)
+      .def("carry", &DecodePlan::carry)
+      .def("follow", &DecodePlan::follow)
+      .def("grow", &DecodePlan::grow)
       .def("scratch", &DecodePlan::scratch);
 }

@@ -8,7 +8,11 @@
 #include <functional>
 #include <type_traits>
 
+#include "draws.h"
+
 namespace {
+
+class Choices;
 
 using Adapted = optional<c10::intrusive_ptr<AdaptedRows>>;
 using Features = optional<Tensor>;
@@ -89,6 +93,26 @@ class DecodePlan : public torch::CustomClassHolder {
                                     const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
                                     const std::vector<Tensor>& memory, const std::vector<Tensor>& states,
                                     const Adapted& adapted, const Features& features, const Tensor& rows);
+  // A draft's program: its input is `to` of each row, rows of the decoder's features or what its last step carried on;
+  // `from` is carried on, and `ids` (int64) are the tokens of the output layer's features.
+  void receive(const Ints& to);
+  void carry(const Ints& from, const Tensor& ids);
+  // A draft's step over a batch's tokens: what it carries on of N rows, and the proposal behind each with the confidence
+  // in it. `choice` (N, 4) and `keys` (N, 1) say how each sequence chooses (`Choices`).
+  std::tuple<Tensor, Tensor, Tensor> follow(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
+                                            const Tensor& block_tables, const Tensor& query_starts,
+                                            const Tensor& context_lens, const Tensor& given, const Tensor& rows,
+                                            const Tensor& choice, const Tensor& keys, int64_t drawn_from);
+  // Chains of proposals (B, D), -1 behind their end, and the confidence in each. Sequence b's begins with token `ids`[b]
+  // at place `places`[b] and takes `most`[b] steps at most. All of it is accepted with the probability `reach`[b] times
+  // the `acceptance` (greedy and drawn; by classes of confidence, and last the mean) of each proposal; where that is `row`
+  // or less it ends. All chains end where the next call, which takes `call`[n] seconds for n of them, is expected to bring
+  // fewer tokens a second than `tokens` in `seconds`, which count what comes before it.
+  std::tuple<Tensor, Tensor> grow(const Tensor& ids, const Tensor& states, const Tensor& cos, const Tensor& sin,
+                                  const Tensor& places, const Tensor& tables, const Tensor& choice, const Tensor& keys,
+                                  const Tensor& most, const Tensor& reach, const Tensor& acceptance,
+                                  const Tensor& call, double tokens, double seconds, double row,
+                                  int64_t drawn_from);
   // What steps compute in; it grows with the rows of a step.
   Tensor scratch() const { return memory; }
 
@@ -104,6 +128,7 @@ class DecodePlan : public torch::CustomClassHolder {
     std::vector<int64_t> tokens = {};
     AdaptedRows* adapted = nullptr;
     char* features = nullptr;      // what is observed of each row
+    const char* given = nullptr;   // a draft's input
     char* rooms = nullptr;
     std::vector<int64_t> offsets = {};  // of each room
     char* own = nullptr;           // what one operation needs for itself
@@ -126,13 +151,23 @@ class DecodePlan : public torch::CustomClassHolder {
     int64_t number, head_size;
   };
 
+  struct Chain;
+
+  template <class End>
+  void compute(Step& now, const End& end);
   template <class End>
   void run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
            const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory,
            const std::vector<Tensor>& states, const Adapted& adapted, const Features& features, const End& end);
   void read_batch(Step& now, const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots) const;
+  void read_tokens(Step& now) const;
+  void check_turns(const Step& now) const;
   void read_states(Step& now, const Tensor& query_starts, const std::vector<Tensor>& states) const;
   void read_features(Step& now, const Features& features) const;
+  const char* read_given(const Tensor& rows, int64_t count) const;
+  template <class Of>
+  void guess(const Step& now, int64_t count, const Of& row_of, const Choices& choices, int64_t ahead,
+             tw::Guesser& guesser, const std::function<void(int64_t, const char*, const tw::Guess&)>& take);
   void place(Step& now);
   void answer(const Step& now, const char* x, int64_t count, float* out, float* peaks) const;
 
@@ -185,7 +220,10 @@ class DecodePlan : public torch::CustomClassHolder {
   int64_t vocabulary = -1, place_count = -1;  // rows of the smallest tables, or none
   int64_t page_count = -1, memory_pages = -1, state_count = -1;
   std::vector<int64_t> noted, observed;
-  optional<Cells> result;
+  optional<Cells> result, carried;
+  int64_t given = 0;                    // numbers of each row that a draft's step is given
+  const int64_t* proposed = nullptr;    // tokens of the output layer's features
+  std::vector<float> scores;            // a draft's logits and their peaks
   optional<int64_t> head;
   std::vector<Tensor> tensors;  // whose memory all of this points to
   Tensor memory;

@@ -613,6 +613,17 @@ struct Sequences {
     tables = integers<int32_t>(block_tables, count * width, "block_tables");
     starts = integers<int32_t>(query_starts, count + 1, "query_starts");
     contexts = integers<int32_t>(context_lens, count, "context_lens");
+    check(rows, pages, causal);
+  }
+
+  Sequences(int64_t count, int64_t width, const int32_t* tables, const int32_t* starts, const int32_t* contexts,
+            int64_t rows, int64_t pages)
+      : count(count), width(width), tables(tables), starts(starts), contexts(contexts) {
+    check(rows, pages, true);
+  }
+
+ private:
+  void check(int64_t rows, int64_t pages, bool causal) const {
     TORCH_CHECK_INDEX(starts[0] == 0 && starts[count] == rows, "query_starts does not cover the ", rows, " queries");
     for (int64_t b = 0; b < count; b++) {
       const int64_t queries = starts[b + 1] - starts[b], used = up(contexts[b], PAGE) / PAGE;
@@ -816,5 +827,6 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 #include "decode_rows.cpp"
 #include "decode_blocks.cpp"
 #include "decode_experts.cpp"
+#include "decode_drafts.cpp"
 #include "decode_ops.cpp"
 #include "shared_ops.cpp"
