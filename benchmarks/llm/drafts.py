@@ -1,13 +1,14 @@
 """Served tokens per second of a target with no drafts, n-gram look-up, a trained EAGLE-3 head, and both.
 
     python -m benchmarks.llm.drafts [--model DIR] [--characters 1000000] [--tokens 300000] [--rounds 6]
-        [--folder DIR] [--batches 1 4 16]
+        [--folder DIR] [--batches 1 4 16] [--quantize-draft w8a8]
 
 The target is the bundled model in bfloat16 without --model. The head is trained by `torchwright train --draft eagle3`
 on `--characters` of the standard library's modules: of each 256 tokens the target writes the last 192 anew. Prompts are
 pieces of the bundled held-out text, which neither has seen. The contenders take turns in one process, and each round's
 requests are the same for all. Printed are the median tokens per second and the accepted proposals for each other token.
-Ratios to no drafts and to n-gram are taken within rounds, with 95% intervals.
+Ratios to no drafts and to n-gram are taken within rounds, with 95% intervals. With --quantize-draft the head's layers
+are packed so, and the target stays in bfloat16: proposals change, and no answer.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main() -> int:
         folder=str,
         batches=[1, 4, 16],
         temperatures=[0.0, 0.8],
+        quantize_draft=str,
     )
     target = Path(options.model or run.BUNDLED)
     rows = run.Rows(
@@ -116,7 +118,7 @@ def pieces(characters: int) -> list[str]:
 def serve(target: Path, head: Path, options: Any, rows: run.Rows) -> None:
     loaded = load_decoder(target, torch.bfloat16)
     prompts = cut(loaded.encode((run.BUNDLED / "eval.txt").read_text("utf-8")), PROMPT)
-    draft = load_draft(head, loaded)
+    draft = load_draft(head, loaded, options.quantize_draft)
     for batch in options.batches:
         sizes = Sizes(batch=batch, prompt_tokens=PROMPT, new_tokens=NEW)
         engines = contenders(loaded, draft, sizes)

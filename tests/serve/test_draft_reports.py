@@ -177,14 +177,14 @@ def test_steps_without_proposals_leave_no_gap_in_what_a_draft_has_read(tmp_path:
         take(found, made)
     assert made.stats().speculated_tokens == 0
     drain(made, found)
-    assert made.stats().accepted_tokens == made.stats().speculated_tokens > 20
+    assert made.stats().accepted_tokens == made.stats().speculated_tokens > 15
 
 
 def test_fewer_tokens_than_a_draw_looks_at_may_be_proposed(tmp_path: Path) -> None:
     """sglang#4153: a head of nine tokens, of which a sampled answer is proposed some."""
     model = tiny_decoder("llama", tmp_path / "model")
     head = load_draft(drafts.write_head(model.folder, tmp_path / "head", draft_vocabulary=9), model)
-    submits = [request(str(seed), words(8), 30, temperature=1.5, seed=seed) for seed in range(3)]
+    submits = [request(str(seed), words(8, seed=1), 30, temperature=1.5, seed=seed) for seed in range(3)]
     found = served(model, head, *submits)
     assert sum(result.timing.speculated_tokens for result in found.values() if result.timing) > 30
     for submit in submits:

@@ -104,7 +104,8 @@ class Drafter:
     ) -> None:
         """Set the proposals of sequences that the draft has followed, `room` rows at most in all.
 
-        Proposals that others of them have already are part of this room. `decoding` sequences have a row in the next step in any case; `most` says how many each may get.
+        Proposals that others of them have already are part of this room. `decoding` sequences have a row in the next
+        step in any case; `most` says how many each may get.
         """
         begun = self._clock()
         self._token_s = self._costs.verify(decoding) / max(1, decoding)
