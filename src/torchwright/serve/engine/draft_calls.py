@@ -77,7 +77,7 @@ class Followed(NamedTuple):
     """Tokens of one sequence that the decoder has computed."""
 
     sequence: Any
-    """As `Drafted`."""
+    """A `Drafted`."""
     row: int
     """The first one's row in the decoder's batch."""
     start: int
@@ -193,7 +193,7 @@ def _choice(chain: Chain[Any], ahead: int, count: int) -> Choice:
 
 
 def _rows_of(values_TF: torch.Tensor, pieces: Sequence[Followed]) -> torch.Tensor:
-    """The rows of the pieces; those of a single one are no copy."""
+    """The rows of the pieces; those of a single one are a view."""
     if len(pieces) == 1:
         return values_TF[pieces[0].row :][: pieces[0].count]
     numbers = [number for _, row, _, count, _ in pieces for number in range(row, row + count)]

@@ -28,7 +28,7 @@ less, and are rarely right."""
 
 
 class Choice(NamedTuple):
-    """How a sequence chooses, and the keys of its races (`Sampler.keys`)."""
+    """A sequence's options, and the keys of its races (`Sampler.keys`)."""
 
     sampling: Sampling
     keys: Sequence[int]
@@ -65,7 +65,7 @@ class Worth:
 
 
 class DraftPlan:
-    """A draft over one cache, as described to the kernels; made anew when the draft's parts are replaced."""
+    """A draft over one cache, as described to the kernels; rebuilt when the draft's parts are replaced."""
 
     def __init__(self, draft: Draft, pages: LayerCache) -> None:
         self._draft = draft
