@@ -34,7 +34,6 @@ ALLOWED = {
     "serve.engine.invariance": "asks whether anything is left to pack",
     "models.speech.native": "asks whether anything is left to pack",
     "optimization.techniques.dtype": "autocast of the layer's own forward, which is right for any class",
-    "optimization.techniques.native_speech": "counts layers for the coverage",
     "optimization.techniques.packed_convolution": "tells linear layers from convolutions among those that were asked",
     "optimization.techniques.shared.batchnorm": "watches candidates in a call, which shows what each computes",
     "optimization.techniques.shared.int8": "tells linear layers from convolutions among those that were asked",

@@ -25,6 +25,8 @@ from torchwright.models.decoder.seq2seq.translator import LoadedSeq2Seq
 PRECISIONS = [(torch.float32, None, 1e-5), (torch.bfloat16, None, 0.03), (torch.bfloat16, "w8a8", 0.15)]
 """Type, quantization, largest norm of the logits' error over their norm."""
 
+PADDING = 1
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
@@ -84,6 +86,11 @@ def test_each_instruction_set_computes_them(isa: str, tmp_path: Path, name: str)
     assert error(model, load_seq2seq(tmp_path, torch.bfloat16, kv="int8")) < 0.06
 
 
+def said(tokens: list[int]) -> list[int]:
+    """Tokens before padding, behind which transformers' M2M100 counts places anew; no trained model says it."""
+    return tokens[: tokens.index(PADDING)] if PADDING in tokens else tokens
+
+
 @pytest.mark.plain("t5-1.1", "bart", "marian", "nllb", "pegasus")
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
@@ -94,7 +101,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> N
         # Its cache of a T5 has as many layers as the encoder.
         settings = {"max_new_tokens": 20, "do_sample": False, "num_beams": 1, "use_cache": False}
         wanted = model.generate(torch.tensor([text]), **settings)[0, 1:].tolist()
-        assert found == [token for token in wanted if token != 2]
+        assert said(found) == said([token for token in wanted if token != 2])
 
 
 @pytest.mark.plain("None-t5", "None-t5-1.1", "w8a8-marian", "w8a8-nllb")
