@@ -228,7 +228,9 @@ class ServingEngine(TokenEngine):
         if self.paused:
             return self._reported()
         if self._looks_up or self._drafter:
-            self._propose()
+            # PyTorch's threads would keep their cores for milliseconds after a draft's call, and the step wait.
+            with self.loaded.on_threads():
+                self._propose()
         plan = self._scheduler.plan()
         self._book(plan, begun)
         self._show(plan)
