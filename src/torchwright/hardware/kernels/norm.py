@@ -28,8 +28,12 @@ def rms_norm(x: torch.Tensor, weight_E: torch.Tensor | None, eps: float) -> torc
 def layer_norm(
     x: torch.Tensor, weight_E: torch.Tensor | None, bias_E: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) · weight + bias over the last axis, in x's dtype, as `F.layer_norm`."""
-    if _in_one_sweep(x, weight_E, bias_E) and (weight_E is not None or bias_E is None):
+    """(x - mean(x)) / sqrt(var(x) + eps) · weight + bias over the last axis, in x's dtype, as `F.layer_norm`.
+
+    Only bfloat16 takes the kernels: PyTorch's own is as fast in float32.
+    """
+    fast = x.dtype == torch.bfloat16 and _in_one_sweep(x, weight_E, bias_E)
+    if fast and (weight_E is not None or bias_E is None):
         return _Norm.apply(x, _single(weight_E), _single(bias_E), eps, True)
     return F.layer_norm(x, x.shape[-1:], weight_E, bias_E, eps)
 
