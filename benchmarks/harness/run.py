@@ -60,6 +60,14 @@ def options(doc: str | None, *positional: str, json: Any = True, **flags: Any) -
     return found
 
 
+def need_kernels() -> None:
+    """Compile the CPU's kernels where they are not there; ends the program with the reason where that fails."""
+    from torchwright.hardware.kernels.cpu import build
+
+    if fault := build.load_fault():
+        raise SystemExit(fault)
+
+
 def machine() -> Row:
     """Return hardware, versions and command."""
     import torch

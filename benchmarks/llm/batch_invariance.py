@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from benchmarks.harness import run
 from benchmarks.harness.turns import ratio, seconds
 from torchwright.core.scheme import BF16
-from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.linear import PackedLinear
 
 K, N, COPIES, ROUNDS = 2048, 8192, 6, 40
@@ -31,8 +30,7 @@ ROWS = (1, 4, 16, 64, 256, 512)
 @torch.inference_mode()
 def main() -> None:
     options = run.options(__doc__)
-    if fault := build.load_fault():
-        raise SystemExit(fault)
+    run.need_kernels()
     rows = run.Rows(options.json)
     torch.manual_seed(0)
     weights = [torch.randn(N, K, dtype=torch.bfloat16) / K**0.5 for _ in range(COPIES)]

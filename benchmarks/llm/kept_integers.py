@@ -22,7 +22,6 @@ import torch
 from benchmarks.harness import run
 from benchmarks.harness.turns import in_turns, ratio, seconds
 from torchwright.core.scheme import BF16, FP8, MXFP4, W4A8, W4A16, W4BF16, Scheme, scheme_of
-from torchwright.hardware.kernels.cpu import build
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hub.weight import SmallFloats
 
@@ -38,8 +37,7 @@ FLOATS = (MXFP4, scheme_of(FP8.name, 128))
 @torch.inference_mode()
 def main() -> None:
     options = run.options(__doc__, parts=SHAPES, rows=ROWS, rounds=40)
-    if fault := build.load_fault():
-        raise SystemExit(fault)
+    run.need_kernels()
     torch.set_num_threads(1)
     rows = run.Rows(options.json)
     run.head(("layer", "scheme", "rows", "ms", "MB", "GB/s", *(f"over {scheme}" for scheme in OWN)))

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from benchmarks.harness import run
 from benchmarks.harness.turns import in_turns, ratio, seconds
 from torchwright.hardware.kernels import norm
-from torchwright.hardware.kernels.cpu import build
 
 NUMBERS = 2**22
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192]
@@ -44,8 +43,7 @@ def ours(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -
 
 def main() -> None:
     options = run.options(__doc__, widths=WIDTHS, dtypes=DTYPES, rounds=15)
-    if fault := build.load_fault():
-        raise SystemExit(fault)
+    run.need_kernels()
     torch.set_num_threads(1)
     rows = run.Rows(options.json)
     run.head(("norm", "type", "width", "pass", "GB/s", "of the limit", "over torch", "over torch.compile"))

@@ -16,14 +16,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.config import DecoderConfig
 from torchwright.models.decoder.layer_inputs import TokenInputs
 from torchwright.models.decoder.pages import LayerPages
-from torchwright.models.decoder.program import Cells, Program, not_packed
+from torchwright.models.decoder.program import Cells, Program, no_kernels, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryAngles
 from torchwright.models.decoder.states import LayerStates
 
@@ -130,9 +129,8 @@ plans: WeakKeyDictionary[LayerCache, DecodePlan] = WeakKeyDictionary()
 
 
 def _unplanned(parts: StepModules, cache: LayerCache) -> str | None:
-    dtype, device = parts.embedding_VE.dtype, cache.device
-    if ops.on(device, dtype) is not ops.native:
-        return f"there are no compiled kernels for {dtype} on {device.type}"
+    if fault := no_kernels(parts.embedding_VE):
+        return fault
     if not cache.layers:
         return "no layer keeps keys and values"
     layers: list[Any] = list(parts.layers)

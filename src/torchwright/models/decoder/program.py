@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.head_linears import HeadLinears
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.models.decoder.pages import LayerPages
@@ -211,6 +212,14 @@ class Program:
     def carry(self, state: Cells, ids_D: torch.Tensor) -> None:
         """End a draft's program: `state` is given to its next step, and the head's outputs are the tokens `ids_D`."""
         self.native.carry([*state], ids_D)
+
+
+def no_kernels(embedding_VE: torch.Tensor) -> str | None:
+    """Return why compiled kernels take no model of its embedding's type and device, None where they do."""
+    dtype, device = embedding_VE.dtype, embedding_VE.device
+    if ops.on(device, dtype) is ops.native:
+        return None
+    return f"there are no compiled kernels for {dtype} on {device.type}"
 
 
 def not_packed(*linears: nn.Module | None) -> str | None:

@@ -54,7 +54,11 @@ class MaxAutotune(Technique):
         if cpp != (target.device.kind == "cpu"):
             return f"the back ends {self.backends} are not for {target.device.kind}"
         for name, fault in FAULTS.items():
-            if name in self.backends and (why := fault(target.device)):
+            if name not in self.backends:
+                continue
+            if torch.version.hip and name != "CK":
+                return f"{name} is for NVIDIA cards; those of AMD have CK"
+            if why := fault(target.device):
                 return why
         if cpp and not self.prologue_fusion:
             return "only Triton's templates have prologues, so there is nothing to switch off"
@@ -71,11 +75,9 @@ class MaxAutotune(Technique):
 
 
 def cutlass_fault(_: DeviceFacts) -> str | None:
-    """Why Inductor cannot compile CUTLASS's kernels here, or None."""
+    """Return what Inductor lacks for CUTLASS's kernels, None where they compile."""
     from torch._inductor import config
 
-    if torch.version.hip:
-        return "CUTLASS is for NVIDIA cards; those of AMD have CK"
     folder = Path(config.cutlass.cutlass_dir)
     if (folder / "python" / "cutlass_library").is_dir():
         return None
@@ -83,9 +85,7 @@ def cutlass_fault(_: DeviceFacts) -> str | None:
 
 
 def cutedsl_fault(device: DeviceFacts) -> str | None:
-    """Why Inductor has no kernels in CuteDSL here, or None. It has them for the products of experts."""
-    if torch.version.hip:
-        return "CuteDSL is for NVIDIA cards; those of AMD have CK"
+    """Return what Inductor lacks for CuteDSL's kernels, which multiply experts, or None."""
     if not any(name.startswith(BLACKWELL) for name in device.isa):
         here = ", ".join(device.isa) or "another"
         return f"Inductor's templates in CuteDSL are for {BLACKWELL}x; this card is {here}"
@@ -93,9 +93,7 @@ def cutedsl_fault(device: DeviceFacts) -> str | None:
 
 
 def nvgemm_fault(_: DeviceFacts) -> str | None:
-    """Why Inductor cannot ask NVIDIA's universal GEMM here, or None."""
-    if torch.version.hip:
-        return "NVGEMM is for NVIDIA cards; those of AMD have CK"
+    """Return what Inductor lacks for NVIDIA's universal GEMM, or None."""
     return _package_fault("ensure_nv_universal_gemm_available", "NVGEMM", "nvidia-cutlass")
 
 
@@ -110,7 +108,7 @@ def _package_fault(check: str, name: str, package: str) -> str | None:
 
 
 def ck_fault(_: DeviceFacts) -> str | None:
-    """Why Inductor cannot compile Composable Kernel's kernels here, or None."""
+    """Return what Inductor lacks for Composable Kernel's kernels, or None."""
     if not torch.version.hip:
         return "CK is for AMD cards; those of NVIDIA have CUTLASS"
     return (
@@ -128,4 +126,4 @@ FAULTS: dict[str, Callable[[DeviceFacts], str | None]] = {
     "NVGEMM": nvgemm_fault,
     "CK": ck_fault,
 }
-"""Back end → why it cannot be used here."""
+"""Back end → the reason for which it is refused."""

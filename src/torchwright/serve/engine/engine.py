@@ -228,9 +228,7 @@ class ServingEngine(TokenEngine):
         if self.paused:
             return self._reported()
         if self._looks_up or self._drafter:
-            # PyTorch's threads would keep their cores for milliseconds after a draft's call, and the step wait.
-            with self.loaded.on_threads():
-                self._propose()
+            self._propose()
         plan = self._scheduler.plan()
         self._book(plan, begun)
         self._show(plan)
@@ -341,7 +339,9 @@ class ServingEngine(TokenEngine):
         if self._drafter:
             undecided = [sequence for sequence in decoding if self._prefers_draft(sequence)]
             room += sum(len(sequence.proposals) for sequence in undecided)
-            self._drafter.propose(undecided, len(decoding), _left, room)
+            # PyTorch's threads would keep their cores for milliseconds behind a draft's calls, and the step wait.
+            with self.loaded.on_threads():
+                self._drafter.propose(undecided, len(decoding), _left, room)
         for sequence in decoding:
             if sequence.proposals and sequence.constraint:
                 sequence.proposals = sequence.constraint.accepted(sequence.proposals)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchwright.hardware.kernels import ops
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.paged_model import PagedModel
@@ -82,11 +81,3 @@ def likeliest(logits_NV: torch.Tensor, count: int, ids: np.ndarray | None = None
     logprob_NK = (best.values - logits_NV.logsumexp(-1, keepdim=True)).nan_to_num(-math.inf, neginf=-math.inf)
     places_NK = best.indices.cpu().numpy()
     return Likeliest(places_NK if ids is None else ids[places_NK], logprob_NK.cpu().numpy())
-
-
-def no_kernels(embedding_VE: torch.Tensor) -> str | None:
-    """Return why compiled kernels do not compute a draft in the type and on the device of its embedding, if so."""
-    dtype, device = embedding_VE.dtype, embedding_VE.device
-    if ops.on(device, dtype) is ops.native:
-        return None
-    return f"there are no compiled kernels for {dtype} on {device.type}"

@@ -14,13 +14,13 @@ from torchwright.hub.files import TOGETHER, TensorFiles
 from torchwright.models.decoder.attention import PagedAttention
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
-from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest, no_kernels
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
 from torchwright.models.decoder.draft.eagle_config import EagleConfig
 from torchwright.models.decoder.feed_forward import feed_forward
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
-from torchwright.models.decoder.program import Cells, Program, not_packed
+from torchwright.models.decoder.program import Cells, Program, no_kernels, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.weights import LayerParts, MakeLinear
 

@@ -15,12 +15,12 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
 from torchwright.models.decoder.config import DecoderConfig
-from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest, no_kernels
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
 from torchwright.models.decoder.functional import ops
 from torchwright.models.decoder.layers import Layer
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.paged_model import PagedModel
-from torchwright.models.decoder.program import Program, not_packed
+from torchwright.models.decoder.program import Program, no_kernels, not_packed
 from torchwright.models.decoder.rotary_cache import RotaryCache
 from torchwright.models.decoder.shared import shape_logits
 from torchwright.models.decoder.weights import DecoderWeights, MakeLinear

@@ -9,10 +9,10 @@ import torch
 
 from torchwright.models.decoder.batch import Batch
 from torchwright.models.decoder.cache import LayerCache
-from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest, no_kernels
+from torchwright.models.decoder.draft.draft import Draft, Likeliest, likeliest
 from torchwright.models.decoder.model import Decoder
 from torchwright.models.decoder.plan import described
-from torchwright.models.decoder.program import Program, not_packed
+from torchwright.models.decoder.program import Program, no_kernels, not_packed
 
 
 class SmallDraft(Draft):

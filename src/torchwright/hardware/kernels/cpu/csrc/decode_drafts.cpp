@@ -114,7 +114,7 @@ std::tuple<Tensor, Tensor, Tensor> DecodePlan::follow(const Tensor& ids, const s
 // A chain as it grows.
 struct DecodePlan::Chain {
   int64_t sequence, token;
-  double reach;  // the probability that all of it is accepted
+  double reach;  // the probability that the whole chain is accepted
 };
 
 std::tuple<Tensor, Tensor> DecodePlan::grow(const Tensor& ids, const Tensor& states, const Tensor& cos,

@@ -104,10 +104,10 @@ class DecodePlan : public torch::CustomClassHolder {
                                             const Tensor& context_lens, const Tensor& given, const Tensor& rows,
                                             const Tensor& choice, const Tensor& keys, int64_t drawn_from);
   // Chains of proposals (B, D), -1 behind their end, and the confidence in each. Sequence b's begins with token `ids`[b]
-  // at place `places`[b] and takes `most`[b] steps at most. All of it is accepted with the probability `reach`[b] times
-  // the `acceptance` (greedy and drawn; by classes of confidence, and last the mean) of each proposal; where that is `row`
-  // or less it ends. All chains end where the next call, which takes `call`[n] seconds for n of them, is expected to bring
-  // fewer tokens a second than `tokens` in `seconds`, which count what comes before it.
+  // at place `places`[b] and takes `most`[b] steps at most. The whole chain is accepted with the probability `reach`[b]
+  // times the `acceptance` (greedy and drawn; by classes of confidence, and last the mean) of each proposal; where that
+  // is `row` or less it ends. All chains end where the next call, which takes `call`[n] seconds for n of them, is
+  // expected to bring fewer tokens a second than `tokens` in `seconds`, which count what comes before it.
   std::tuple<Tensor, Tensor> grow(const Tensor& ids, const Tensor& states, const Tensor& cos, const Tensor& sin,
                                   const Tensor& places, const Tensor& tables, const Tensor& choice, const Tensor& keys,
                                   const Tensor& most, const Tensor& reach, const Tensor& acceptance,

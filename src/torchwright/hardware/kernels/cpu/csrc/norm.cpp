@@ -34,12 +34,6 @@ inline float total_of(int64_t features, const Whole& whole, const Rest& rest) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + last;
 }
 
-// Asks for the next row while this one is written: its sums would wait for it.
-template <class T>
-inline void fetch(const T* next) {
-  __builtin_prefetch(next);
-}
-
 // A row less its mean.
 template <bool CENTERED, class T>
 struct Centered {
@@ -77,7 +71,7 @@ void norm_row(const NormTask& t, int64_t row) {
   sweep(
       n,
       [&](int64_t i) {
-        fetch(x + n + i);
+        __builtin_prefetch(x + n + i);  // the next row, whose sums would wait for it
         const F y = v.at(i) * factor;
         store_f32(out + i, bias ? fma(y, load<F>(weight + i), load<F>(bias + i)) : weight ? y * load<F>(weight + i) : y);
       },
@@ -140,7 +134,7 @@ void norm_backward_row(const NormBackwardTask& t, int64_t row, float* d_weight, 
   sweep(
       n,
       [&](int64_t i) {
-        fetch(v.x + n + i), fetch(grad + n + i);
+        __builtin_prefetch(v.x + n + i), __builtin_prefetch(grad + n + i);  // the next row, as above
         const F y = normed(i), g = load_f32(grad + i);
         if (d_x) {
           const F whole = WEIGHTED ? g * load<F>(weight + i) : g;

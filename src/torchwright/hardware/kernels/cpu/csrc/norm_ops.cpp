@@ -16,13 +16,16 @@ tw::NormTask norm_task(const Tensor& x, const optional<Tensor>& weight, const op
   return task;
 }
 
+void run(const tw::NormTask& task, int64_t rows) {
+  const auto& k = kernels();
+  each_row(rows, task.features, [&](int64_t row) { k.norm(task, row); });
+}
+
 Tensor rms_norm(const Tensor& x_in, const Tensor& weight, double eps) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x);
   Tensor out = at::empty_like(x);
-  const tw::NormTask task = norm_task(x, weight, {}, eps, out);
-  const auto& k = kernels();
-  each_row(rows, task.features, [&](int64_t row) { k.norm(task, row); });
+  run(norm_task(x, weight, {}, eps, out), rows);
   return out;
 }
 
@@ -35,8 +38,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x_in, const Tensor& residu
   Tensor out = at::empty_like(x), total = at::empty_like(x);
   tw::NormTask task = norm_task(x, weight, {}, eps, out);
   task.residual = residual.const_data_ptr(), task.sum = total.mutable_data_ptr();
-  const auto& k = kernels();
-  each_row(rows, task.features, [&](int64_t row) { k.norm(task, row); });
+  run(task, rows);
   return {out, total};
 }
 
@@ -50,8 +52,7 @@ std::tuple<Tensor, Tensor, Tensor> norm(const Tensor& x_in, const optional<Tenso
   tw::NormTask task = norm_task(x, weight, bias, eps, out);
   task.centered = centered, task.inverse = inverse.mutable_data_ptr<float>();
   if (centered) task.mean = mean.mutable_data_ptr<float>();
-  const auto& k = kernels();
-  each_row(rows, task.features, [&](int64_t row) { k.norm(task, row); });
+  run(task, rows);
   return {out, mean, inverse};
 }
 
