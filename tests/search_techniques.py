@@ -54,6 +54,10 @@ class Half(Technique):
     def kernel(self) -> str | None:
         return "half"
 
+    @property
+    def half(self) -> str | None:
+        return "bfloat16"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(Technique):

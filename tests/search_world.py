@@ -257,14 +257,17 @@ class Process:
     def ask(self, method: str, **arguments: Any) -> Any:
         return getattr(self, method)(**arguments)
 
-    def time(self) -> dict[str, float]:
-        self.turns += 1
+    def warm_seconds(self) -> dict[str, float]:
         seconds = self.world.seconds / self.world.speed(self.steps) * self.world.later(self.names, self.turns)
         parts = {
             part: seconds * share / self.world.part_gain(self.names, part)
             for part, share in self.world.parts.items()
         }
-        calls = parts or {"forward": seconds}
+        return parts or {"forward": seconds}
+
+    def time(self) -> dict[str, float]:
+        self.turns += 1
+        calls = self.warm_seconds()
         self.world.spend(self.context, 2 * sum(calls.values()), essential=self.essential)
         return calls
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import BUNDLED, make_run
 
 from torchwright.cli import main
@@ -62,6 +63,22 @@ def test_words_make_a_run_that_goes_on_and_begins_anew(
     again = read_run(out / "run.toml")
     assert again.lora
     assert again.lora.r == 3
+
+
+@pytest.mark.parametrize(("supported", "chosen"), [(True, None), (False, "fp32")])
+def test_precision_is_what_the_processor_computes_in(
+    monkeypatch: pytest.MonkeyPatch, supported: bool, chosen: str | None
+) -> None:
+    monkeypatch.setattr("torchwright.hardware.devices.default_name", lambda: "cpu")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    data = [str(BUNDLED / "eval.txt")]
+    made = quick_run(str(BUNDLED), data)
+    assert made.values.get("precision") == chosen
+    assert ("precision" in made.reasons) == (chosen is not None)
+    asked = quick_run(str(BUNDLED), data, settings={"precision": "bf16", "tokens": 4096})
+    assert asked.values["precision"] == "bf16"
+    assert not {"precision", "tokens"} & asked.reasons.keys(), "reasons of what was asked for in their place"
+    assert "context" in asked.reasons
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 4])

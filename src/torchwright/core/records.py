@@ -43,6 +43,9 @@ class DeviceFacts:
     read_gb_per_s: float | None = None
     tflops: dict[str, float] = field(default_factory=dict[str, float])
     """Measured matrix-multiply rate per dtype name: float32, bfloat16, float16, int8."""
+    without: tuple[str, ...] = ()
+    """Those of bfloat16 and float16 for which a processor has no instructions: layers in them take several times as
+    long as in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.core.records import DeviceFacts, Step
+from torchwright.hardware.devices.cpu import onednn_computes
 from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.optimization.techniques.fast_math import _MODE, FastFloat32, FastMath
 from torchwright.testing.forks import check_in_child
@@ -40,6 +41,7 @@ class Seen(nn.Module):
             assert self.go_on.wait(30)
 
 
+@pytest.mark.skipif(not onednn_computes("bfloat16"), reason="this processor has no instructions for bfloat16")
 def test_numbers_are_those_of_float64_within_the_tolerance() -> None:
     model = nn.Sequential(nn.Linear(256, 384), nn.GELU(), nn.Linear(384, 64)).eval()
     x = torch.randn(33, 256)

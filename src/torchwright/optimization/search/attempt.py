@@ -36,6 +36,9 @@ HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
 FAR_OVER = 1.5
 """A loss of so many budgets is too much, whatever is rounded once less or calibrated on other values."""
+FAR_SLOWER = 2.0
+"""A candidate whose warm call takes so many times the original's is timed in turns first: its metric would take as many
+times as long to measure. Noise alone seldom doubles a call, and turns decide."""
 WRONG = 10
 """A loss of so many budgets, and of so many times what the steps declare to lose, is a fault, not rounding.
 
@@ -122,6 +125,12 @@ def _lost_uncompiled(
 
 def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
     """Judge and time a candidate, and record the verdict; the caller closes one that is not kept."""
+    if _seems_slow(search, step, candidate):
+        comparison = compare(search, candidate)
+        if comparison.marginal.high < 1.0 and (verdict := worth(search, step, candidate, comparison)):
+            candidate.measure_memory()
+            search.record(step, candidate, comparison, "dropped", f"{verdict}; its loss was not measured")
+            return False
     measure(search, candidate)
     if unfit := _unfit(search, step, candidate):
         reason, wrong = unfit
@@ -149,6 +158,14 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     search.record(step, candidate, comparison, "kept", reason)
     search.promote(candidate, comparison)
     return True
+
+
+def _seems_slow(search: Search, step: Step, candidate: Candidate) -> bool:
+    """Check whether a call took so much longer than the original's that the metric is not worth measuring first."""
+    if search.budget.objective == "memory" or _asked_for(search, step):
+        return False
+    warm = candidate.seconds(candidate.process.ask("warm_seconds"))
+    return warm > FAR_SLOWER * search.pass_seconds(search.baseline)
 
 
 def _unfit(search: Search, step: Step, candidate: Candidate) -> tuple[str, bool] | None:

@@ -300,7 +300,9 @@ def cannot_pay(search: Search, technique: Technique) -> str | None:
     """Why what was counted or timed of the best says that a step has nothing to save that noise does not hide."""
     if search.budget.objective == "memory":
         return None
-    return _few_faults(search) if technique.keeps_pages else _no_faster_kernel(search, technique)
+    if technique.keeps_pages:
+        return _few_faults(search)
+    return _no_instructions(search, technique) or _no_faster_kernel(search, technique)
 
 
 def _few_faults(search: Search) -> str | None:
@@ -308,6 +310,20 @@ def _few_faults(search: Search) -> str | None:
     if share > HIDDEN:
         return None
     return f"fresh pages take {share:.1%} of a pass, and up to {HIDDEN:.0%} is lost in the noise"
+
+
+def _no_instructions(search: Search, technique: Technique) -> str | None:
+    """Why layers in 16 bits would be slower: the processor does not compute in them.
+
+    Linear layers of a few rows may gain all the same, because their weights are read in half the bytes.
+    """
+    described, half = search.description, technique.half
+    if half is None or half not in described.device.without:
+        return None
+    features, times = described.features, described.kernel_seconds
+    if features.convolution or features.recurrent or times.get(half, 0.0) > times.get("float32", 0.0):
+        return f"this processor has no instructions for {half}, and layers in it take several times as long"
+    return None
 
 
 def _no_faster_kernel(search: Search, technique: Technique) -> str | None:

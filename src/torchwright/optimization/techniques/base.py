@@ -320,6 +320,11 @@ class Technique:
         """The micro-benchmarked kernel that linear layers would run on; lets the search skip what cannot pay."""
         return None
 
+    @property
+    def half(self) -> str | None:
+        """The type of 16 bits that layers would be computed in; without instructions for it they would be slower."""
+        return None
+
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
         """Relative error that this technique causes in one module on input `x`; None where it changes nothing.
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from torchwright.core.process.forks import reopen_in_child
 from torchwright.core.records import DeviceFacts
+from torchwright.hardware.devices.cpu import onednn_computes
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import named
 
@@ -38,7 +39,7 @@ class FastMath(Technique):
             return f"oneDNN multiplies on CPUs; this device is {device.kind}"
         if not torch.backends.mkldnn.is_available():
             return "this build of PyTorch has no oneDNN"
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if not onednn_computes("bfloat16"):
             return "oneDNN takes bfloat16 with AVX-512 or Arm's bf16 instructions alone, and this processor has neither"
         return None
 

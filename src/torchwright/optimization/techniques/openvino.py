@@ -86,6 +86,10 @@ class RunOpenVino(Technique):
         return self.tolerance if self.epsilon else Technique.tolerance
 
     @property
+    def half(self) -> str | None:
+        return RATES.get(self.precision)  # OpenVINO keeps float32 where a processor has none of them
+
+    @property
     def epsilon(self) -> float:
         return EPSILONS[self.precision] * (AUTOCAST if self.autocast else 1.0)
 

@@ -433,6 +433,10 @@ class TrialSession:
         self._build()
         return rank_modules(self.target, steps)
 
+    def warm_seconds(self) -> dict[str, float]:
+        """Return the seconds of each case's call behind the first ones, measured once."""
+        return self.calls.once
+
     def time(self) -> dict[str, float]:
         """One turn: seconds a call of every case."""
         return self.calls.turn()

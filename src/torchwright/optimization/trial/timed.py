@@ -36,7 +36,8 @@ class TimedCalls:
         self.waited = 0.0
         """The share of the last turn that a thread of this process, ready to run, waited for a core: others ran."""
         self._changing: set[str] = set()
-        self._once: dict[str, float] = {}
+        self.once: dict[str, float] = {}
+        """Seconds of a warm call of each case."""
         self._numbers: dict[str, int] = {}
         with torch.inference_mode():
             for case in self.cases:
@@ -52,7 +53,7 @@ class TimedCalls:
                         found=f"{type(error).__name__}: {first_line(error)}",
                         next="call the model on these inputs yourself first",
                     ) from error
-                self._once[case.name] = once
+                self.once[case.name] = once
                 self._numbers[case.name] = max(1, min(TURN_CALLS, round(TURN_SECONDS / max(once, 1e-6))))
 
     @property
@@ -67,7 +68,7 @@ class TimedCalls:
         earlier, begun = Waiting.now(), time.perf_counter()
         with torch.inference_mode():
             for case in self.cases:
-                if self._once[case.name] < LONG_SECONDS:
+                if self.once[case.name] < LONG_SECONDS:
                     self.run(self._given(case))
                     self._device.synchronize()
                 given = [self._given(case) for _ in range(self._numbers[case.name])]

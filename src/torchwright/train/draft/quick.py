@@ -14,7 +14,7 @@ from torchwright.train.draft.config import KIND, METHODS, Regenerate, parse_draf
 from torchwright.train.draft.trainer import train_draft_run
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run_file import with_settings
-from torchwright.train.run.quick import QuickRun, quick_run, read_fields
+from torchwright.train.run.quick import QuickRun, own_reasons, quick_run, read_fields
 from torchwright.train.run.words import made_once
 
 LARGE_RATE = 1e-4
@@ -29,6 +29,7 @@ SHARED = (
     "context",
     "micro_batches",
     "log_every",
+    "precision",
     "data",
     "checkpoint",
     "evaluation",
@@ -110,4 +111,4 @@ def _made(
     rate = chosen if "optimizer.lr" in shared else chosen / FULL_RATE * LARGE_RATE
     values["optimizer"] = text.values["optimizer"] | {"lr": rate}
     values["schedule"] = text.values["schedule"]
-    return QuickRun(values=with_settings(values | more, own), reasons=text.reasons)
+    return QuickRun(values=with_settings(values | more, own), reasons=own_reasons(text.reasons, own))

@@ -28,7 +28,14 @@ from torchwright.train.media.sounds import list_spoken
 from torchwright.train.media.trainer import train_media
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.config.run_file import with_settings
-from torchwright.train.run.quick import HOLD_OUT, power_of_two, read_fields, to_toml
+from torchwright.train.run.quick import (
+    HOLD_OUT,
+    choose_precision,
+    own_reasons,
+    power_of_two,
+    read_fields,
+    to_toml,
+)
 
 BATCH = 16
 """Samples of a step, where there are enough."""
@@ -110,9 +117,10 @@ def from_words(
             )
     elif not held and values["data"].pop("hold_out", None):
         reasons["data.train"] = "too few to hold some out for validation"
+    choose_precision(values, reasons)
     values = with_settings(values, asked)
     made = parse_media(values, "the run that these words make")
-    text = to_toml(values, reasons) + "\n"
+    text = to_toml(values, own_reasons(reasons, asked)) + "\n"
     yield text, partial(train_media, made, out, text=text, fresh=fresh)
 
 

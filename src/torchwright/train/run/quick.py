@@ -126,7 +126,25 @@ def quick_run(
         reasons["data.train"] = "too few to hold some out for validation"
     if world > 1:
         values["layout"] = {"dp_shard": world}
-    return QuickRun(values=with_settings(values, asked), reasons=reasons)
+    choose_precision(values, reasons)
+    return QuickRun(values=with_settings(values, asked), reasons=own_reasons(reasons, asked))
+
+
+def own_reasons(reasons: Mapping[str, str], asked: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reasons without those of values that were asked for in place of the ones chosen here."""
+    return {name: why for name, why in reasons.items() if name not in asked or why.endswith("as asked for")}
+
+
+def choose_precision(values: dict[str, Any], reasons: dict[str, str]) -> None:
+    """Train in float32 where this machine's bfloat16 is slower."""
+    from torchwright.hardware.devices import default_name
+    from torchwright.train.run.objectives.precision import slow_in_bf16
+
+    if slow_in_bf16(default_name()):
+        values["precision"] = "fp32"
+        reasons["precision"] = (
+            "this processor has no instructions for bfloat16, which takes several times as long"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from torchwright.train.ledger import Ledger
 from torchwright.train.run.config.run import AnyRun
 from torchwright.train.run.config.run_file import changed_fields
 from torchwright.train.run.loop.best import Best
+from torchwright.train.run.objectives.precision import slow_in_bf16
 from torchwright.train.run.objectives.step import StepFigures
 from torchwright.train.run.observe.metrics import HELD_OUT, RunMetrics, read_figures
 from torchwright.train.run.observe.page import LivePage
@@ -245,6 +246,7 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
             )
             self._tell_threads(self._told_threads)
             self.begin()
+            self._tell_precision()
             self._since = time.perf_counter(), self.done
             with suppress(Leaving):
                 while self.done < self.last and not (figures and figures.leave):
@@ -280,6 +282,15 @@ class RunSession(ABC, Generic[AnyRun, Outcome]):
         except Leaving:
             return False
         return True
+
+    def _tell_precision(self) -> None:
+        """Tell of a run in bfloat16 on a processor that has no instructions for it."""
+        precision = getattr(self.run, "precision", None)
+        if precision not in (None, "fp32") and slow_in_bf16(self.place.device):
+            self.metrics.show(
+                f"precision = '{precision}': this processor has no instructions for bfloat16, "
+                "and a step in 'fp32' may take a fraction of the time"
+            )
 
     def _tell_threads(self, text: str | None) -> None:
         """Record that the number of threads changed, where it did."""
