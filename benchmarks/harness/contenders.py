@@ -54,6 +54,12 @@ class ByHand(nn.Module):
         return self._call(*args, **kwargs)
 
 
+def tried_by_hand() -> tuple[str, ...]:
+    """Return those of BY_HAND that pay here: autocast takes many times as long on a processor without bfloat16."""
+    lacks = "bfloat16" in get_device(default_name()).identify().without
+    return tuple(how for how in BY_HAND if not (lacks and "autocast" in how))
+
+
 def by_hand(call: Callable[..., Any], how: str) -> Callable[..., Any]:
     """Return `call` under one of BY_HAND, MAX_AUTOTUNE or CARD_GRAPHS."""
     if how == "freezing":

@@ -113,7 +113,7 @@ def judged(trained: Trained, model: nn.Module) -> ModuleWorkload:
 
 def peers(name: str, trained: Trained) -> Iterator[tuple[str, nn.Module]]:
     model = trained.model
-    for how in contenders.BY_HAND:
+    for how in contenders.tried_by_hand():
         yield how, contenders.ByHand(model, how)
     yield "ONNX Runtime f32", ByOnnxRuntime(model)
     for precision in ("f32", "bf16", "int8"):

@@ -195,7 +195,7 @@ def keep(name: str, recipe: Recipe, folder: Path) -> None:
 
 def by_hand(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     graphs = (contenders.CARD_GRAPHS,) if default_name() == "cuda" else ()
-    for how in (*contenders.BY_HAND, *graphs, contenders.MAX_AUTOTUNE):
+    for how in (*contenders.tried_by_hand(), *graphs, contenders.MAX_AUTOTUNE):
         yield how, contenders.ByHand(model, how)
 
 
