@@ -64,8 +64,9 @@ struct W8 {
       return;
     }
 #endif
+    I sum[MR][NB];  // `acc` is read by a variable index later, for which GCC would store it in every step
     for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) acc[r][b] = splat((TAKEN - 128) * t.row_sums[(row + r + 1) * sums_of(t) - 1]);
+      for (int b = 0; b < NB; b++) sum[r][b] = splat((TAKEN - 128) * t.row_sums[(row + r + 1) * sums_of(t) - 1]);
     const char* w = panel + block * 64;
     for (int64_t k = 0; k < t.depth; k += 4, w += PANEL * 4) {
       U weight[NB];
@@ -74,9 +75,11 @@ struct W8 {
         for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
       for (int r = 0; r < MR; r++) {
         const int32_t four = read<int32_t>(a + r * t.row_stride + k);
-        for (int b = 0; b < NB; b++) acc[r][b] = dot4<false>(acc[r][b], weight[b], four);
+        for (int b = 0; b < NB; b++) sum[r][b] = dot4<false>(sum[r][b], weight[b], four);
       }
     }
+    for (int r = 0; r < MR; r++)
+      for (int b = 0; b < NB; b++) acc[r][b] = sum[r][b];
   }
 };
 
@@ -100,11 +103,14 @@ struct W4 {
       for (int b = 0; b < NB; b++) times[b] = multipliers((const int8_t*)panel + (block + b) * LANES);
       const char* w = panel + PANEL + block * 64;
       for (int64_t part = begin; part < begin + t.group; part += SUMMED) {
-        // Over SUMMED products of at most 8 · 127 a sum fits 16 bits, as `multiply_add` asks.
         I sum[MR][NB];
         for (int r = 0; r < MR; r++)
-          for (int b = 0; b < NB; b++) sum[r][b] = splat(-8 * t.row_sums[(row + r) * stride + part / SUMMED]);
-        for (int64_t k = part; k < part + SUMMED; k += 8, w += PANEL * 4) {
+          for (int b = 0; b < NB; b++) sum[r][b] = nibble_sums(t.row_sums[(row + r) * stride + part / SUMMED]);
+#if defined(TW_WORDS)
+#pragma GCC unroll 4  // GCC keeps the sums of a loop in memory
+#endif
+        for (int step = 0; step < int(SUMMED) / 8; step++, w += PANEL * 4) {
+          const int64_t k = part + 8 * step;
           U raw[NB];
           for (int b = 0; b < NB; b++) raw[b] = load<U>(w + b * 64);
           if constexpr (MR == 1)
@@ -114,12 +120,12 @@ struct W4 {
             for (int b = 0; b < NB; b++) weight[b] = nibbles(raw[b], half);
             for (int r = 0; r < MR; r++) {
               const int32_t four = read<int32_t>(a + r * t.row_stride + k + 4 * half);
-              for (int b = 0; b < NB; b++) sum[r][b] = dot4<true>(sum[r][b], weight[b], four);
+              for (int b = 0; b < NB; b++) sum[r][b] = add_products(sum[r][b], weight[b], four);
             }
           }
         }
         for (int r = 0; r < MR; r++)
-          for (int b = 0; b < NB; b++) acc[r][b] = multiply_add(acc[r][b], sum[r][b], times[b]);
+          for (int b = 0; b < NB; b++) acc[r][b] = add_scaled(acc[r][b], sum[r][b], times[b]);
       }
     }
   }
@@ -167,6 +173,9 @@ struct BF16 {
                          F (&out)[MR][NB]) {
     const char* a = (const char*)t.rows + row * t.row_stride;
     const char* w = panel + block * 64;
+    F sum[MR][NB];  // as in W8
+    for (int r = 0; r < MR; r++)
+      for (int b = 0; b < NB; b++) sum[r][b] = out[r][b];
     for (int64_t k = from; k < to; k += 2, w += PANEL * 4) {
       U weight[NB];
       for (int b = 0; b < NB; b++) weight[b] = load<U>(w + b * 64);
@@ -174,9 +183,11 @@ struct BF16 {
         for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
       for (int r = 0; r < MR; r++) {
         const uint32_t two = read<uint32_t>(a + r * t.row_stride + 2 * k);
-        for (int b = 0; b < NB; b++) out[r][b] = dot2(out[r][b], weight[b], two);
+        for (int b = 0; b < NB; b++) sum[r][b] = dot2(sum[r][b], weight[b], two);
       }
     }
+    for (int r = 0; r < MR; r++)
+      for (int b = 0; b < NB; b++) out[r][b] = sum[r][b];
   }
 };
 

@@ -28,6 +28,14 @@ inline I max(I a, I b) { return select(a > b, a, b); }
 
 namespace TW_ISA {
 
+#if !defined(TW_WORDS)
+// Σ (w - 8) · a over SUMMED weights below 16: begun with the sum of the a, added to four at a time, and at last scaled
+// by a 16-bit number with zeros above it. Over SUMMED products of at most 8 · 127 a sum fits 16 bits.
+inline I nibble_sums(int32_t sum) { return splat(-8 * sum); }
+inline I add_products(I sums, U w, int32_t a) { return dot4<true>(sums, w, a); }
+inline I add_scaled(I acc, I sums, I m) { return multiply_add(acc, sums, m); }
+#endif
+
 inline F load_f32(const float* p) { return load<F>(p); }
 
 // The first of sixteen, and zeros for the others.

@@ -159,13 +159,10 @@ inline void store_s8(int8_t* p, I x) {
 
 #if defined(TW_TWO)
 // As below, of eight lanes.
-template <bool SMALL>
 inline __m256i dot4(__m256i acc, __m256i w, __m256i a) {
 #if defined(__AVXVNNI__)
   return _mm256_dpbusd_avx_epi32(acc, w, a);
 #else
-  if constexpr (SMALL)
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
                                          _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8));
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
@@ -186,8 +183,7 @@ inline I dot4(I acc, U w, int32_t a) {
   return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(a));
 #elif defined(TW_TWO)
   const __m256i as = _mm256_set1_epi32(a);
-  return {(I::Half)dot4<SMALL>((__m256i)acc.low, (__m256i)w.low, as),
-          (I::Half)dot4<SMALL>((__m256i)acc.high, (__m256i)w.high, as)};
+  return {(I::Half)dot4((__m256i)acc.low, (__m256i)w.low, as), (I::Half)dot4((__m256i)acc.high, (__m256i)w.high, as)};
 #else
   int8_t as[4];
   std::memcpy(as, &a, 4);
@@ -207,6 +203,31 @@ inline I multiply_add(I acc, I x, I m) {
   return acc + x * ((I)((U)m << 16) >> 16);
 #endif
 }
+
+#if defined(TW_TWO) && !defined(__AVXVNNI__)
+// See vec.h. Each lane is two words, whose sums of 16 products of at most 15 · 127 stay in 16 bits: two instructions for
+// 32 products, where sums of 32 bits take three.
+#define TW_WORDS
+inline I nibble_sums(int32_t sum) {  // -8 · sum, in equal parts
+  const I::Half words = (I::Half)_mm256_set1_epi16(int16_t(-4 * sum));
+  return {words, words};
+}
+
+inline I add_products(I sums, U w, int32_t a) {
+  const auto half = [as = _mm256_set1_epi32(a)](I::Half sums, U::Half w) {
+    __m256i sum = _mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)w, as));
+    asm("" : "+x"(sum));  // GCC would add products to each other first, for which registers do not suffice
+    return (I::Half)sum;
+  };
+  return {half(sums.low, w.low), half(sums.high, w.high)};
+}
+
+inline I add_scaled(I acc, I sums, I m) {
+  const I both = m | (m << 16);
+  return acc + I{(I::Half)_mm256_madd_epi16((__m256i)sums.low, (__m256i)both.low),
+                 (I::Half)_mm256_madd_epi16((__m256i)sums.high, (__m256i)both.high)};
+}
+#endif
 
 // The bytes of x, all below 16, times the low byte of each of m's halves, plus those of `shift`, modulo 256.
 inline U scaled_bytes(U x, U m, U shift) {
@@ -232,6 +253,13 @@ inline U scaled_bytes(U x, U m, U shift) {
 inline F dot2(F acc, U w, uint32_t a) {
 #if defined(__AVX512BF16__)
   return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)w, (__m512bh)_mm512_set1_epi32(int(a)));
+#elif defined(TW_TWO)
+  // Both numbers come from one broadcast load: single ones would be moved from general registers.
+  const __m256i both = _mm256_set1_epi32(int(a));
+  const F::Half even = (F::Half)_mm256_slli_epi32(both, 16);
+  const F::Half odd = (F::Half)_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000)));
+  acc = fma(as_float(w << 16), F{even, even}, acc);
+  return fma(as_float(w & 0xffff0000u), F{odd, odd}, acc);
 #else
   acc = fma(as_float(w << 16), splat(widen(uint16_t(a))), acc);
   return fma(as_float(w & 0xffff0000u), splat(widen(uint16_t(a >> 16))), acc);
