@@ -63,6 +63,14 @@ def as_loud(sound: torch.Tensor) -> torch.Tensor:
     return 0.1 * sound / sound.square().mean().sqrt().clamp_min(1e-9)
 
 
+def pink_noise(rows: int, samples: int, draw: torch.Generator) -> torch.Tensor:
+    """Return noise (rows, samples) of as much power in every octave, with a root mean square of 1."""
+    spectrum = torch.fft.rfft(torch.randn(rows, samples, generator=draw))
+    spectrum[:, 1:] /= torch.arange(1, spectrum.shape[1]).sqrt()
+    noise = torch.fft.irfft(spectrum, samples)
+    return noise / noise.square().mean(1, keepdim=True).sqrt()
+
+
 def spectrogram(sound: torch.Tensor, window: int, hop: int) -> torch.Tensor:
     """Return the power spectrum (frames, frequencies) by Hann windows around each hop."""
     padded = F.pad(sound, (window // 2, window // 2))
