@@ -46,16 +46,8 @@ def main() -> int:
             wheel.read(INSIDE + name)
             for name in ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin")
         )
-    config = transformers.MoonshineConfig(
-        hidden_size=416,
-        intermediate_size=1664,
-        encoder_num_hidden_layers=8,
-        decoder_num_hidden_layers=8,
-        max_position_embeddings=194,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.62},
-        architectures=["MoonshineForConditionalGeneration"],
-    )
-    tensors = dict(weights(encoder, "model.encoder.")) | dict(weights(decoder, ""))
+    config = base()
+    tensors = every_weight(encoder, decoder)
     with torch.device("meta"):
         wanted = transformers.MoonshineForConditionalGeneration(config).state_dict()
     wanted.pop("proj_out.weight")  # tied to the embedding
@@ -69,6 +61,24 @@ def main() -> int:
     tokenizer(words).save(str(asked.folder / "tokenizer.json"))
     print(f"{len(tensors)} tensors in {asked.folder}")
     return 0
+
+
+def base() -> transformers.MoonshineConfig:
+    """Return the configuration of Moonshine base."""
+    return transformers.MoonshineConfig(
+        hidden_size=416,
+        intermediate_size=1664,
+        encoder_num_hidden_layers=8,
+        decoder_num_hidden_layers=8,
+        max_position_embeddings=194,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.62},
+        architectures=["MoonshineForConditionalGeneration"],
+    )
+
+
+def every_weight(encoder: bytes, decoder: bytes) -> dict[str, torch.Tensor]:
+    """Return the parameters of both graphs by transformers' names."""
+    return dict(weights(encoder, "model.encoder.")) | dict(weights(decoder, ""))
 
 
 def shape(tensors: dict[str, torch.Tensor], name: str) -> list[int] | None:
