@@ -23,18 +23,38 @@ from benchmarks.harness import contenders, run
 from benchmarks.harness.contenders import entry_of
 from benchmarks.harness.engines import ByOnnxRuntime, ByOpenVino
 from benchmarks.harness.run import Row, in_short, times, triple
-from benchmarks.models.trained import pictures, pitch, sentences, voices
+from benchmarks.models.trained import (
+    crystals,
+    file_types,
+    own,
+    pictures,
+    pitch,
+    pronunciation,
+    sentences,
+    speech_or_not,
+    transcripts,
+    voices,
+)
 from benchmarks.models.trained.task import Trained
 from torchwright.workloads.module import ModuleWorkload
 
 ORIGINAL, OURS = "eager fp32", "torchwright"
 MODELS: dict[str, Callable[[Path], Trained]] = {
     "efficientnet_lite0": lambda _: pictures.efficientnet_lite(0),
+    "efficientnet_lite1": lambda _: pictures.efficientnet_lite(1),
+    "efficientnet_lite2": lambda _: pictures.efficientnet_lite(2),
     "minilm": lambda _: sentences.minilm(),
     "crepe": lambda sounds: pitch.crepe("full", sounds),
     "resemblyzer": voices.resemblyzer,
+    "silero_vad": speech_or_not.silero_vad,
+    "bundled": lambda _: own.bundled(),
+    "bundled_speech": lambda _: own.bundled_speech(),
+    "chgnet": lambda _: crystals.chgnet(),
+    "moonshine": transcripts.moonshine,
+    "g2p_en": lambda _: pronunciation.g2p_en(),
+    "magika": lambda _: file_types.magika(),
 }
-TRANSFORMERS = ("minilm",)
+TRANSFORMERS = ("minilm", "bundled", "bundled_speech", "moonshine")
 """Models that NNCF quantizes as transformers."""
 SECONDS = 300.0
 """Limit until a contender can be called."""
