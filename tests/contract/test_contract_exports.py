@@ -46,10 +46,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     registry._installed.cache_clear()
-    monkeypatch.setattr(exports, "_scanned", False)
-    monkeypatch.setattr(exports, "_targets", dict(exports._targets))
-    monkeypatch.setattr(exports, "_loaded", dict(exports._loaded))
-    yield tmp_path
+    with exports.adding(dict(named)):
+        yield tmp_path
     sys.modules.pop("numpy_target", None)
     registry._installed.cache_clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ class Greedy(ModuleWorkload):
         return True
 
 
+def declaring(name: str, **declared: Any) -> AbstractContextManager[None]:
+    """Register a technique with other declarations in place of `name`."""
+    cls = techniques.get(name)
+    return techniques.adding({name: type(cls.__name__, (cls,), declared)})
+
+
 @pytest.mark.parametrize(
     ("cls", "test"),
     [
@@ -62,10 +69,9 @@ def test_a_workload_that_takes_every_folder(tmp_path: Path) -> None:
         Workloads().test_a_stranger_to_it_is_not_accepted(Greedy(*perceptron()), tmp_path)
 
 
-def test_a_technique_that_loses_more_than_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_technique_that_loses_more_than_it_declares() -> None:
     Techniques().test_apply_keeps_what_the_model_computes("dtype", "mlp")
-    monkeypatch.setattr(techniques.get("dtype"), "tolerance", 1e-9)
-    with pytest.raises(AssertionError):
+    with declaring("dtype", tolerance=1e-9), pytest.raises(AssertionError):
         Techniques().test_apply_keeps_what_the_model_computes("dtype", "mlp")
 
 
@@ -78,16 +84,13 @@ def test_a_technique_that_loses_more_than_it_declares(monkeypatch: pytest.Monkey
         ("gives", {"compield"}, "did you mean 'compiled'"),
     ],
 )
-def test_a_technique_that_misspells_a_property(
-    declared: str, names: set[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(techniques.get("dtype"), declared, frozenset(names))
-    with pytest.raises(AssertionError, match=said):
+def test_a_technique_that_misspells_a_property(declared: str, names: set[str], said: str) -> None:
+    with declaring("dtype", **{declared: frozenset(names)}), pytest.raises(AssertionError, match=said):
         Declaration().test_properties_are_known("dtype")
 
 
-def test_a_technique_may_give_a_property_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(techniques.get("dtype"), "gives", frozenset({"tabulated"}))
-    monkeypatch.setattr(techniques.get("threads"), "needs", frozenset({"tabulated"}))
-    for name in ("dtype", "threads"):
-        Declaration().test_properties_are_known(name)
+def test_a_technique_may_give_a_property_of_its_own() -> None:
+    tabulated = frozenset({"tabulated"})
+    with declaring("dtype", gives=tabulated), declaring("threads", needs=tabulated):
+        for name in ("dtype", "threads"):
+            Declaration().test_properties_are_known(name)

@@ -8,11 +8,11 @@ import platform
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from torchwright.core import system
 from torchwright.core.errors import TorchwrightError, UnknownName
 from torchwright.core.paths import cache_folder
 from torchwright.core.records import DeviceFacts
@@ -249,26 +249,28 @@ def test_the_cpu_is_identified_without_measuring():
     assert (facts.read_gb_per_s, facts.tflops) == (None, {})
 
 
+class Brief(CPU):
+    """Measured in a moment."""
+
+    batch_sizes = (16,)
+    read_bytes = 1 << 22
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_cpu_measures_every_dtype(monkeypatch):
-    monkeypatch.setattr(cpu, "ROWS", (16,))
-    monkeypatch.setattr(cpu, "MIB", 1 << 14)
-    monkeypatch.setattr(cpu, "_last_level_cache_bytes", lambda: 0)
+def test_the_cpu_measures_every_dtype():
     threads = torch.get_num_threads()
-    ceilings = CPU().measure()
+    ceilings = Brief().measure()
     assert (ceilings.read_gb_per_s or 0) > 0
     assert {"float32", "bfloat16", "float16"} <= set(ceilings.tflops)
     assert all(rate > 0 for rate in ceilings.tflops.values())
     assert torch.get_num_threads() == threads
 
 
-def test_a_processor_without_the_int8_kernel_has_no_int8_ceiling(monkeypatch):
+def test_a_processor_without_the_int8_kernel_has_no_int8_ceiling():
     def refuse(rows: int) -> None:
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr(cpu, "ROWS", (1,))
-    monkeypatch.setattr(cpu, "_int8_linear", refuse)
-    assert set(cpu._matmuls()) == {"float32", "bfloat16", "float16"}
+    assert set(cpu._matmuls((1,), int8=refuse)) == {"float32", "bfloat16", "float16"}
 
 
 @pytest.mark.parametrize(
@@ -285,35 +287,36 @@ def test_instruction_sets_have_one_name_each(flags, isa):
     assert cpu._named(flags.split()) == tuple(isa.split())
 
 
-def test_emulated_arm_has_its_own_instruction_sets_not_the_hosts(monkeypatch):
+def test_emulated_arm_has_its_own_instruction_sets_not_the_hosts():
     """Under qemu-user /proc/cpuinfo may be the x86 host's."""
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
     vector = {cpu.AT_HWCAP: 1 << 1 | 1 << 20, cpu.AT_HWCAP2: 1 << 13 | 1 << 14}
-    monkeypatch.setattr(cpu, "_auxiliary", vector.__getitem__)
-    assert cpu.instruction_sets() == ("neon", "dotprod", "i8mm", "bf16")
+    assert cpu.instruction_sets(machine="aarch64", auxiliary=vector.__getitem__) == (
+        "neon",
+        "dotprod",
+        "i8mm",
+        "bf16",
+    )
 
 
 def test_the_auxiliary_vector_is_read():
     assert cpu._auxiliary(6) == os.sysconf("SC_PAGE_SIZE")  # AT_PAGESZ
 
 
-def test_without_proc_torch_tells_the_instruction_sets(monkeypatch):
+def test_without_proc_torch_tells_the_instruction_sets(tmp_path):
     capabilities = {"avx2": True, "avx512_f": True, "avx512_vnni": False, "num_sockets": 1}
     assert cpu._named(cpu._torchs_flags(capabilities, "x86_64")) == ("avx2", "avx512f")
     assert "neon" in cpu._named(cpu._torchs_flags({}, "arm64"))
-    monkeypatch.setattr(cpu, "_cpuinfo", lambda key: None)
-    assert cpu.instruction_sets() == cpu._named(
+    assert cpu.instruction_sets(cpuinfo=tmp_path / "cpuinfo") == cpu._named(
         cpu._torchs_flags(torch.cpu.get_capabilities(), platform.machine())
     )
 
 
-def test_a_cgroup_limits_the_memory(monkeypatch):
+def test_a_cgroup_limits_the_memory():
     files = {
         ("", "memory.max"): ["max", "1000000"],
         ("memory", "memory.limit_in_bytes"): ["9223372036854771712"],
     }
-    monkeypatch.setattr(cpu, "cgroup_texts", lambda controller, file: files.get((controller, file), []))
-    assert cpu.usable_memory_bytes() == 1_000_000
+    assert cpu.usable_memory_bytes(lambda controller, file: files.get((controller, file), [])) == 1_000_000
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -331,17 +334,18 @@ def test_peak_memory_sees_what_was_freed_and_can_start_afresh():
         assert device.peak_memory_bytes() < grown - size * 0.5
 
 
-def test_where_the_kernel_tells_nothing_the_peak_is_the_whole_life(monkeypatch):
-    def refuse(*_: object, **options: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(cpu.Path, "write_text", refuse)
-    monkeypatch.setattr(cpu, "_status_bytes", lambda key: None)
-    monkeypatch.setattr("sys.platform", "linux")
-    usage = SimpleNamespace(ru_maxrss=2048)
-    monkeypatch.setattr("resource.getrusage", lambda who: usage)
-    device = CPU()
+def test_where_the_kernel_tells_nothing_the_peak_is_the_whole_life(tmp_path):
+    device = CPU(process=tmp_path / "no-such-process")
     assert device.reset_peak_memory() is False
+    assert device.peak_memory_bytes() == system.peak_memory_bytes()
+
+
+def test_a_kernel_that_counts_no_peak_is_read_as_such(tmp_path):
+    (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t  2048 kB\n")
+    device = CPU(process=tmp_path)
+    assert device.reset_peak_memory() is False
+    (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t  2048 kB\n")
+    assert device.reset_peak_memory() is True
     assert device.peak_memory_bytes() == 2048 * 1024
 
 

@@ -15,12 +15,14 @@ import torch
 from torchwright.cli import main
 from torchwright.core.errors import ArtifactError, TorchwrightError
 from torchwright.core.records import DeviceFacts
-from torchwright.hardware.devices import accelerator, default_name, devices, get_device
+from torchwright.hardware.devices import default_name, devices, get_device
 from torchwright.hardware.devices.accelerator import Accelerator
 from torchwright.hardware.devices.cuda import CUDA
 from torchwright.hardware.devices.mps import MPS
+from torchwright.optimization import doctor
 from torchwright.optimization.doctor import Available
 from torchwright.optimization.techniques.base import techniques
+from torchwright.optimization.techniques.dtype import Dtype
 from torchwright.serve import folder
 from torchwright.testing.test_devices import TestDevice as DeviceContract
 
@@ -149,22 +151,18 @@ def test_a_device_that_is_here_is_taken_by_its_name_alone(monkeypatch: pytest.Mo
 
 
 class OnCPU(Accelerator):
-    """An accelerator whose tensors lie on the CPU."""
+    """An accelerator whose tensors lie on the CPU, and that is measured in a moment."""
 
     name = "cpu"
+    read_bytes = 1 << 20
+    square = 64
 
     @classmethod
     def module(cls) -> Any:
         return module()
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(accelerator, "SQUARE", 64)
-
-
-def test_an_accelerator_keeps_the_contract_of_devices(small: None):
+def test_an_accelerator_keeps_the_contract_of_devices():
     contract, device = DeviceContract(), OnCPU()
     contract.test_it_says_what_it_is(device)
     contract.test_its_identity_is_plain_data(device)
@@ -173,7 +171,7 @@ def test_an_accelerator_keeps_the_contract_of_devices(small: None):
     assert set(device.measure().tflops) == {"float32", "bfloat16", "float16"}
 
 
-def test_a_type_that_a_backend_lacks_has_no_rate(small: None, monkeypatch: pytest.MonkeyPatch):
+def test_a_type_that_a_backend_lacks_has_no_rate(monkeypatch: pytest.MonkeyPatch):
     ones = torch.ones
 
     def without_bf16(*sizes: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
@@ -185,14 +183,25 @@ def test_a_type_that_a_backend_lacks_has_no_rate(small: None, monkeypatch: pytes
     assert set(OnCPU().measure().tflops) == {"float32", "float16"}
 
 
-def test_the_apple_gpu_counts_what_metal_holds(small: None, monkeypatch: pytest.MonkeyPatch):
+class MetalOnCPU(MPS):
+    """Metal's counters, with tensors on the CPU."""
+
+    name = "cpu"
+    read_bytes = 1 << 20
+    square = 64
+
+    @classmethod
+    def module(cls) -> Any:
+        return SimpleNamespace(
+            recommended_max_memory=lambda: 4 * GIB,
+            driver_allocated_memory=lambda: GIB,
+            synchronize=lambda: None,
+        )
+
+
+def test_the_apple_gpu_counts_what_metal_holds():
     """Its arithmetic, on the CPU: no Apple computer is at hand, and nothing here says that it runs on one."""
-    held = {"recommended_max_memory": 4 * GIB, "driver_allocated_memory": GIB, "synchronize": None}
-    for name, answer in held.items():
-        monkeypatch.setattr(torch.mps, name, lambda answer=answer: answer)
-    monkeypatch.setattr(MPS, "module", classmethod(lambda cls: torch.mps))
-    monkeypatch.setattr(MPS, "name", "cpu")
-    device = MPS()
+    device = MetalOnCPU()
     assert device.identify().memory_bytes == 4 * GIB
     assert device.free_memory_bytes() == 3 * GIB
     assert device.peak_memory_bytes() == GIB
@@ -232,19 +241,24 @@ def test_doctor_says_what_would_run_on_a_device_that_is_not_here(
     assert main(["doctor", "--device", name, "--build"]) == 2
 
 
-def test_a_technique_that_asks_a_missing_card_is_left_open(monkeypatch: pytest.MonkeyPatch):
-    from torchwright.optimization import doctor
+class AsksTheCard(Dtype):
+    """A technique that asks the driver."""
 
-    def ask(facts: DeviceFacts) -> str | None:
+    name = "asks-the-card"
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
         raise AssertionError("Torch not compiled with CUDA enabled")
 
-    monkeypatch.setattr(doctor.techniques, "get", lambda name: SimpleNamespace(available=ask))
+
+def test_a_technique_that_asks_a_missing_card_is_left_open():
     missing = DeviceFacts(kind="cuda", name="not here")
-    assert doctor._technique("sparse24", missing, here=False) == Available(
-        name="sparse24", reason="what the device can do decides, and the device is not here"
-    )
-    with pytest.raises(AssertionError):
-        doctor._technique("sparse24", missing, here=True)
+    with techniques.adding({"asks-the-card": AsksTheCard}):
+        assert doctor._technique("asks-the-card", missing, here=False) == Available(
+            name="asks-the-card", reason="what the device can do decides, and the device is not here"
+        )
+        with pytest.raises(AssertionError):
+            doctor._technique("asks-the-card", missing, here=True)
 
 
 @pytest.mark.parametrize(("kind", "served"), [("cpu", True), ("cuda", True), ("xpu", False), (3, True)])

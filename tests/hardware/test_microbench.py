@@ -16,9 +16,7 @@ from torchwright.hardware.measure.microbench import FEWEST_ROWS, LinearCalls, li
 @pytest.mark.parametrize(
     ("rows", "features", "timed"), [(20_000, 256, 16_384), (10, 256, 10), (300, 2048, FEWEST_ROWS)]
 )
-def test_many_rows_are_timed_by_some_of_them(
-    monkeypatch: pytest.MonkeyPatch, rows: int, features: int, timed: int
-) -> None:
+def test_many_rows_are_timed_by_some_of_them(rows: int, features: int, timed: int) -> None:
     """What a pass takes goes with its rows, however many of them are timed."""
     model = nn.Sequential(nn.Linear(features, features), nn.Linear(features, features))
     with LinearCalls(model) as linears:
@@ -29,9 +27,12 @@ def test_many_rows_are_timed_by_some_of_them(
         shapes.append(shape)
         return lambda: torch.empty(0)
 
-    monkeypatch.setattr(microbench, "KERNELS", {"float32": kernel})
-    monkeypatch.setattr(microbench, "_median_seconds", lambda calls, seconds: 1e-6 * shapes[-1][0])
-    found = linear_kernel_seconds(linears, make_device(cores=2 if features == 256 else 1))
+    found = linear_kernel_seconds(
+        linears,
+        make_device(cores=2 if features == 256 else 1),
+        kernels={"float32": kernel},
+        timed=lambda calls, seconds: 1e-6 * shapes[-1][0],
+    )
     assert {shape[0] for shape in shapes} == {timed}
     assert found == {"float32": pytest.approx(2e-6 * rows)}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from torchwright.cli import main
@@ -31,12 +33,10 @@ class ByName(CPU):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered() -> Iterator[None]:
     """Make `devices` know both, until the test ends."""
-    devices.names()
-    targets = {cls.name: f"{__name__}:{cls.__name__}" for cls in (Quick, ByName)}
-    monkeypatch.setattr(devices, "_targets", {**devices._targets, **targets})
-    monkeypatch.setattr(devices, "_loaded", dict(devices._loaded))
+    with devices.adding({cls.name: f"{__name__}:{cls.__name__}" for cls in (Quick, ByName)}):
+        yield
 
 
 def test_another_packages_device_needs_no_line_of_ours(capsys: pytest.CaptureFixture[str]):
@@ -51,10 +51,11 @@ def test_another_packages_device_needs_no_line_of_ours(capsys: pytest.CaptureFix
     assert "|hip|quick" in capsys.readouterr().out
 
 
-def test_a_device_may_be_taken_by_its_name_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Quick, "preference", -1)
+def test_a_device_may_be_taken_by_its_name_alone():
     assert isinstance(get_device("by-name"), ByName)
-    assert default_name() not in ("quick", "by-name")
+    assert default_name() == "quick"
+    with devices.adding({"quick": type("Unasked", (Quick,), {"preference": -1})}):
+        assert default_name() not in ("quick", "by-name")
 
 
 def test_every_device_says_what_is_asked_of_it():

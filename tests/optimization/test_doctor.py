@@ -12,12 +12,13 @@ from rich.console import Console
 
 from factories import make_device
 from torchwright.cli import main
-from torchwright.core.errors import TorchwrightError
+from torchwright.hardware.devices import devices
 from torchwright.hardware.devices.base import Ceilings
 from torchwright.hardware.devices.cpu import CPU
 from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization import doctor
 from torchwright.optimization.doctor import Available, Compiler, Diagnosis, diagnose, render
+from torchwright.optimization.techniques import techniques
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build.load_fault()
     monkeypatch.setattr(build, "ready", lambda: True)
     monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor, "default_name", lambda: "cpu")
-    monkeypatch.setattr(CPU, "measure", lambda self: Ceilings(read_gb_per_s=40.0, tflops={"bfloat16": 0.9}))
-    monkeypatch.setattr(CPU, "disturbance", lambda self: None)
+    CPU().keep(Ceilings(read_gb_per_s=40.0, tflops={"bfloat16": 0.9}))
 
 
 def make_diagnosis(**overrides: Any) -> Diagnosis:
@@ -60,21 +59,25 @@ def text_of(diagnosis: Diagnosis) -> str:
 
 
 def test_the_machine_is_diagnosed_and_is_json():
-    found = diagnose()
+    found = diagnose("cpu")
     data = json.loads(json.dumps(dataclasses.asdict(found)))
     assert data["device"]["read_gb_per_s"] == 40.0
     assert data["versions"]["torch"] == torch.__version__
     assert {row["name"] for row in data["devices"]} >= {"cpu", "cuda"}
-    assert {row["name"] for row in data["techniques"]} == set(doctor.techniques.names())
+    assert {row["name"] for row in data["techniques"]} == set(techniques.names())
     assert data["cache_fault"] is None
     assert "OpenMP" in data["openmp"]
 
 
-def test_refresh_is_passed_on(monkeypatch):
-    diagnose()
-    monkeypatch.setattr(CPU, "measure", lambda self: Ceilings(read_gb_per_s=50.0))
-    assert diagnose().device.read_gb_per_s == 40.0
-    assert diagnose(refresh=True).device.read_gb_per_s == 50.0
+class Faster(CPU):
+    def measure(self) -> Ceilings:
+        return Ceilings(read_gb_per_s=50.0)
+
+
+def test_refresh_is_passed_on():
+    with devices.adding({"cpu": Faster}):
+        assert diagnose("cpu").device.read_gb_per_s == 40.0
+        assert diagnose("cpu", refresh=True).device.read_gb_per_s == 50.0
 
 
 def test_the_text_says_everything():
@@ -105,7 +108,7 @@ def test_faults_stand_beside_what_they_are_about():
 
 
 def test_the_compiler_is_the_one_that_inductor_takes():
-    compiler = diagnose().compiler
+    compiler = diagnose("cpu").compiler
     if compiler.fault is None:
         assert compiler.version
     else:
@@ -136,14 +139,11 @@ def test_a_cache_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     assert "TORCHWRIGHT_CACHE" in fault
 
 
-def test_a_technique_that_cannot_be_imported_does_not_stop_the_others(monkeypatch):
-    def refuse(name: str) -> None:
-        raise TorchwrightError(f"{name} cannot be imported")
-
-    monkeypatch.setattr(doctor.techniques, "get", refuse)
-    assert doctor._technique("mine", make_device(), here=True) == Available(
-        name="mine", reason="mine cannot be imported."
-    )
+def test_a_technique_that_cannot_be_imported_does_not_stop_the_others():
+    with techniques.adding({"mine": "no_such_module:Mine"}):
+        found = {each.name: each.reason for each in diagnose("cpu").techniques}
+    assert "the technique 'mine' is registered as no_such_module:Mine but cannot be imported" in found["mine"]
+    assert found["dtype"] is None
 
 
 BUSY = "machine busy (load 20 on 2 cores)"
@@ -171,20 +171,24 @@ def test_ceilings_of_a_busy_machine_are_no_limits(ceilings: Ceilings, reads: str
     assert multiplies in text
 
 
-def test_disturbed_ceilings_are_not_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Ceilings(read_gb_per_s=3.0, tflops={"float32": 0.004}, disturbed=BUSY)
-    monkeypatch.setattr(CPU, "measure", lambda self: busy)
-    monkeypatch.setattr(CPU, "disturbance", lambda self: BUSY)
-    found = diagnose(refresh=True)
-    assert found.ceilings == busy
+class Busy(CPU):
+    low = Ceilings(read_gb_per_s=3.0, tflops={"float32": 0.004}, disturbed=BUSY)
+
+    def measure(self) -> Ceilings:
+        return self.low
+
+
+def test_disturbed_ceilings_are_not_those_of_the_device() -> None:
+    with devices.adding({"cpu": Busy}):
+        found = diagnose("cpu", refresh=True)
+    assert found.ceilings == Busy.low
     assert (found.device.read_gb_per_s, found.device.tflops) == (None, {})
 
 
-def test_what_slows_everything_down_is_noted(monkeypatch):
-    monkeypatch.setattr(doctor, "_openmp_runtimes", lambda: ["/a/libgomp.so.1", "/b/libiomp5.so"])
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+def test_what_slows_everything_down_is_noted():
     busy = Ceilings(read_gb_per_s=1.0, disturbed="machine busy")
-    notes = doctor._notes(dataclasses.replace(CPU().identify(), cores=2), busy)
+    device = dataclasses.replace(CPU().identify(), cores=2)
+    notes = doctor._notes(device, busy, threads=64, runtimes=["/a/libgomp.so.1", "/b/libiomp5.so"])
     assert len(notes) == 3
     assert "when the machine is quiet" in notes[0]
     assert "2 OpenMP runtimes" in notes[1]
@@ -196,21 +200,22 @@ NATIVE = ("native", "packed_convolution", "int8_dynamic", "dense_attention", "w8
 
 
 def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(monkeypatch):
-    found = {row.name: row.reason for row in diagnose().techniques}
+    found = {row.name: row.reason for row in diagnose("cpu").techniques}
     assert [found[name] for name in NATIVE] == [build.load_fault()] * len(NATIVE)
     monkeypatch.setattr(build, "_outcome", ["the C++ compiler failed: no std::bit_width"])
-    diagnosis = diagnose()
+    diagnosis = diagnose("cpu")
     found = {row.name: row.reason for row in diagnosis.techniques}
     assert {diagnosis.kernels.reason, *(found[name] for name in NATIVE)} == {build.load_fault()}
     assert found["dtype"] is None
 
 
 @pytest.mark.slow
-def test_the_kernels_are_built_ahead(capsys, monkeypatch):
+def test_the_kernels_are_built_ahead(capsys, monkeypatch, tmp_path):
     if build.load_fault():
         pytest.skip(f"no kernels: {build.load_fault()}")
-    path = build.library()
-    monkeypatch.setattr(build, "library", lambda: path)
+    monkeypatch.delenv("TORCHWRIGHT_CACHE")  # the library of all tests is there
+    path = build.build_ahead(tmp_path / "ahead")
+    monkeypatch.setenv(build.AHEAD, str(path.parent))
     assert main(["doctor", "--build"]) == 0
     assert capsys.readouterr() == (f"{path}\n", "")
     assert main(["doctor", "--build", "--json"]) == 0
@@ -226,7 +231,7 @@ def test_kernels_that_cannot_be_built_ahead_are_a_fault(capsys, monkeypatch):
 
 
 def test_the_verb_prints_text_and_json(capsys):
-    assert main(["doctor", "--json"]) == 0
+    assert main(["doctor", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"]["kind"] == "cpu"
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--device", "cpu"]) == 0
     assert "Techniques" in capsys.readouterr().out

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ print(json.dumps({
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a class of `outside_workload` for this process and those that it starts; returns the model's folder."""
 
     def install(name: str) -> Path:
@@ -60,14 +60,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.delitem(sys.modules, "outside_package", raising=False)
-        workloads.names()  # what else is installed has been looked for
-        monkeypatch.setattr(registry, "_installed", entry_points)  # a process looks once
-        known = {**workloads._targets, "letters": f"outside_package:{name}"}
-        monkeypatch.setattr(workloads, "_targets", known)
-        monkeypatch.setattr(workloads, "_loaded", dict(workloads._loaded))
+        registry._installed.cache_clear()  # a process looks once
+        added.enter_context(workloads.adding({"letters": f"outside_package:{name}"}))
         return outside_workload.save(tmp_path / "model")
 
-    return install
+    with contextlib.ExitStack() as added:
+        yield install
+    registry._installed.cache_clear()
 
 
 def search(folder: Path, out: Path, **options: Any) -> Any:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoints, entry_points
 from typing import Generic, TypeVar, cast
 
@@ -25,16 +26,23 @@ class Registry(Generic[T]):
 
     Raises `UnknownName` (with the nearest name) for a name that is not registered, and `TorchwrightError` if an entry
     point claims a name that is taken, cannot be imported, or names a class that calls itself otherwise. `next` is the
-    first error's advice if no command lists this kind.
+    first error's advice if no command lists this kind. `installed` returns the entry points to look in.
     """
 
     def __init__(
-        self, kind: str, *, group: str, builtins: Mapping[str, str], next: str | None = None
+        self,
+        kind: str,
+        *,
+        group: str,
+        builtins: Mapping[str, str],
+        next: str | None = None,
+        installed: Callable[[], EntryPoints] | None = None,
     ) -> None:
         self.kind, self.group = kind, group
         self._next = next or f"`torchwright {kind}s` lists them"
         self._targets = dict(builtins)
         self._loaded: dict[str, T] = {}
+        self._installed = installed or _installed
         self._scanned = False
 
     def names(self) -> list[str]:
@@ -50,6 +58,23 @@ class Registry(Generic[T]):
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
+
+    @contextmanager
+    def adding(self, classes: Mapping[str, str | T]) -> Generator[None]:
+        """Register classes, or "module:attribute" as an entry point does, for the duration of a context.
+
+        A name that is taken is replaced.
+        """
+        self._scan()
+        before = self._targets, self._loaded
+        targets = {name: found if isinstance(found, str) else str(found) for name, found in classes.items()}
+        made = {name: found for name, found in classes.items() if not isinstance(found, str)}
+        loaded = {name: found for name, found in self._loaded.items() if name not in targets}
+        self._targets, self._loaded = {**self._targets, **targets}, {**loaded, **made}
+        try:
+            yield
+        finally:
+            self._targets, self._loaded = before
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
         return ((name, self.get(name)) for name in self.names())
@@ -78,7 +103,7 @@ class Registry(Generic[T]):
         if self._scanned:
             return
         self._scanned = True
-        for point in _installed().select(group=self.group):
+        for point in self._installed().select(group=self.group):
             if self._targets.get(point.name, point.value) != point.value:
                 raise TorchwrightError(
                     f"two packages register the {self.kind} '{point.name}'",

@@ -6,6 +6,7 @@ import dataclasses
 import platform
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -110,7 +111,7 @@ def diagnose(device_name: str | None = None, *, refresh: bool = False) -> Diagno
         cache=str(folder),
         cache_fault=_write_fault(folder),
         techniques=tuple(_technique(each, device, here=fault is None) for each in techniques.names()),
-        notes=() if fault else tuple(_notes(device, ceilings)),
+        notes=() if fault else tuple(_notes(device, ceilings, torch.get_num_threads(), _openmp_runtimes())),
     )
 
 
@@ -242,20 +243,19 @@ def _openmp_runtimes() -> list[str]:
     return sorted(path for path in paths if Path(path).name.startswith(OPENMP_RUNTIMES))
 
 
-def _notes(device: DeviceFacts, ceilings: Ceilings) -> list[str]:
+def _notes(device: DeviceFacts, ceilings: Ceilings, threads: int, runtimes: Sequence[str]) -> list[str]:
     notes: list[str] = []
     if ceilings.disturbed:
         notes.append(
             "the ceilings are not known; `torchwright doctor` measures them when the machine is quiet"
         )
-    runtimes = _openmp_runtimes()
     if len(runtimes) > 1:
         notes.append(
             f"{len(runtimes)} OpenMP runtimes are loaded and fight for the cores: {', '.join(runtimes)}"
         )
-    if device.kind == "cpu" and torch.get_num_threads() > device.cores:
+    if device.kind == "cpu" and threads > device.cores:
         notes.append(
-            f"torch uses {torch.get_num_threads()} threads on {device.cores} usable cores; "
+            f"torch uses {threads} threads on {device.cores} usable cores; "
             f"`export OMP_NUM_THREADS={device.cores}` usually runs faster"
         )
     return notes

@@ -12,9 +12,6 @@ from torchwright.core.errors import first_line
 from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices.base import Ceilings, Device, fast_seconds
 
-READ_BYTES = 1 << 30
-SQUARE = 4096
-"""Side of the matrices whose product is timed: large enough to fill a card, small enough for an integrated one."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -30,6 +27,10 @@ class Accelerator(Device):
     """Taken by its name alone: nobody has measured here yet that it is the better choice."""
     package: ClassVar[str | None] = None
     """The package whose import brings the device to PyTorch; None for one of PyTorch's own."""
+    read_bytes: ClassVar[int] = 1 << 30
+    """Size of the array whose reading is timed; no cache may hold it."""
+    square: ClassVar[int] = 4096
+    """Side of the matrices whose product is timed: large enough to fill a card, small enough for an integrated one."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -81,7 +82,7 @@ class Accelerator(Device):
         return int(free)
 
     def _read_bandwidth(self) -> float:
-        size = min(READ_BYTES, self.free_memory_bytes() // 4)
+        size = min(self.read_bytes, self.free_memory_bytes() // 4)
         x = torch.ones(size // 4, device=self.name)
         return size / fast_seconds(x.sum, budget=0.5, synchronize=self.synchronize)
 
@@ -89,11 +90,11 @@ class Accelerator(Device):
         rates: dict[str, float] = {}
         for dtype in DTYPES:
             try:
-                x = torch.ones(SQUARE, SQUARE, dtype=dtype, device=self.name)
+                x = torch.ones(self.square, self.square, dtype=dtype, device=self.name)
                 seconds = fast_seconds(lambda x=x: F.linear(x, x), budget=0.4, synchronize=self.synchronize)
             except (RuntimeError, TypeError):  # a backend refuses a type that it does not have by either
                 continue
-            rates[str(dtype).removeprefix("torch.")] = 2 * SQUARE**3 / seconds / 1e12
+            rates[str(dtype).removeprefix("torch.")] = 2 * self.square**3 / seconds / 1e12
         return rates
 
     @classmethod

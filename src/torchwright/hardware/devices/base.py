@@ -112,8 +112,7 @@ class Device(ABC):
         On a busy machine nothing is measured, unless `refresh` asks for it. Disturbed ceilings are measured again when
         the machine is quiet, and never replace undisturbed ones.
         """
-        identity = self.identity()
-        path = cache_folder() / "ceilings" / f"{_digest(identity)}.json"
+        path = _file(self.identity())
         kept = _read(path)
         if not refresh:
             if kept is not None and kept.disturbed is None:
@@ -124,8 +123,13 @@ class Device(ABC):
                 return kept
         measured = self.measure()
         if measured.disturbed is None or kept is None or kept.disturbed:
-            _write(path, identity, measured)
+            self.keep(measured)
         return measured
+
+    def keep(self, ceilings: Ceilings) -> None:
+        """Cache ceilings, such as those of an equal machine, as if they had been measured here."""
+        identity = self.identity()
+        _write(_file(identity), identity, ceilings)
 
     def identity(self) -> dict[str, object]:
         """Return everything that decides the ceilings, as plain data: they are measured again when any part changes."""
@@ -167,8 +171,9 @@ def timed_runs(
     return sorted(seconds)
 
 
-def _digest(identity: dict[str, object]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+def _file(identity: dict[str, object]) -> Path:
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_folder() / "ceilings" / f"{digest}.json"
 
 
 def _read(path: Path) -> Ceilings | None:

@@ -9,9 +9,10 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torchwright.core.records import DeviceFacts
 from torchwright.hardware.devices.base import Ceilings, Device, timed_runs
 
 MIB = 1 << 20
+CPUINFO = Path("/proc/cpuinfo")
 
 # The kernel's names (/proc/cpuinfo: x86 `flags`, Arm `Features`) → the names that recipes and refusals use.
 ISA = {
@@ -60,9 +62,8 @@ ARM_BITS = {
     "sme": (AT_HWCAP2, 23),
 }
 
-# The layer whose rate is measured: `rows` grow until one call is long enough to time.
+# The layer whose rate is measured: the batch size grows until one call is long enough to time.
 FEATURES_K, FEATURES_N = 2048, 4096
-ROWS = (16, 64, 256, 1024)
 LONG_ENOUGH_SECONDS = 0.02
 
 SPREAD = 2.0
@@ -74,11 +75,18 @@ process.
 
 
 class CPU(Device):
-    """The cores this process may use."""
+    """The cores this process may use. `process` is the folder in which the kernel describes the process."""
 
     name = "cpu"
     preference = 0
     forks = True
+    batch_sizes: ClassVar[tuple[int, ...]] = (16, 64, 256, 1024)
+    """The batch sizes with which a linear layer is timed."""
+    read_bytes: ClassVar[int] = 256 * MIB
+    """Least size of the array whose reading is timed."""
+
+    def __init__(self, process: Path = Path("/proc/self")) -> None:
+        self.process = process
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -97,7 +105,7 @@ class CPU(Device):
     def measure(self) -> Ceilings:
         started, cpu_started = time.perf_counter(), time.process_time()
         with torch.inference_mode():
-            bandwidth, matmuls = _read_bandwidth(), _matmuls()
+            bandwidth, matmuls = _read_bandwidth(self.read_bytes), _matmuls(self.batch_sizes)
         # Every thread computes or spins throughout, so less processor time than that is what others took.
         cores = (time.process_time() - cpu_started) / (time.perf_counter() - started)
         return Ceilings(
@@ -118,30 +126,42 @@ class CPU(Device):
 
     def reset_peak_memory(self) -> bool:
         try:
-            Path("/proc/self/clear_refs").write_text(
-                "5", encoding="utf-8"
-            )  # resets VmHWM to what is resident now (man 5 proc)
+            # Resets VmHWM to what is resident now (man 5 proc).
+            (self.process / "clear_refs").write_text("5", encoding="utf-8")
         except OSError:
             return False
-        return _status_bytes("VmHWM") is not None
+        return self._high_water() is not None
 
     def peak_memory_bytes(self) -> int:
-        high_water = _status_bytes("VmHWM")
-        if high_water is not None:
-            return high_water
-        return system.peak_memory_bytes()
+        high_water = self._high_water()
+        return system.peak_memory_bytes() if high_water is None else high_water
+
+    def _high_water(self) -> int | None:
+        """Return the most memory that was resident, if the kernel counts it."""
+        try:
+            status = (self.process / "status").read_text(encoding="utf-8")
+        except OSError:
+            return None
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
 
     def free_memory_bytes(self) -> int:
         return available_memory_bytes()
 
 
-def instruction_sets() -> tuple[str, ...]:
-    """The vector and matrix instruction sets of this processor that kernels ask for."""
+def instruction_sets(
+    *, machine: str | None = None, auxiliary: Callable[[int], int] | None = None, cpuinfo: Path = CPUINFO
+) -> tuple[str, ...]:
+    """Return the vector and matrix instruction sets that kernels ask for, of this processor or of the given one.
+
+    `machine` is its architecture as `platform.machine()` names it; `auxiliary` reads Linux' auxiliary vector.
+    """
+    machine = machine or platform.machine()
     # Under emulation (qemu-user, containers of another architecture) /proc/cpuinfo may be the host's.
-    if platform.machine() == "aarch64" and sys.platform.startswith("linux"):
-        return _named(_arm_features(_auxiliary))
-    flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
-    return _named(flags or _torchs_flags(torch.cpu.get_capabilities(), platform.machine()))
+    if machine == "aarch64" and sys.platform.startswith("linux"):
+        return _named(_arm_features(auxiliary or _auxiliary))
+    flags = set((_cpuinfo("flags", cpuinfo) or _cpuinfo("Features", cpuinfo) or "").split())
+    return _named(flags or _torchs_flags(torch.cpu.get_capabilities(), machine))
 
 
 def onednn_computes(dtype: str) -> bool:
@@ -194,12 +214,15 @@ def available_memory_bytes() -> int:
     return min(usable, int(found[1]) * 1024) if found else usable // 2
 
 
-def usable_memory_bytes() -> int:
-    """Memory of the machine, or the smaller limit of a cgroup around this process."""
+def usable_memory_bytes(cgroup: Callable[[str, str], list[str]] = cgroup_texts) -> int:
+    """Return the memory of the machine, or the smaller limit of a cgroup around this process.
+
+    `cgroup(controller, file)` returns the texts of that file in the cgroups around the process.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [
         int(text)
-        for text in (*cgroup_texts("", "memory.max"), *cgroup_texts("memory", "memory.limit_in_bytes"))
+        for text in (*cgroup("", "memory.max"), *cgroup("memory", "memory.limit_in_bytes"))
         if text.isdigit()
     ]
     return min([total, *limits])
@@ -231,15 +254,20 @@ def _disturbed(cores: float, threads: int, spread: float) -> str | None:
     return None
 
 
-def _read_bandwidth() -> _Rate:
+def _read_bandwidth(least_bytes: int) -> _Rate:
     """Bytes per second of summing an array that no cache holds."""
-    size = min(max(256 * MIB, 4 * _last_level_cache_bytes()), 1024 * MIB, usable_memory_bytes() // 8)
+    size = min(max(least_bytes, 4 * _last_level_cache_bytes()), 1024 * MIB, usable_memory_bytes() // 8)
     x = torch.ones(size // 4)
     return _Rate.of(size, x.sum, budget=0.5)
 
 
-def _matmuls() -> dict[str, _Rate]:
-    """Operations per second of a linear layer 2048 → 4096, for each dtype that has a kernel."""
+def _matmuls(
+    batch_sizes: Sequence[int], int8: Callable[[int], Callable[[], object]] | None = None
+) -> dict[str, _Rate]:
+    """Operations per second of a linear layer 2048 → 4096, for each dtype that has a kernel.
+
+    `int8` makes the call of the int8 layer for a batch size; it raises where the processor lacks the kernel.
+    """
     rates: dict[str, _Rate] = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         w_NK = torch.ones(FEATURES_N, FEATURES_K, dtype=dtype)
@@ -248,11 +276,11 @@ def _matmuls() -> dict[str, _Rate]:
             x_MK = torch.ones(rows, FEATURES_K, dtype=w_NK.dtype)
             return lambda: F.linear(x_MK, w_NK)
 
-        rates[str(dtype).removeprefix("torch.")] = _rate(linear)
+        rates[str(dtype).removeprefix("torch.")] = _rate(linear, batch_sizes)
     if hasattr(torch.ops.onednn, "qlinear_pointwise"):
         # A build or processor without the kernel refuses by an exception of the operator's own choosing.
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            rates["int8"] = _rate(_int8_linear)
+            rates["int8"] = _rate(int8 or _int8_linear, batch_sizes)
     return rates
 
 
@@ -267,10 +295,10 @@ def _int8_linear(rows: int) -> Callable[[], object]:
     )
 
 
-def _rate(make: Callable[[int], Callable[[], object]]) -> _Rate:
-    """Operations per second: the best over growing row counts, until one call is long enough to time."""
+def _rate(make: Callable[[int], Callable[[], object]], batch_sizes: Sequence[int]) -> _Rate:
+    """Operations per second: the best over growing batch sizes, until one call is long enough to time."""
     found: list[_Rate] = []
-    for rows in ROWS:
+    for rows in batch_sizes:
         work = 2 * rows * FEATURES_K * FEATURES_N
         found.append(_Rate.of(work, make(rows), budget=0.15))
         if work / found[-1].best > LONG_ENOUGH_SECONDS:
@@ -285,10 +313,10 @@ def _no_wait() -> None:
 # ------------------------------------------------------------------------------------------- what the kernel tells us
 
 
-def _cpuinfo(key: str) -> str | None:
+def _cpuinfo(key: str, path: Path = CPUINFO) -> str | None:
     """The first value of `key` in /proc/cpuinfo."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with path.open(encoding="utf-8") as lines:
             for line in lines:
                 name, colon, value = line.partition(":")
                 if colon and name.strip() == key:
@@ -308,14 +336,3 @@ def _last_level_cache_bytes() -> int:
         with contextlib.suppress(OSError, ValueError):
             sizes.append(int(path.read_text(encoding="utf-8").strip().removesuffix("K")) * 1024)
     return max(sizes)
-
-
-def _status_bytes(key: str) -> int | None:
-    """A memory figure of /proc/self/status."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None

@@ -28,14 +28,14 @@ class MPS(Accelerator):
         return DeviceFacts(
             kind=self.name,
             name=f"{platform.processor() or platform.machine()} GPU",
-            memory_bytes=torch.mps.recommended_max_memory(),
+            memory_bytes=self.module().recommended_max_memory(),
         )
 
     def reset_peak_memory(self) -> bool:
         return False  # Metal has no counter of the peak: what the driver holds grows only, and stands for it
 
     def peak_memory_bytes(self) -> int:
-        return torch.mps.driver_allocated_memory()
+        return int(self.module().driver_allocated_memory())
 
     def free_memory_bytes(self) -> int:
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return int(self.module().recommended_max_memory()) - self.peak_memory_bytes()

@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -64,19 +64,27 @@ class LinearCalls:
             self.layers[shape] += 1
 
 
-def linear_kernel_seconds(linears: LinearCalls, device: DeviceFacts) -> dict[str, float]:
+def linear_kernel_seconds(
+    linears: LinearCalls,
+    device: DeviceFacts,
+    *,
+    kernels: Mapping[str, Callable[[Shape], Callable[[], torch.Tensor]]] | None = None,
+    timed: Callable[[Sequence[Callable[[], torch.Tensor]], float], float] | None = None,
+) -> dict[str, float]:
     """Seconds that all linear layers of one pass take with each kernel: float32, bfloat16, float16, int8, int4.
 
     A kernel that cannot run one of the shapes is left out of the result, and so is every kernel off the CPU; float16,
-    too, where its products are slower than those of float32, for which it is refused in any case.
+    too, where its products are slower than those of float32, for which it is refused in any case. `kernels` makes the
+    calls, and `timed` returns the median seconds of calls within a budget.
     """
+    kernels, timed = kernels or KERNELS, timed or _median_seconds
     if device.kind != "cpu":
         return {}
     calls = linears.calls
     heavy = sorted(calls, key=lambda s: calls[s] * s[0] * s[1] * s[2], reverse=True)[:12]
-    slot = BUDGET_SECONDS / max(1, len(heavy) * len(KERNELS))
+    slot = BUDGET_SECONDS / max(1, len(heavy) * len(kernels))
     totals: dict[str, float] = {}
-    for name, kernel in KERNELS.items():
+    for name, kernel in kernels.items():
         if name == "float16" and device.tflops.get(name, math.inf) < device.tflops.get("float32", 0.0):
             continue
         total = 0.0
@@ -85,7 +93,7 @@ def linear_kernel_seconds(linears: LinearCalls, device: DeviceFacts) -> dict[str
             copies = max(1, min(linears.layers[shape], ROTATE_BYTES // (4 * N * K) + 1))
             rows = min(M, max(FEWEST_ROWS, PRODUCTS * device.cores // (N * K)))
             try:
-                one = _median_seconds([kernel((rows, N, K)) for _ in range(copies)], slot)
+                one = timed([kernel((rows, N, K)) for _ in range(copies)], slot)
                 total += calls[shape] * one * M / rows
             except (RuntimeError, NotImplementedError, ValueError, AttributeError):
                 break

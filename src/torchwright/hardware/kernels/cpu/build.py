@@ -153,14 +153,14 @@ def _packaged() -> Path | None:
     return path if path.is_file() else None
 
 
-def name_ahead() -> str:
-    """Return the name of the library of these sources for this torch, whatever compiler made it.
+def name_ahead(torch_version: str | None = None) -> str:
+    """Return the name of the library of these sources for this torch or the given one, whatever compiler made it.
 
     Builds of one version for CPUs and for cards share it: the library links to `libtorch_cpu` and `libc10` alone.
     """
     digest = _digest_of_sources()
     digest.update(platform.machine().encode())
-    version = str(torch.__version__).partition("+")[0]
+    version = str(torch_version or torch.__version__).partition("+")[0]
     return f"torchwright-ahead-{digest.hexdigest()[:16]}-torch-{version}{system.library_suffix()}"
 
 
