@@ -179,11 +179,8 @@ def test_rows_are_read_from_lists_tables_and_gzip(tmp_path: Path) -> None:
         assert [row.values for row in read_rows(path)] == wanted, path.name
 
 
-def test_a_list_is_read_a_piece_at_a_time_and_ends_where_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_rows, "PIECE", 16)
-    rows = [{"text": "x" * size} for size in (1, 40, 3, 100)]
+def test_a_list_is_read_a_piece_at_a_time_and_ends_where_it_is_cut(tmp_path: Path) -> None:
+    rows = [{"text": "x" * size} for size in (1, 5 * data_rows.PIECE // 2, 3, 4 * data_rows.PIECE)]
     path = tmp_path / "a.json"
     path.write_text(json.dumps(rows))
     assert [row.values for row in read_rows(path)] == rows

@@ -35,17 +35,23 @@ class Made:
         self.subject = subject or make_subject(ModuleWorkload(*small()), most=8, fixed=self.target.fixed)
         self.export: Export = _write(empty_export(folder), self.subject, self.target, precision, _silent)
 
-    def findings(self, monkeypatch: pytest.MonkeyPatch, fault: Fault | None, folder: Path) -> list[str]:
+    def findings(self, fault: Fault | None, folder: Path) -> list[str]:
         """What the verifier says of a copy with the fault; of the package itself, without one."""
-        monkeypatch.setattr(verifier, "Runner", InProcessRunner)
-        monkeypatch.setattr(verifier, "TURNS", 2)  # of one there is no interval
         if fault is None:
             folder = self.folder
         else:
             shutil.copytree(self.folder, folder)
             fault(folder / PACKAGE, self.subject)
         changed = [] if fault is None else ["package"]
-        report = verifier.verify(folder, self.export, changed, _silent, as_written=fault is None)
+        report = verifier.verify(
+            folder,
+            self.export,
+            changed,
+            _silent,
+            as_written=fault is None,
+            start=InProcessRunner,  # pyright: ignore[reportArgumentType]
+            turns=2,  # of one there is no interval
+        )
         assert (report["verdict"] == "holds") == (fault is None), report
         return report["findings"]
 

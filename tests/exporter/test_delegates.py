@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from export_models import Drowned, small
 
 from torchwright.cli.export import command
 from torchwright.core.errors import RefusedTechnique, UnknownName, WorkloadError
-from torchwright.exporter.base import Delegate
+from torchwright.exporter.base import Delegate, exports
 from torchwright.exporter.export import check, export
 from torchwright.exporter.package import EXPORT, PACKAGE
 from torchwright.exporter.targets.aoti import Aoti
@@ -27,18 +29,22 @@ class There(Delegate):
         return "this runtime has no such thing"
 
 
+def pt2_with(there: Delegate) -> AbstractContextManager[None]:
+    """Register a target with a delegate that runs here, and another one."""
+    delegates = {"here": Delegate(precisions=("fp32",)), "there": there}
+    return exports.adding({"pt2": type("Delegating", (Pt2,), {"delegates": delegates})})
+
+
 @pytest.fixture
-def _two(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two() -> Iterator[None]:
     """A target with a delegate that runs here, and one that does not."""
-    delegates = {"here": Delegate(precisions=("fp32",)), "there": There(precisions=("fp32",), fixed="it is")}
-    monkeypatch.setattr(Pt2, "delegates", delegates)
+    with pt2_with(There(precisions=("fp32",), fixed="it is")):
+        yield
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_two")
-def test_what_does_not_run_here_is_written_and_not_proved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_run_here_is_written_and_not_proved(tmp_path: Path) -> None:
     made = export(*small(), to="pt2", delegate="there", out=tmp_path / "out")
     assert made.report["verdict"] == "not run here"
     assert made.report["findings"] == ["lowered, not run here: this runtime has no such thing"]
@@ -53,8 +59,8 @@ def test_what_does_not_run_here_is_written_and_not_proved(
     )
     assert isinstance(told.exception, WorkloadError)
     assert "a budget is kept by what runs here" in str(told.exception)
-    monkeypatch.setattr(There, "elsewhere", lambda self: None)  # on a machine that has it
-    assert check(tmp_path / "out").report["verdict"] == "holds"
+    with pt2_with(Delegate(precisions=("fp32",))):  # on a machine that has it
+        assert check(tmp_path / "out").report["verdict"] == "holds"
 
 
 @pytest.mark.slow

@@ -322,14 +322,12 @@ def test_a_model_that_is_no_graph_is_told_its_line_and_the_cure(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
-def test_nothing_is_left_of_an_export_that_was_cut_short(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_an_export_that_was_cut_short(error: BaseException, tmp_path: Path) -> None:
     def fail(*arguments: Any, **more: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Pt2, "convert", fail)
-    with pytest.raises(type(error)):
+    failing = exports.adding({"pt2": type("Failing", (Pt2,), {"convert": fail})})
+    with failing, pytest.raises(type(error)):
         tw.export(*small(), to="pt2", out=tmp_path / "out")
     assert not any(tmp_path.iterdir())
 

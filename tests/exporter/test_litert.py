@@ -15,6 +15,7 @@ import torch
 from export_models import small
 
 from torchwright.core.errors import ArtifactError, RefusedTechnique, WorkloadError
+from torchwright.exporter.base import exports
 from torchwright.exporter.export import export
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.exporter.targets import litert
@@ -135,14 +136,14 @@ def test_a_file_that_is_none_is_refused(made: tuple[Subject, Path], tmp_path: Pa
 def test_a_missing_converter_is_named_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(LiteRt, "unavailable", lambda: None)
-    monkeypatch.delenv(litert.PYTHON, raising=False)
-    with pytest.raises(WorkloadError, match="'litert' cannot run here") as refused:
-        export(*small(), to="litert", out=tmp_path / "out")
-    assert "litert/bin/pip install 'litert-torch==0.10.*' 'torch==" in str(refused.value)
-    monkeypatch.setenv(litert.PYTHON, str(tmp_path / "nowhere"))
-    with pytest.raises(WorkloadError, match="is no program"):
-        export(*small(), to="litert", out=tmp_path / "out")
+    with exports.adding({"litert": type("Runs", (LiteRt,), {"unavailable": lambda: None})}):
+        monkeypatch.delenv(litert.PYTHON, raising=False)
+        with pytest.raises(WorkloadError, match="'litert' cannot run here") as refused:
+            export(*small(), to="litert", out=tmp_path / "out")
+        assert "litert/bin/pip install 'litert-torch==0.10.*' 'torch==" in str(refused.value)
+        monkeypatch.setenv(litert.PYTHON, str(tmp_path / "nowhere"))
+        with pytest.raises(WorkloadError, match="is no program"):
+            export(*small(), to="litert", out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -159,16 +160,14 @@ def test_what_the_converters_process_says(
     script: str, raises: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (converter := tmp_path / "converter.py").write_text(script)
-    monkeypatch.setattr(litert, "SCRIPT", converter)
     monkeypatch.setenv(litert.PYTHON, sys.executable)
     with pytest.raises(raises, match=said):
-        litert._converted(*[tmp_path] * 3)  # pyright: ignore[reportPrivateUsage]
+        litert._converted(*[tmp_path] * 3, script=converter)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_an_interrupt_ends_the_converter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     (converter := tmp_path / "converter.py").write_text(script)
-    monkeypatch.setattr(litert, "SCRIPT", converter)
     monkeypatch.setenv(litert.PYTHON, sys.executable)
 
     def check() -> None:
@@ -177,7 +176,7 @@ def test_an_interrupt_ends_the_converter(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(litert.interrupts, "check", check)
     with pytest.raises(KeyboardInterrupt):
-        litert._converted(*[tmp_path] * 3)  # pyright: ignore[reportPrivateUsage]
+        litert._converted(*[tmp_path] * 3, script=converter)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 

@@ -16,7 +16,6 @@ import torchwright as tw
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.export import check
 from torchwright.exporter.subject import make_subject
-from torchwright.exporter.verification import probes
 from torchwright.exporter.verification.probes import (
     ALL,
     LARGEST,
@@ -75,9 +74,9 @@ def answered(model: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[Prob
     return answer
 
 
-def limits(eager: Any, exported: Any, *inputs: torch.Tensor) -> list[Limit]:
+def limits(eager: Any, exported: Any, *inputs: torch.Tensor, **options: float) -> list[Limit]:
     found = probes_of(torch.export.export(Whole(eager), inputs), inputs)
-    return limits_of(found, answered(eager, *inputs), answered(exported, *inputs), 1e-3)
+    return limits_of(found, answered(eager, *inputs), answered(exported, *inputs), 1e-3, **options)
 
 
 class Whole(nn.Module):
@@ -204,9 +203,8 @@ def test_inputs_with_the_same_limit_are_told_together() -> None:
     assert [limit.names for limit in wrong] == [("a", "b")]
 
 
-def test_without_time_what_was_not_probed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "SECONDS", -1.0)
-    (found,) = limits(torch.relu, torch.relu, X)
+def test_without_time_what_was_not_probed_is_said() -> None:
+    (found,) = limits(torch.relu, torch.relu, X, seconds=-1.0)
     assert "not probed: nan in x, inf in x" in str(found)
     assert holds_for([found]) == "numbers like the example's"
 

@@ -173,12 +173,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(("made", "spoil", "wanted"), EVERY, indirect=["made"], scope="module")
-def test_a_fault_is_named(
-    made: Made, spoil: Fault, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_named(made: Made, spoil: Fault, wanted: str, tmp_path: Path) -> None:
     if not list(made.folder.rglob(ERRORS)):
-        assert made.findings(monkeypatch, None, made.folder) == []
-    findings = made.findings(monkeypatch, spoil, tmp_path / "spoiled")
+        assert made.findings(None, made.folder) == []
+    findings = made.findings(spoil, tmp_path / "spoiled")
     if wanted == FROZEN:
         assert any(finding.startswith(FROZEN) for finding in findings), findings
     else:

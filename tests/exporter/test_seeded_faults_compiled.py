@@ -59,15 +59,13 @@ def test_another_operator_in_compiled_code_is_told_from_a_weight(made: Made, tmp
     assert "part in the code" in made.parting(fault, tmp_path / "spoiled")
 
 
-def test_a_batch_frozen_in_compiled_code_is_named(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_frozen_in_compiled_code_is_named(made: Made, tmp_path: Path) -> None:
     def fault(folder: Path, subject: Subject) -> None:
         (x,) = subject.case.args
         one = ModuleWorkload(subject.original, (x[:1],))
         _compile(made, make_subject(one, fixed="one row"), folder, tmp_path / "other")
 
-    findings = made.findings(monkeypatch, fault, tmp_path / "spoiled")
+    findings = made.findings(fault, tmp_path / "spoiled")
     assert any(finding.startswith(FROZEN) for finding in findings), findings
 
 

@@ -149,10 +149,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(("made", "spoil", "wanted"), every(FAULTS), indirect=["made"], scope="module")
-def test_a_fault_is_named(
-    made: Made, spoil: Fault, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    findings = made.findings(monkeypatch, spoil, tmp_path / "spoiled")
+def test_a_fault_is_named(made: Made, spoil: Fault, wanted: str, tmp_path: Path) -> None:
+    findings = made.findings(spoil, tmp_path / "spoiled")
     if wanted == FROZEN:
         assert any(finding.startswith(FROZEN) for finding in findings), findings
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -64,20 +65,20 @@ def test_each_operators_first_call_is_not_counted() -> None:
     ]
 
 
-def test_a_runtime_that_counts_no_times_tells_none(
-    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: [])
-    made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
+def changed(**methods: Any) -> AbstractContextManager[None]:
+    """Register a target `pt2` with other methods."""
+    return exports.adding({"pt2": type("Changed", (exports.get("pt2"),), methods)})
+
+
+def test_a_runtime_that_counts_no_times_tells_none(runner: None, tmp_path: Path) -> None:
+    with changed(times=lambda *_: []):
+        made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
     assert "time by operator" not in made.report
 
 
-def test_what_no_delegate_took_stands_beside_the_rest(
-    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    took = {"aten.cumsum": 3e-3, "aten.mean": 1e-3}
-    monkeypatch.setattr(exports.get("pt2"), "convert", _taking(took))
-    made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
+def test_what_no_delegate_took_stands_beside_the_rest(runner: None, tmp_path: Path) -> None:
+    with changed(convert=_taking({"aten.cumsum": 3e-3, "aten.mean": 1e-3})):
+        made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
     shares = made.report["time by operator"]
     assert set(shares) <= {"aten.cumsum", "aten.mean", "delegates and all else"}
     assert shares["aten.cumsum"] == pytest.approx(3 * shares["aten.mean"], abs=1e-3)
@@ -113,12 +114,10 @@ def test_operators_that_no_delegate_took_are_timed_one_by_one(tmp_path: Path) ->
     assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_call_that_others_kept_waiting_counts_no_more_than_another(
-    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_others_kept_waiting_counts_no_more_than_another(runner: None, tmp_path: Path) -> None:
     calls = [{"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 400.0}, {"a": 3.0, "b": 1.0, "c": 9.0}]
-    monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: calls)
-    made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
+    with changed(times=lambda *_: calls):
+        made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
     assert made.report["time by operator"] == {"a": 0.75, "b": 0.25}
 
 
@@ -138,16 +137,13 @@ def test_openvinos_means_are_taken_apart() -> None:
 
 
 @pytest.mark.slow
-def test_the_artifact_that_it_comes_from_is_timed_beside_it(
-    runner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_artifact_that_it_comes_from_is_timed_beside_it(runner: None, tmp_path: Path) -> None:
     path = made_artifact(tmp_path, mlp(), ["compile"])
-    monkeypatch.setattr(verifier, "TURNS", 2)
     made = export(mlp(), INPUT, to="pt2", out=tmp_path / "out")
     assert "artifact_call_s" not in made.report
 
     def verified(artifact: Path) -> dict[str, Any]:
-        return verifier.verify(made.path, made.export, [], lambda text: None, artifact=artifact)
+        return verifier.verify(made.path, made.export, [], lambda text: None, artifact=artifact, turns=2)
 
     report = verified(path)
     assert report["verdict"] == "holds"

@@ -13,8 +13,7 @@ from runs import assert_same, checkpoints, make_run, state
 
 from torchwright.core.errors import WorkloadError
 from torchwright.train.ledger import read_account
-from torchwright.train.run.runtime import compiled
-from torchwright.train.run.runtime.compiled import CompiledCode
+from torchwright.train.run.runtime.compiled import FOLDER, CompiledCode
 from torchwright.train.run.runtime.processes import ProcessRank
 
 
@@ -22,10 +21,13 @@ def place(rank: int = 0) -> ProcessRank:
     return ProcessRank(rank=rank, world=2, device="cpu")
 
 
-def test_nothing_new_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_new_is_not_packed(tmp_path: Path) -> None:
     packed: list[tuple[Path, list[str]]] = []
-    monkeypatch.setattr(compiled, "pack", lambda folder, made_by, calls: packed.append((folder, list(calls))))
-    code = CompiledCode(tmp_path, place(1), trust=False)
+
+    def pack(folder: Path, made_by: str, calls: list[str]) -> None:
+        packed.append((folder, list(calls)))
+
+    code = CompiledCode(tmp_path, place(1), trust=False, pack=pack)
     assert code.restore() is None
     assert code.keep() is None
     assert packed == []
@@ -36,14 +38,13 @@ def test_nothing_new_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert packed == [(tmp_path / "compiled" / "rank-00001", ["one", "two"])]
 
 
-def test_what_cannot_be_kept_is_told_and_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = CompiledCode(tmp_path, place(), trust=False)
+def test_what_cannot_be_kept_is_told_and_ends_no_run(tmp_path: Path) -> None:
     for error in (WorkloadError("there is nothing to pack"), OSError(28, "No space left on device")):
 
         def fails(*_args: object, error: Exception = error, **_options: object) -> None:
             raise error
 
-        monkeypatch.setattr(compiled, "pack", fails)
+        code = CompiledCode(tmp_path, place(), trust=False, pack=fails)
         code.made("one")
         assert str(error) in str(code.keep())
 
@@ -118,7 +119,7 @@ def test_each_of_two_processes_has_its_own(tmp_path: Path) -> None:
     changes = {"compile": True, "context": 16, "batch_tokens": 128, "layout": {"dp_replicate": 2}}
     run = make_run(tmp_path / "run", **changes, tokens=2 * 128)
     train(run, tmp_path, "first", ranks=2)
-    assert {path.name for path in (run.parent / "out" / compiled.FOLDER).iterdir()} == {
+    assert {path.name for path in (run.parent / "out" / FOLDER).iterdir()} == {
         "rank-00000",
         "rank-00001",
     }

@@ -18,7 +18,6 @@ from runs import CONFIG
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from torchwright.train.data import text as data_text
 from torchwright.train.data.shards import CHECKSUMS, DataError, Shards, open_shard, verify_shards
 from torchwright.train.data.streams import HeldOut, Windows, permuted
 from torchwright.train.data.text import expand, token_shards, tokenize, write_checksums, write_shard
@@ -368,16 +367,13 @@ def test_text_is_tokenized_once_and_again_when_it_changes(tmp_path: Path) -> Non
     assert verify_shards([shard, other]) == 2
 
 
-def test_long_text_is_tokenized_a_block_at_a_time_and_cut_at_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_text, "BLOCK_CHARACTERS", 1000)
+def test_long_text_is_tokenized_a_block_at_a_time_and_cut_at_lines(tmp_path: Path) -> None:
     line, lines = "a line of some words, and its end\n", 500
     text = tmp_path / "long.txt"
     text.write_text(line * lines)
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     once = tokenizer.encode(line, add_special_tokens=False).ids
-    pieces = list(tokenize(text, tokenizer, None))
+    pieces = list(tokenize(text, tokenizer, None, block_characters=1000))
     assert max(map(len, pieces)) <= len(once) * (1000 // len(line) + 1)
     assert np.concatenate(pieces).tolist() == once * lines
     (shard,) = token_shards([text], TEXT, BUNDLED, None, tmp_path)

@@ -21,7 +21,6 @@ from torchwright.train.model import (
     explicit_attention,
     load_weights,
     save_folder,
-    weights,
 )
 from torchwright.train.model.loss import shift_labels
 from torchwright.train.model.vocabulary import IGNORE
@@ -118,12 +117,11 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 def test_transformers_reads_a_saved_folder_of_several_files(
-    mixtral: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixtral: tuple[Any, Path], tmp_path: Path
 ) -> None:
     theirs, folder = mixtral
-    monkeypatch.setattr(weights, "SHARD_BYTES", 100_000)
     ours = trainable(folder)
-    save_folder(ours, ours.config, tmp_path / "out", source=folder)
+    save_folder(ours, ours.config, tmp_path / "out", source=folder, shard_bytes=100_000)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert sum(name.endswith(".safetensors") for name in names) > 3
     assert "model.safetensors.index.json" in names

@@ -15,7 +15,7 @@ from runs import make_run, run_processes
 from torchwright.cli.group import cli
 from torchwright.core.errors import UnknownName
 from torchwright.train.ledger import read_account
-from torchwright.train.query import lines, page, show, tables
+from torchwright.train.query import lines, page, show
 from torchwright.train.query.collect import collect
 from torchwright.train.query.database import Database
 from torchwright.train.query.questions import QUESTIONS, named
@@ -232,9 +232,8 @@ def test_numbers_beyond_a_column_are_infinite_or_left_out(run: Path) -> None:
     assert ask(run, "SELECT name FROM metrics WHERE step = 5 ORDER BY 1") == [{"name": "?"}, {"name": "loss"}]
 
 
-def test_a_table_has_an_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST_ROWS", 3)
-    rows = collect([run])
+def test_a_table_has_an_end(run: Path) -> None:
+    rows = collect([run], most=3)
     assert len(rows.of["metrics"]) == 3
     assert any("more than 3 rows" in row[3] for row in rows.of["problems"])
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from torchwright.train.run.config.read import check_run, parse_run, read_run
 from torchwright.train.run.config.run import Lora
 from torchwright.train.run.loop.train import train
 from torchwright.train.run.quick import QuickRun, quick_run, read_fields
-from torchwright.train.run.runtime import corpus as corpus_file
 from torchwright.train.run.runtime.corpus import epochs, make_shards, open_shards, wait_until_visible, walk_of
 from torchwright.train.run.runtime.processes import ProcessRank
 
@@ -256,19 +256,19 @@ def test_the_first_process_alone_tokenizes(tmp_path: Path, monkeypatch: pytest.M
     assert shards.is_dir()
 
 
-def test_a_process_waits_for_shards_that_another_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_waits_for_shards_that_another_wrote(tmp_path: Path) -> None:
     shard = tmp_path / "a.npy"
     shard.write_bytes(b"123")
     wait_until_visible({shard: 3}, 0)
-    monkeypatch.setattr(corpus_file.dist, "get_rank", lambda: 1)
     with pytest.raises(
         DataError, match=r"process 1 cannot see it.*1 of 2 files.*file system that all machines"
     ):
-        wait_until_visible({shard: 3, tmp_path / "b.npy": 4}, 0)
-    monkeypatch.setattr(corpus_file.time, "sleep", lambda _: shard.write_bytes(b"12345"))
+        wait_until_visible({shard: 3, tmp_path / "b.npy": 4}, 0, rank=1)
+    writer = threading.Timer(0.05, shard.write_bytes, [b"12345"])
+    writer.start()
     wait_until_visible({shard: 5}, 60)
+    assert shard.read_bytes() == b"12345"
+    writer.join()
 
 
 @pytest.mark.slow

@@ -156,18 +156,14 @@ def test_perplexity_of_a_hopeless_model() -> None:
 
 
 @pytest.mark.parametrize(("precision", "peak"), [("fp32", 2.0), ("bf16", 8.0)])
-def test_the_measured_peak_is_that_of_the_products_type(
-    monkeypatch: pytest.MonkeyPatch, precision: str, peak: float
-) -> None:
+def test_the_measured_peak_is_that_of_the_products_type(precision: str, peak: float) -> None:
     rates = {"float32": 2.0, "bfloat16": 8.0}
     ceilings = [Ceilings(read_gb_per_s=1.0, tflops=rates)]
-    monkeypatch.setattr(
-        loop_trainer, "get_device", lambda name: SimpleNamespace(ceilings=lambda: ceilings[0])
-    )
+    device: Any = SimpleNamespace(ceilings=lambda: ceilings[0])
     run: Any = SimpleNamespace(precision=precision)
-    assert loop_trainer._measured_peak(run, "cpu") == peak
+    assert loop_trainer._measured_peak(run, device) == peak
     ceilings[0] = Ceilings(read_gb_per_s=1.0, tflops=rates, disturbed="machine busy")
-    assert loop_trainer._measured_peak(run, "cpu") is None
+    assert loop_trainer._measured_peak(run, device) is None
 
 
 def test_a_link_in_the_place_of_the_figures_is_not_written_through(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from runs import losses, make_run
 
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop.train import train
-from torchwright.train.run.observe import wandb_run
 
 
 class Recorded:
@@ -39,7 +38,6 @@ class Recorded:
 def package(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "wandb", recorded)  # type: ignore[arg-type]
-    monkeypatch.setattr(wandb_run, "find_spec", lambda name: object())
     return recorded
 
 
@@ -61,7 +59,7 @@ def test_nobody_is_told_where_the_run_does_not_ask(tmp_path: Path, package: Reco
 def test_a_missing_package_is_named_before_anything_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_run, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
     with pytest.raises(RunError, match=r"pip install wandb"):
         train(make_run(tmp_path, wandb={"project": "small"}), live=False)
     assert not (tmp_path / "out").exists()

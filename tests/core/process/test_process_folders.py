@@ -207,11 +207,10 @@ def test_a_folder_that_became_a_result_is_not_removed(tmp_path: Path):
 
 
 def test_scratch_in_the_systems_own_place_is_swept_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Callable[[Path, str], subprocess.Popen[str]]
+    tmp_path: Path, holder: Callable[[Path, str], subprocess.Popen[str]]
 ):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"{folders.PREFIX}abcdefgh" / "deep").mkdir(parents=True)
-    with folders.temporary() as first, folders.temporary() as second:
+    with folders.temporary(tmp_path) as first, folders.temporary(tmp_path) as second:
         assert names(tmp_path) == sorted([first.name, second.name])
     assert names(tmp_path) == []
 
@@ -229,13 +228,10 @@ def test_without_locks_folders_are_made_and_none_is_swept(tmp_path: Path, monkey
 # Sockets: their paths have a length of about a hundred bytes.
 
 
-def test_a_folder_for_sockets_passes_over_a_long_tmpdir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_for_sockets_passes_over_a_long_path(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = folders.make_for_sockets("engine-12345678")
+    folder = folders.make_for_sockets("engine-12345678", long)
     try:
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(str(folder.path / "engine-12345678"))
@@ -245,22 +241,16 @@ def test_a_folder_for_sockets_passes_over_a_long_tmpdir(
     assert list(long.iterdir()) == []
 
 
-def test_a_folder_for_sockets_is_beside_other_temporary_files_where_that_fits(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_for_sockets_is_beside_other_temporary_files_where_that_fits() -> None:
     short = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
-        monkeypatch.setattr(tempfile, "tempdir", str(short))
-        folder = folders.make_for_sockets("engine-12345678")
+        folder = folders.make_for_sockets("engine-12345678", short)
         assert folder.path.parent == short
         folder.remove()
     finally:
         short.rmdir()
 
 
-def test_no_short_folder_is_an_error_that_names_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+def test_no_short_folder_is_an_error_that_names_the_cure(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long a path for a Unix socket: set TMPDIR"):
-        folders.make_for_sockets("x" * 120)
+        folders.make_for_sockets("x" * 120, tmp_path / ("x" * 90))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchwright.core.errors import ArtifactError
-from torchwright.core.process import folders, replacing_folders
+from torchwright.core.process import folders
 from torchwright.core.process.replacing_folders import steady, writing
 
 PARTS = ("first", "second", "third")
@@ -42,8 +42,8 @@ def not_ours(folder: Path) -> str | None:
     return "more files" if len(os.listdir(folder)) > len(PARTS) else None
 
 
-def write(out: Path, text: str) -> None:
-    with writing(out, not_ours) as folder:
+def write(out: Path, text: str, **options: float) -> None:
+    with writing(out, not_ours, **options) as folder:
         fill(folder, text)
 
 
@@ -154,14 +154,11 @@ def test_a_link_in_the_place_of_a_folder_above_is_told_and_changes_nothing(tmp_p
 
 
 @pytest.mark.timeout(60)
-def test_a_writer_in_its_own_scratch_folder_does_not_wait_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replacing_folders, "TURN_SECONDS", 3600.0)
+def test_a_writer_in_its_own_scratch_folder_does_not_wait_for_itself(tmp_path: Path) -> None:
     scratch = folders.make(tmp_path, "scratch-")  # which holds its lock
     try:
-        write(scratch.path / "out", "old")
-        write(scratch.path / "out", "new")
+        write(scratch.path / "out", "old", turn_seconds=3600.0)
+        write(scratch.path / "out", "new", turn_seconds=3600.0)
         assert read(scratch.path / "out") == "new"
     finally:
         scratch.remove()

@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from torchwright.train.hang import record
 from torchwright.train.hang.watch import Watch
 
@@ -34,12 +32,13 @@ def test_a_dump_of_an_earlier_run_is_old_until_it_is_written_again(tmp_path: Pat
     assert watch._others() == {"rank_1.json"}
 
 
-def test_calls_that_are_stamped_after_the_clock_was_set_back_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_SINCE", [time.time_ns() + HOUR, time.monotonic_ns()])
+def test_calls_that_are_stamped_after_the_clock_was_set_back_count() -> None:
+    later, monotonic = time.time_ns() + HOUR, time.monotonic_ns()
     began = time.time_ns()
-    assert record._since() <= began
-    monkeypatch.setattr(record, "_SINCE", [began - HOUR, time.monotonic_ns()])
-    assert record._since() == began - HOUR  # set forward: calls before the jump count as well
+    assert record._since(later, monotonic) <= began
+    assert record._since(began - HOUR, time.monotonic_ns()) == began - HOUR, (
+        "calls before the jump forward count as well"
+    )
 
 
 def set_back(path: Path) -> None:

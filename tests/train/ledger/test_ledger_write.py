@@ -17,17 +17,17 @@ import pytest
 
 from torchwright.cli import main
 from torchwright.core.errors import UnknownName
-from torchwright.train.ledger import Ledger, process_started, read_account, torchrun, write
+from torchwright.train.ledger import Ledger, process_started, read_account, torchrun
 from torchwright.train.ledger.read import read_sessions
 from torchwright.train.ledger.show import how_ended
 from torchwright.train.ledger.timeline import render
 
 
 class Clock:
-    """Stands in for the module `time`, and passes only where it is told to."""
+    """Passes only where it is told to. The wall clock may be `set_back` by some seconds."""
 
-    def __init__(self) -> None:
-        self.now = 1_000_000_000_000
+    def __init__(self, *, set_back: int = 0) -> None:
+        self.now, self.set_back = 1_000_000_000_000, set_back
 
     def sleep(self, seconds: float) -> None:
         self.now += int(seconds * 1e9)
@@ -36,15 +36,12 @@ class Clock:
         return self.now
 
     def time_ns(self) -> int:
-        return self.now + 1_700_000_000_000_000_000
+        return self.now + (1_700_000_000 - self.set_back) * 10**9
 
 
-def test_sleeps_appear_where_they_were_put_and_all_time_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sleeps_appear_where_they_were_put_and_all_time_is_counted(tmp_path: Path) -> None:
     clock = Clock()
-    monkeypatch.setattr(write, "time", clock)
-    with Ledger(tmp_path, write_every=0.05) as ledger:
+    with Ledger(tmp_path, write_every=0.05, clock=clock) as ledger:
         with ledger.phase("start"):
             clock.sleep(2)
         for number in range(40):
@@ -137,14 +134,10 @@ ledger.close()
 """
 
 
-def test_attempts_keep_their_order_when_the_clock_is_set_back_between_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = time.time_ns
-    with Ledger(tmp_path, launch="a") as ledger, ledger.phase("step", step=3):
+def test_attempts_keep_their_order_when_the_clock_is_set_back_between_them(tmp_path: Path) -> None:
+    with Ledger(tmp_path, launch="a", clock=Clock()) as ledger, ledger.phase("step", step=3):
         pass
-    monkeypatch.setattr(write.time, "time_ns", lambda: real() - 3600 * 10**9)
-    with Ledger(tmp_path, launch="b") as ledger:
+    with Ledger(tmp_path, launch="b", clock=Clock(set_back=3600)) as ledger:
         ledger.resumed(step=3)
         with ledger.phase("step", step=5):
             pass
@@ -204,10 +197,9 @@ def test_two_starts_by_torchruns_own_default_are_two_attempts(
     for name, value in (("RUN_ID", "none"), ("RESTART_COUNT", "0")):
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     clock = Clock()
-    monkeypatch.setattr(write, "time", clock)
     for rank, named in ((0, None), (1, None), (0, "of train's own")):
         clock.sleep(100)
-        with Ledger(tmp_path, rank=rank, world=2, launch=named) as ledger:
+        with Ledger(tmp_path, rank=rank, world=2, launch=named, clock=clock) as ledger:
             clock.sleep(1)
         os.utime(ledger.path, (2e9, 2e9))  # a disk's times may be too coarse to tell them apart
     account = read_account(tmp_path)
@@ -224,8 +216,7 @@ def test_a_process_says_which_torchrun_started_it(tmp_path: Path, monkeypatch: p
     assert session.launcher is not None
     assert (session.launcher.pid, session.launcher.restarts) == (os.getppid(), 3)
     assert session.launcher.wall / 1e9 == pytest.approx(process_started_of(os.getppid()), abs=1)
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert torchrun() is None, "it has died, and its children are the first process's"
+    assert torchrun(parent=1) is None, "it has died, and its children are the first process's"
 
 
 def process_started_of(pid: int) -> float:

@@ -119,38 +119,38 @@ def dead(parent: Path, prefix: str) -> Iterator[tuple[Path, int]]:
 
 
 @contextlib.contextmanager
-def temporary() -> Generator[Path, None, None]:
-    """A folder in the system's own place for temporary files, removed with the block."""
-    folder = make_temporary()
+def temporary(parent: Path | None = None) -> Generator[Path, None, None]:
+    """A folder in `parent` or the system's own place for temporary files, removed with the block."""
+    folder = make_temporary(parent)
     try:
         yield folder.path
     finally:
         folder.remove()
 
 
-def make_temporary() -> Folder:
-    """A folder in the system's own place for temporary files; what the dead left there is removed."""
-    parent = Path(tempfile.gettempdir())
+def make_temporary(parent: Path | None = None) -> Folder:
+    """A folder in `parent` or the system's own place for temporary files; what the dead left there is removed."""
+    parent = parent or Path(tempfile.gettempdir())
     sweep(parent, PREFIX)
     return make(parent, PREFIX)
 
 
-def make_for_sockets(longest_name: str) -> Folder:
-    """Return a private folder in which a Unix socket called `longest_name` can be bound; a long TMPDIR is passed over.
+def make_for_sockets(longest_name: str, parent: Path | None = None) -> Folder:
+    """Return a private folder in which a Unix socket called `longest_name` can be bound.
 
+    It is in `parent`, by default the place for temporary files, or elsewhere if that has a long path.
     Raises `OSError` where no folder for temporary files is short enough and can be written to.
     """
     fault = OSError("no folder for temporary files")
-    for parent in dict.fromkeys(
-        filter(None, (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), *SHORT))
-    ):
-        path = f"{parent}/{PREFIX}{'x' * RANDOM}/{longest_name}"
+    first = str(parent or tempfile.gettempdir())
+    for place in dict.fromkeys(filter(None, (first, os.environ.get("XDG_RUNTIME_DIR"), *SHORT))):
+        path = f"{place}/{PREFIX}{'x' * RANDOM}/{longest_name}"
         if len(os.fsencode(path)) > system.longest_socket_path():
-            fault = OSError(f"{parent} is too long a path for a Unix socket: set TMPDIR to a shorter one")
+            fault = OSError(f"{place} is too long a path for a Unix socket: set TMPDIR to a shorter one")
             continue
         try:
-            sweep(Path(parent), PREFIX)
-            return make(Path(parent), PREFIX)
+            sweep(Path(place), PREFIX)
+            return make(Path(place), PREFIX)
         except OSError as error:
             fault = error
     raise fault

@@ -45,13 +45,13 @@ class Seen:
         return _number(path) == self._number
 
     @contextlib.contextmanager
-    def turn(self) -> Generator[None, None, None]:
-        """Hold the folder's lock while it is replaced; go on without a lock that another process does not release.
+    def turn(self, seconds: float) -> Generator[None, None, None]:
+        """Hold the folder's lock while it is replaced; go on without one that is not released within `seconds`.
 
         The folder above is not locked: a scratch folder is, by the process that writes into it.
         """
         if self._file >= 0 and system.folders_lock():
-            until = time.monotonic() + TURN_SECONDS
+            until = time.monotonic() + seconds
             while system.try_lock(self._file) is False and time.monotonic() < until:
                 time.sleep(PAUSE_SECONDS)
         yield
@@ -73,11 +73,14 @@ def _number(place: Path | int) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
+def writing(
+    path: Path, not_ours: NotOurs, *, turn_seconds: float = TURN_SECONDS
+) -> Generator[Path, None, None]:
     """Yield a temporary folder next to `path` that replaces it when the block ends well, and is deleted otherwise.
 
     A folder of the kind that `not_ours` knows is replaced; anything else is left alone. Leftovers of killed processes
-    next to `path` are removed, and a folder that one of them had moved aside is restored.
+    next to `path` are removed, and a folder that one of them had moved aside is restored. A writer that is just taking
+    the place is waited for, `turn_seconds` at most.
 
     Raises `ArtifactError` when `path` exists and is not of that kind, and `WorkloadError` where nothing can be written.
     If another process wrote to `path` meanwhile, the result is saved next to it, and the `ArtifactError` names it.
@@ -100,7 +103,7 @@ def writing(path: Path, not_ours: NotOurs) -> Generator[Path, None, None]:
             _check_still_there(temporary)
             (temporary.path / MARK).unlink()
             _open_to_readers(temporary)
-            with seen.turn():
+            with seen.turn(turn_seconds):
                 _take_place(temporary.path, path, seen, not_ours)
     finally:
         temporary.remove()

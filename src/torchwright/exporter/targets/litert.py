@@ -156,10 +156,13 @@ class LiteRt(GraphTarget):
         return found
 
 
-def _converted(graph: Path, keys: Path, model: Path) -> dict[str, str]:
-    """Run the converter in its own environment. Raises `RefusedTechnique`, `OSError` as it met it, and interrupts."""
+def _converted(graph: Path, keys: Path, model: Path, script: Path = SCRIPT) -> dict[str, str]:
+    """Run the converter `script` in its own environment.
+
+    Raises `RefusedTechnique`, `OSError` as the converter met it, and interrupts.
+    """
     python = sys.executable if importlib.util.find_spec("litert_torch") else os.environ.get(PYTHON, "")
-    command = [python, "-I", str(SCRIPT), *map(str, (graph, keys, model))]
+    command = [python, "-I", str(script), *map(str, (graph, keys, model))]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, **system.apart()

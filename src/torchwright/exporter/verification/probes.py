@@ -130,12 +130,13 @@ def limits_of(
     eager: Callable[[Probe], ProbeOutputs],
     exported: Callable[[Probe], ProbeOutputs],
     allowed: float,
+    seconds: float = SECONDS,
 ) -> list[Limit]:
-    """Ask both for every probe, as long as time is left, and return where they part: one limit for a value."""
+    """Ask both for every probe, until `seconds` are over, and return where they part: one limit for a value."""
     begun = time.monotonic()
     found: dict[str, Limit] = {}
     for count, probe in enumerate(probes):
-        if time.monotonic() - begun > SECONDS:
+        if time.monotonic() - begun > seconds:
             left = ", ".join(f"{one.value} in {one.name}" for one in probes[count:])
             return [*found.values(), unknown(f"a call takes long; not probed: {left}")]
         wanted = eager(probe)

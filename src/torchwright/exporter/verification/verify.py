@@ -43,6 +43,7 @@ NOT_RUN = "not run here"
 """The verdict on what is lowered to something that is not here."""
 RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
 Tell = Callable[[str], None]
+Start = Callable[..., Runner]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +66,17 @@ def verify(
     *,
     as_written: bool = False,
     artifact: Path | None = None,
+    start: Start | None = None,
+    turns: int = TURNS,
 ) -> dict[str, Any]:
     """Return the report: numerics at every size, size and speed against eager, and where outputs diverge.
 
     `allowed` is the relative error up to which the verdict holds, by default the target's own for its precision. The
     operators' errors of a package `as_written` that rounds are kept next to the reference. `artifact` is the export's
-    source: Torchwright's own engine, which is timed alongside.
+    source: Torchwright's own engine, which is timed alongside. `start` makes the process that runs a package, and each
+    side is timed in `turns` turns.
     """
+    start = start or Runner
     target = exports.get(export.target)
     allowed = target.tolerances[export.precision] if allowed is None else allowed
     if reason := elsewhere(target, export.delegate):
@@ -86,15 +91,15 @@ def verify(
     calls = read_calls(folder / REFERENCE)
     report: dict[str, Any] = {"allowed": allowed, "size_bytes": size_of(folder / PACKAGE)}
     parting, limits, domain = None, list[Limit](), dict[str, Any]()
-    with folders.temporary() as scratch, Package(folder, scratch) as package:
+    with folders.temporary() as scratch, Package(folder, scratch, start) as package:
         tell(f"running it in {target.runtime}, in a process of its own")
         tried = [package.tried(0, calls[0], allowed)]
         if tried[0].outcome in (RIGHT, WRONG):
             tell("timing it, and the graph operator by operator, in turn")
-            report |= _measured(package, folder, scratch)
+            report |= _measured(package, folder, scratch, turns)
             if artifact is not None and _has_graph(folder):
                 tell("timing the artifact that it comes from")
-                report |= _beside(package, folder, scratch, artifact)
+                report |= _beside(package, folder, scratch, artifact, turns)
             # After its memory was read, since counting takes some.
             report |= _shares(package, export, report["call_s"])
             if _has_graph(folder) and (tried[0].outcome == WRONG or changed):
@@ -137,8 +142,8 @@ def elsewhere(target: type[ExportTarget], delegate: str) -> str | None:
 class Package:
     """A package in a process of its own, or with `reference` its graph; it is started again after a crash."""
 
-    def __init__(self, folder: Path, scratch: Path, *, reference: bool = False) -> None:
-        self._folder, self._scratch, self._reference = folder, scratch, reference
+    def __init__(self, folder: Path, scratch: Path, start: Start, *, reference: bool = False) -> None:
+        self._folder, self._scratch, self._reference, self.start = folder, scratch, reference, start
         self._runner: Runner | None = None
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
@@ -151,7 +156,7 @@ class Package:
 
     @property
     def runner(self) -> Runner:
-        self._runner = self._runner or Runner(self._folder, self._scratch, reference=self._reference)
+        self._runner = self._runner or self.start(self._folder, self._scratch, reference=self._reference)
         return self._runner
 
     def tried(self, index: int, call: Call, allowed: float) -> Tried:
@@ -212,21 +217,21 @@ def _limits(
 
 
 def _probed(package: Package, folder: Path, scratch: Path, allowed: float) -> list[Limit]:
-    with Package(folder, scratch, reference=True) as eager:
+    with Package(folder, scratch, package.start, reference=True) as eager:
         probes = [Probe(**probe) for probe in eager.ask("probes")["probes"]]
         ask = lambda side: lambda probe: side.answer("probe", probe=asdict(probe))
         return limits_of(probes, ask(eager), ask(package), allowed)
 
 
-def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
+def _measured(package: Package, folder: Path, scratch: Path, count: int) -> dict[str, Any]:
     """Return load time, latency and memory of the example's call, with those of the graph run operator by operator."""
     report: dict[str, Any] = {"load_s": package.runner.load_seconds}
     if not _has_graph(folder):
-        turns = [package.ask("time") for _ in range(TURNS)]
+        turns = [package.ask("time") for _ in range(count)]
         report["call_s"] = statistics.median(turn["seconds"] for turn in turns)
         return report | {"memory_bytes": package.ask("memory")["bytes"], "disturbed": _disturbed(turns)}
-    with Runner(folder, scratch, reference=True) as eager:
-        turns = [(eager.ask("time"), package.ask("time")) for _ in range(TURNS)]
+    with package.start(folder, scratch, reference=True) as eager:
+        turns = [(eager.ask("time"), package.ask("time")) for _ in range(count)]
         before, after = ([turn["seconds"] for turn in side] for side in zip(*turns, strict=True))
         speedup = paired_speedup(before, after)
         return report | {
@@ -239,11 +244,11 @@ def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
         }
 
 
-def _beside(package: Package, folder: Path, scratch: Path, artifact: Path) -> dict[str, Any]:
+def _beside(package: Package, folder: Path, scratch: Path, artifact: Path, count: int) -> dict[str, Any]:
     """Latency and memory of the artifact that the package comes from, as `tw.load` runs it, in turns with it."""
     try:
-        with Runner(folder, scratch, artifact=artifact) as own:
-            turns = [(own.ask("time")["seconds"], package.ask("time")["seconds"]) for _ in range(TURNS)]
+        with package.start(folder, scratch, artifact=artifact) as own:
+            turns = [(own.ask("time")["seconds"], package.ask("time")["seconds"]) for _ in range(count)]
             before, after = map(list, zip(*turns, strict=True))
             return {
                 "artifact_call_s": statistics.median(before),

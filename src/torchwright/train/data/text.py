@@ -249,15 +249,17 @@ def only_writer(cache: Path) -> Generator[None]:
         os.close(handle)
 
 
-def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.ndarray]:
-    """Yield the ids of a text file, some blocks at a time, without special tokens, followed by `end`.
+def tokenize(
+    path: Path, tokenizer: Tokenizer, end: int | None, block_characters: int = BLOCK_CHARACTERS
+) -> Iterator[np.ndarray]:
+    """Yield the ids of a text file, a block at a time, without special tokens, followed by `end`.
 
     Raises `DataError` unless it is UTF-8.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:  # Windows editors begin files with a mark
             # Up to the end of a line, so that few words are cut.
-            blocks = iter(lambda: file.read(BLOCK_CHARACTERS) + file.readline(BLOCK_CHARACTERS), "")
+            blocks = iter(lambda: file.read(block_characters) + file.readline(block_characters), "")
             while some := list(itertools.islice(blocks, os.cpu_count())):
                 for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
                     yield np.array(encoding.ids, dtype=np.int64)

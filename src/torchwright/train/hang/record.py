@@ -107,7 +107,7 @@ def write_dump(
         "world": world,
         "taken_ns": time.time_ns(),
         "started_ns": started_ns,
-        "since_ns": _since(),
+        "since_ns": _since(*_SINCE),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "reason": reason,
@@ -122,9 +122,8 @@ def write_dump(
     return path
 
 
-def _since() -> int:
+def _since(began: int, began_monotonic: int) -> int:
     """Return the start of the recording by the present clock, which may have been set back: it stamps calls."""
-    began, began_monotonic = _SINCE
     return min(began, time.time_ns() - (time.monotonic_ns() - began_monotonic))
 
 

@@ -18,12 +18,12 @@ class Launcher:
     """Number of restarts of its processes."""
 
 
-def torchrun() -> Launcher | None:
-    """Return the torchrun that is this process's parent; None without one, or if it has died.
+def torchrun(parent: int | None = None) -> Launcher | None:
+    """Return the torchrun that is this process's parent, or the given one; None without one, or if it has died.
 
     torchrun as the first process of a container looks like a parent that died.
     """
-    restarts, parent = os.environ.get("TORCHELASTIC_RESTART_COUNT"), os.getppid()
+    restarts, parent = os.environ.get("TORCHELASTIC_RESTART_COUNT"), parent or os.getppid()
     if restarts is None or parent == 1:
         return None
     return Launcher(pid=parent, wall=int(process_started(parent) * 1e9), restarts=int(restarts))

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from torchwright.core.errors import unknown
 from torchwright.train.ledger.buckets import BUCKETS, FOLDER, FORMAT, NANO
@@ -40,6 +40,13 @@ _FREQUENT = frozenset({"step", "data_wait"})
 """Phases that alternate too often for a line each."""
 CLOCKS_DIFFER = NANO
 """Clocks of hosts that work together differ by less (NTP keeps them within milliseconds)."""
+
+
+class Clock(Protocol):
+    """Two clocks, in nanoseconds; the module `time` is one."""
+
+    def monotonic_ns(self) -> int: ...
+    def time_ns(self) -> int: ...
 
 
 class Ledger:
@@ -74,6 +81,7 @@ class Ledger:
         started: float | None = None,
         launcher: Launcher | None = None,
         write_every: float = 2.0,
+        clock: Clock = time,
     ) -> None:
         """Open a file of its own for this process in `run_dir`.
 
@@ -81,10 +89,11 @@ class Ledger:
         from torchrun. `started`: the wall clock (seconds since 1970) at which the account begins, by default now;
         the time from then to now counts as `start`. `launcher`: what starts the processes again, so that the time of
         those that died before they had a ledger is the next one's. `write_every`: seconds between lines, the most that
-        a kill loses.
+        a kill loses. `clock`: the time of both kinds.
         """
-        now, clock = time.monotonic_ns(), time.time_ns()
-        before = 0 if started is None else max(0, clock - int(started * NANO))
+        self._clock = clock
+        now, today = clock.monotonic_ns(), clock.time_ns()
+        before = 0 if started is None else max(0, today - int(started * NANO))
         self._zero = self._changed = now - before
         self._spent: dict[str, int] = {}
         self._phases: list[str] = []
@@ -96,7 +105,7 @@ class Ledger:
         self._complained = False
         folder = Path(run_dir) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        wall = _after_the_last(folder, clock)
+        wall = _after_the_last(folder, today)
         self.path = folder / f"rank{rank:05d}-{wall}-{os.getpid()}.jsonl"
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         header = {
@@ -206,7 +215,7 @@ class Ledger:
         """Give the time since the last change to the phase that is open; a closed ledger's account stands still."""
         if self._file < 0:
             return
-        now = time.monotonic_ns()
+        now = self._clock.monotonic_ns()
         bucket = self._phases[-1] if self._phases else self._outside
         self._spent[bucket] = self._spent.get(bucket, 0) + now - self._changed
         self._totals[bucket] += now - self._changed

@@ -245,13 +245,15 @@ def save_folder(
     folder: Path,
     source: Path | None = None,
     value: Callable[[str], torch.Tensor] | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write the weights as safetensors under the family's names to a temporary folder, and rename it.
 
     With `source`, its config.json (with the new dtype), tokenizer and licence files are copied, so that
     `load_decoder(folder)` and transformers read the result; without, the folder holds the weights alone. Where the
     model is sharded every process calls this, and the first one of the group writes. `value` gives a parameter's whole
-    value by its name, by default as it is. Raises `ModelError` for a folder that exists and holds anything.
+    value by its name, by default as it is. A file holds `shard_bytes` at most. Raises `ModelError` for a folder that
+    exists and holds anything.
     """
     if value is None:
         value = parameter_values(model)
@@ -269,7 +271,7 @@ def save_folder(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        dtype = write_tensors(value, file_tensors(config, model.output), temporary)
+        dtype = write_tensors(value, file_tensors(config, model.output), temporary, shard_bytes)
         if temporary is not None:
             if source is not None:
                 _copy_files(source, temporary, dtype, biased=bool(config.experts and config.experts.bias))
@@ -287,7 +289,10 @@ def parameter_values(model: Transformer) -> Callable[[str], torch.Tensor]:
 
 
 def write_tensors(
-    whole_value: Callable[[str], torch.Tensor], tensors: Iterable[FileTensor], folder: Path | None
+    whole_value: Callable[[str], torch.Tensor],
+    tensors: Iterable[FileTensor],
+    folder: Path | None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> torch.dtype:
     """Write the shards and their index, and say what type they have; with no folder only take part in gathering."""
     dtype: torch.dtype | None = None
@@ -312,7 +317,7 @@ def write_tensors(
                 experts = name, whole_value(name)
             value = experts[1][tensor.expert]
         dtype = dtype or value.dtype
-        if size and size + value.nbytes > SHARD_BYTES:
+        if size and size + value.nbytes > shard_bytes:
             flush()
             size = 0
         size, total = size + value.nbytes, total + value.nbytes

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchwright.train.query import recorder, server, training
-from torchwright.train.query.tables import QueryError, Rows
+from torchwright.train.query.tables import MOST_ROWS, QueryError, Rows
 
 MOST_RUNS = 1000
 
 
-def collect(runs: Sequence[Path]) -> Rows:
+def collect(runs: Sequence[Path], most: int = MOST_ROWS) -> Rows:
     """Read the tables of runs: folders of `torchwright train`, folders with server logs or dumps, and log files.
 
+    A table has at most `most` rows; a problem says where one is cut.
     Raises `QueryError` for a path that does not exist or holds none of these.
     """
     if len(runs) > MOST_RUNS:
         raise QueryError("too many runs", found=f"{len(runs)}", allowed=f"up to {MOST_RUNS}")
-    rows = Rows()
+    rows = Rows(most=most)
     for path in dict.fromkeys(runs):
         before = _held(rows)
         _add(path, rows)

@@ -175,8 +175,9 @@ TABLES = {
 
 @dataclass
 class Rows:
-    """The rows of all tables, within `MOST_ROWS` each."""
+    """The rows of all tables, at most `most` each."""
 
+    most: int = MOST_ROWS
     of: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
     problems: int = 0
     """Faults found, the ones that are not named too."""
@@ -186,11 +187,11 @@ class Rows:
         """Append rows; of a full table no more are taken, which is a problem of its own."""
         held = self.of[table]
         for row in rows:
-            if len(held) >= MOST_ROWS:
+            if len(held) >= self.most:
                 if table not in self.full:
                     self.full.add(table)
                     self.problem(
-                        str(row[0]), table, None, f"more than {MOST_ROWS:,} rows; the rest is left out"
+                        str(row[0]), table, None, f"more than {self.most:,} rows; the rest is left out"
                     )
                 return
             held.append(row)

@@ -41,6 +41,23 @@ TOGETHER = {"1.4": "2.13", "1.5": "2.14"}
 """Versions of ExecuTorch, and of the torch that each is built for: with another its libraries do not load."""
 
 
+def version_fault(torch_version: str, executorch: str | None) -> str | None:
+    """Return why this version of executorch, or none, does not go with a version of torch; None where it does."""
+    here = _minor(torch_version)
+    fitting = next((one for one, wanted in TOGETHER.items() if wanted == here), None)
+    if fitting is None:
+        return (
+            f"no release of ExecuTorch is built for torch {here}, but for {', '.join(TOGETHER.values())}: "
+            "pip install 'torchwright[executorch]' brings a pair"
+        )
+    install = f"pip install 'executorch=={fitting}.*'"
+    if executorch is None:
+        return f"executorch cannot be imported: {install}"
+    if _minor(executorch) != fitting:
+        return f"executorch {executorch} is not built for torch {here}: {install}"
+    return None
+
+
 class ExecuTorch(ExportTarget):
     """ExecuTorch's .pte with XNNPACK's or another delegate: float32, or 8-bit integers by PT2E; so many rows at most.
 
@@ -59,21 +76,11 @@ class ExecuTorch(ExportTarget):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        here = _minor(torch.__version__)
-        fitting = next((one for one, wanted in TOGETHER.items() if wanted == here), None)
-        if fitting is None:
-            return (
-                f"no release of ExecuTorch is built for torch {here}, but for {', '.join(TOGETHER.values())}: "
-                "pip install 'torchwright[executorch]' brings a pair"
-            )
-        install = f"pip install 'executorch=={fitting}.*'"
         try:
             found = version("executorch")
         except PackageNotFoundError:
-            return f"executorch cannot be imported: {install}"
-        if _minor(found) != fitting:
-            return f"executorch {found} is not built for torch {here}: {install}"
-        return None
+            found = None
+        return version_fault(torch.__version__, found)
 
     @classmethod
     def write(cls, subject: Subject, precision: str, folder: Path) -> Written:

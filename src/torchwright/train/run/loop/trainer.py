@@ -14,6 +14,7 @@ import torch
 
 from torchwright.core.scheme import scheme_of
 from torchwright.hardware.devices import get_device
+from torchwright.hardware.devices.base import Device
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import write_trained_scheme
 from torchwright.optimization.caches.why import counting
@@ -87,7 +88,7 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.base = on_first(self._base)
-        self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
+        self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, get_device(place.device)))
         self.validation_loss: float | None = None
         self._walks: dict[int, Walk] = {}
         self._compiled: set[int] = set()
@@ -300,8 +301,8 @@ class Trainer(RunSession[Run, TrainingOutcome]):
         }
 
 
-def _measured_peak(run: Run, device: str) -> float | None:
-    """Return the peak TFLOP/s of this process's device in the type of the run's products; None if unknown."""
-    ceilings = get_device(device).ceilings()
+def _measured_peak(run: Run, device: Device) -> float | None:
+    """Return the peak TFLOP/s of a device in the type of the run's products; None if unknown."""
+    ceilings = device.ceilings()
     rates = {} if ceilings.disturbed else ceilings.tflops
     return rates.get("float32" if run.precision == "fp32" else "bfloat16")

@@ -9,6 +9,7 @@ trust alone; without it the run compiles for itself, and says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torchwright.core.errors import TorchwrightError
@@ -19,9 +20,12 @@ FOLDER = "compiled"
 
 
 class CompiledCode:
-    """One process's compiled code and its place in the run's folder."""
+    """One process's compiled code and its place in the run's folder; `pack` writes a bundle."""
 
-    def __init__(self, out: Path, place: ProcessRank, *, trust: bool) -> None:
+    def __init__(
+        self, out: Path, place: ProcessRank, *, trust: bool, pack: Callable[..., object] = pack
+    ) -> None:
+        self._pack = pack
         self._folder, self._trust = out / FOLDER / f"rank-{place.rank:05}", trust
         self._calls: list[str] = []
         """Names of what was compiled and is not packed yet."""
@@ -50,7 +54,7 @@ class CompiledCode:
         calls, self._calls = self._calls, []
         try:
             self._folder.parent.mkdir(exist_ok=True)
-            pack(self._folder, made_by="a training run", calls=calls)
+            self._pack(self._folder, made_by="a training run", calls=calls)
         except (TorchwrightError, OSError) as error:
             return f"what was compiled is not kept: {error}"
         return None

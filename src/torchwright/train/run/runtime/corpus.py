@@ -91,13 +91,19 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
     return corpus
 
 
-def wait_until_visible(sizes: Mapping[Path, int], seconds: float = VISIBLE_S) -> None:
-    """Wait until this process sees every file in the size that its writer saw. Raises `DataError` after `seconds`."""
+def wait_until_visible(
+    sizes: Mapping[Path, int], seconds: float = VISIBLE_S, *, rank: int | None = None
+) -> None:
+    """Wait until this process sees every file in the size that its writer saw.
+
+    Raises `DataError` after `seconds`, which names the process by its `rank`, by default the one in its group.
+    """
     ends = time.monotonic() + seconds
+    here = dist.get_rank() if rank is None else rank
     while missing := [path for path, size in sizes.items() if not _has_size(path, size)]:
         if time.monotonic() > ends:
             raise DataError(
-                f"process 0 wrote the token shard {missing[0]}, and process {dist.get_rank()} cannot see it",
+                f"process 0 wrote the token shard {missing[0]}, and process {here} cannot see it",
                 found=f"{len(missing)} of {len(sizes)} files are missing or shorter after {seconds:g} s",
                 next="put the run folder and the data on a file system that all machines share",
             )
