@@ -74,7 +74,7 @@ def main() -> None:
     for first in range(0, len(missing), BATCH):
         batch = missing[first : first + BATCH]
         known |= {
-            one.key: text for one, text in zip(batch, semantics.probe(batch, seconds=3600), strict=True)
+            one.key: text for one, text in zip(batch, semantics.probed(batch, seconds=3600), strict=True)
         }
         text = {"versions": semantics.versions(), "differences": dict(sorted(known.items()))}
         semantics.TABLE.write_text(json.dumps(text, indent=1) + "\n")

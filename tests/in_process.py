@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,9 @@ import pytest
 
 from torchwright.core.errors import TorchwrightError
 from torchwright.core.records import Interval
+from torchwright.hardware.devices import devices
+from torchwright.hardware.devices.base import Ceilings
+from torchwright.hardware.devices.cpu import CPU
 from torchwright.optimization.techniques.base import techniques
 from torchwright.optimization.trial.client import Context, TrialFailed
 from torchwright.optimization.trial.session import TrialSession
@@ -104,6 +108,12 @@ class InProcessRunner:
 
     def __exit__(self, *error: object) -> None:
         return None
+
+
+def measured_cpu(ceilings: Ceilings) -> AbstractContextManager[None]:
+    """Register a CPU of which these ceilings have been measured."""
+    methods = {"ceilings": lambda self, *, refresh=False: ceilings}
+    return devices.adding({"cpu": type("Measured", (CPU,), methods)})
 
 
 def own_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,6 +11,9 @@ from torchwright.core.errors import TechniqueFailed
 from torchwright.core.records import DeviceFacts, Interval, Step
 from torchwright.optimization.techniques.base import Phase, ServedGain, Technique
 from torchwright.optimization.techniques.shared.for_parts import ForParts
+
+Declare = Callable[..., None]
+"""Registers a technique with other declarations in its place: `declare(Half, tolerance=0.25)`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -506,9 +506,9 @@ def test_an_artifact_can_be_optimized_again(doubled: None, factory: str, tmp_pat
 
 
 def test_the_factory_of_a_strangers_artifact_does_not_run(
-    doubled: None, artifact_of_factory: Path, monkeypatch: pytest.MonkeyPatch
+    doubled: None, artifact_of_factory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("torchwright.optimization.artifact.folder._key", lambda: b"another user's")
+    own_cache(monkeypatch, tmp_path / "another user's")
     with pytest.raises(
         ArtifactError, match=r"names a factory to run \(shop:make\), and somebody else made it"
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 import torchwright as tw
 from folders import VOCABULARY, causal, save
-from in_process import own_cache, trials_in_process
+from in_process import measured_cpu, own_cache, trials_in_process
 from language_artifacts import NEW, PROMPT, fixed_artifact, native_artifact
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import DeviceFacts
@@ -40,11 +41,12 @@ NORMS = (2 * LAYERS + 1) * E
 
 
 @pytest.fixture(autouse=True)
-def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(decode_bench, "TURNS", (2, 2))
-    monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: CEILINGS)
-    monkeypatch.setattr("torchwright.optimization.api.VERIFY_ROUNDS", 2)
+    monkeypatch.setattr(api, "VERIFY_ROUNDS", 2)
     own_cache(monkeypatch, tmp_path_factory.getbasetemp() / "cache")
+    with measured_cpu(CEILINGS):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +110,10 @@ def test_without_the_options_it_is_the_model_as_it_is(folder: Path, monkeypatch:
     assert all(name in found for name in ASKED)
 
 
-def test_ceilings_of_a_busy_machine_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ceilings_of_a_busy_machine_are_pointed_out(folder: Path):
     busy = Ceilings(read_gb_per_s=30.0, tflops=CEILINGS.tflops, disturbed="machine busy (load 20 on 2 cores)")
-    monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: busy)
-    found = api.bench(str(folder), quantize="w8a8", prompt_tokens=4, new_tokens=2)
+    with measured_cpu(busy):
+        found = api.bench(str(folder), quantize="w8a8", prompt_tokens=4, new_tokens=2)
     assert "machine busy (load 20 on 2 cores)" in found["notices"][-1]
     assert found["bound_prefill"] is found["bound_decode"] is None
 

@@ -17,7 +17,6 @@ from torchwright.optimization.numpy import (
     NumpyReport,
     check,
     compile_numpy,
-    wrapper,
 )
 
 factor = 2.0
@@ -102,14 +101,14 @@ def test_recompile_storm_hands_back_to_numpy():
 
 
 @pytest.mark.usefixtures("without_kernels")
-def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(wrapper, "MAX_TEXTS", 1, raising=False)
+def test_a_label_is_checked_a_few_times_and_then_served():
     x = rng().random((20, 20))
 
     def labelled(x: np.ndarray, tag: str = "", sign: str = "+") -> np.ndarray:
         return np.exp(x) * (2.0 if sign == "+" else -2.0)
 
     compiled = compile_numpy(labelled, measure=False)
+    compiled.max_texts = 1
     for number in range(6):
         assert_same(compiled(x, tag=f"run-{number}"), np.exp(x) * 2.0)
     assert len(compiled.reports) == 2
@@ -120,9 +119,9 @@ def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("without_kernels")
-def test_calls_in_ever_new_ways_are_numpys_in_the_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(wrapper, "MAX_KINDS", 1, raising=False)
+def test_calls_in_ever_new_ways_are_numpys_in_the_end():
     compiled = compile_numpy(lambda arrays: np.exp(sum(arrays)), measure=False)
+    compiled.max_kinds = 1
     for length in range(1, 5):
         assert_same(compiled([np.ones(30)] * length), np.exp(np.full(30, float(length))))
     assert len(compiled.reports) == 1
@@ -264,9 +263,9 @@ def test_no_speed_up_is_claimed_from_a_single_run(monkeypatch, gain):
         return np.exp(x) * 2
 
     monkeypatch.setattr(check, "_time_served", lambda *_: 0.1 / gain)
-    monkeypatch.setattr(check, "FEWEST_ROUNDS", 10**6)  # more than compiling leaves time for
-    monkeypatch.setattr(check, "MAX_ROUNDS", 10**6)
     compiled = compile_numpy(slow, measure_seconds=0)
+    judge = compiled._check
+    judge.fewest_rounds = judge.most_rounds = 10**6  # more than compiling leaves time for
     compiled(np.ones(3))
     report = compiled.report
     assert (report.speedup, report.speedup_interval, report.rounds) == (None, None, 1)
@@ -285,9 +284,9 @@ def test_a_claimed_speed_up_has_at_least_three_rounds_and_an_interval():
 
 @pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.usefixtures("without_kernels")
-def test_a_long_check_prints_one_line(monkeypatch, capsys, shown):
-    monkeypatch.setattr(wrapper, "QUIET_SECONDS", 0.0)
+def test_a_long_check_prints_one_line(capsys, shown):
     compiled = compile_numpy(lambda x: np.exp(x) * 3, measure=False, progress=shown)
+    compiled.quiet_seconds = 0.0
     for _ in range(2):
         compiled(np.ones(3))
     lines = capsys.readouterr().err.splitlines()

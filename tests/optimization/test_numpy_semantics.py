@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ has_table = pytest.mark.skipif(not semantics.table(), reason="the table is of ot
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(semantics, "_cache_file", lambda: tmp_path / "numpy" / "cache.json")
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path))
     return tmp_path
 
 
@@ -43,61 +44,56 @@ def test_operations_that_agree_everywhere_are_in_the_table(name: str, dtype: str
 
 
 @has_table
-def test_the_table_needs_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(semantics, "probe")
-    assert list(map(bool, semantics.differences([FIX, EXP]).values())) == [True, False]
+def test_the_table_needs_no_probe() -> None:
+    found = semantics.differences([FIX, EXP], probe=lambda _: pytest.fail("it was probed"))
+    assert list(map(bool, found.values())) == [True, False]
 
 
-def test_of_other_versions_the_table_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(semantics, "versions", lambda: {"torch": "9.9", "numpy": "9.9", "machine": "none"})
-    assert semantics.table.__wrapped__() == {}
+def test_of_other_versions_the_table_says_nothing() -> None:
+    assert semantics.table_of({"torch": "9.9", "numpy": "9.9", "machine": "none"}) == {}
 
 
-def test_an_unknown_operation_is_probed_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_operation_is_probed_once_and_kept(cache: Path) -> None:
     asked: list[Operation] = []
 
     def answer(operations: list[Operation]) -> list[str]:
         asked.extend(operations)
         return ["differs"] * len(operations)
 
-    monkeypatch.setattr(semantics, "probe", answer)
     for _ in range(2):
-        assert semantics.differences([UNKNOWN, UNKNOWN]) == {UNKNOWN: "differs"}
+        assert semantics.differences([UNKNOWN, UNKNOWN], probe=answer) == {UNKNOWN: "differs"}
     assert asked == [UNKNOWN]
 
 
-def test_a_damaged_cache_is_probed_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(semantics, "probe", lambda operations: [""] * len(operations))
-    (cache / "numpy").mkdir()
-    (cache / "numpy" / "cache.json").write_text("{")
-    assert semantics.differences([UNKNOWN]) == {UNKNOWN: ""}
+def test_a_damaged_cache_is_probed_again(cache: Path) -> None:
+    probe = lambda operations: [""] * len(operations)
+    assert semantics.differences([UNKNOWN], probe=probe) == {UNKNOWN: ""}
+    (kept,) = (cache / "numpy").iterdir()
+    kept.write_text("{")
+    assert semantics.differences([UNKNOWN], probe=probe) == {UNKNOWN: ""}
+    assert json.loads(kept.read_text()) == {UNKNOWN.key: ""}
 
 
-def test_a_probe_that_ends_its_process_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_ends_its_process_is_found_by_halves() -> None:
     def run(_: list[str], *, input: str, **__: Any) -> Any:
         ended = "fix" in input
         return subprocess.CompletedProcess(
             [], -8 if ended else 0, '["", ""]' if "exp(a) +" in input else '[""]', ""
         )
 
-    monkeypatch.setattr(subprocess, "run", run)
-    found = semantics.probe([FIX, EXP, UNKNOWN])
+    found = semantics.probed([FIX, EXP, UNKNOWN], run=run)
     assert "ended with -8" in found[0]
     assert found[1:] == ["", ""]
 
 
-def test_the_operation_with_its_python_value_decides_where_the_general_one_differs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_operation_with_its_python_value_decides_where_the_general_one_differs() -> None:
     verdicts = {"general": "differs", "agrees": "", "special": "differs too"}
-    monkeypatch.setattr(
-        semantics, "differences", lambda operations: {one: verdicts[one.expression] for one in operations}
-    )
+    settle = lambda operations: {one: verdicts[one.expression] for one in operations}
     general, agrees, special = (Operation(name, ()) for name in verdicts)
-    assert semantics.first_difference([Step("f", general, agrees)]) == ""
-    assert semantics.first_difference([Step("f", agrees, special)]) == ""
-    assert "differs too" in semantics.first_difference([Step("f", general, special)])
-    assert "differs" in semantics.first_difference([Step("f", agrees), Step("f", general)])
+    assert semantics.first_difference([Step("f", general, agrees)], settle) == ""
+    assert semantics.first_difference([Step("f", agrees, special)], settle) == ""
+    assert "differs too" in semantics.first_difference([Step("f", general, special)], settle)
+    assert "differs" in semantics.first_difference([Step("f", agrees), Step("f", general)], settle)
 
 
 @pytest.mark.parametrize(

@@ -251,9 +251,9 @@ def test_strangers_code_is_left_aside_and_the_graphs_compiled_afresh(
 
 
 def test_without_a_compiler_foreign_code_runs_uncompiled_with_a_notice(
-    compiled: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("torchwright.optimization.artifact.folder._key", lambda: b"another user's")
+    own_cache(monkeypatch, tmp_path / "another user's")
     monkeypatch.setattr(
         "torchwright.hardware.measure.toolchain.compiler_fault", lambda device: "there is no C++ compiler"
     )

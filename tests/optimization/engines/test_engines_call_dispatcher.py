@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from engine_calls import FORMS, Calls, Picture, call_of, dispatcher_of, mlp
 from torchwright.core.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.optimization.engines.compiled.program import FreeSizes
-from torchwright.optimization.engines.dispatch import call_dispatcher as dispatcher_module
 from torchwright.optimization.engines.dispatch.call import parameters_of
 from torchwright.optimization.engines.dispatch.call_dispatcher import CallDispatcher
 from torchwright.optimization.engines.dispatch.spec import InputCapabilities
@@ -314,10 +313,10 @@ def test_constants_are_what_they_were_or_another_call():
             strict(x, odd)
 
 
-def test_many_kinds_of_calls_take_no_more_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatcher_module, "REMEMBERED", 8)
+def test_many_kinds_of_calls_take_no_more_memory():
     model = Calls(lambda x, n=0: x * 2)
     dispatcher = dispatcher_of(model, torch.ones(3), original=model)
+    dispatcher.remembered = 8
     with pytest.warns(SlowerCall) as said:  # noqa: PT031
         for number in range(30):
             same(dispatcher(torch.ones(3), number), torch.ones(3) * 2)
@@ -391,19 +390,19 @@ def test_the_call_that_was_quickest_for_so_many_rows_goes_before_the_others():
     assert (strict(torch.ones(9, 3)) == 1).all()
 
 
-def test_tensors_of_another_device_are_brought_to_the_general_call(monkeypatch: pytest.MonkeyPatch):
+def test_tensors_of_another_device_are_brought_to_the_general_call():
     """The call of other batch sizes goes operator by operator: mixed devices would fail in its first operator."""
     model, x = mlp(), torch.randn(4, 16)
     fixed, general = call_of(model, (x,)), call_of(model, (x,), free=FreeSizes(rows=(0,)))
-    takes = InputCapabilities(parameters=parameters_of(model.forward))
-    dispatcher = CallDispatcher([fixed], general=[general], takes=takes, device="meta")
     given: list[torch.Tensor] = []
 
     def run(tensors: list[torch.Tensor]) -> torch.Tensor:
         given.extend(tensors)
         return torch.zeros(3, 8)
 
-    monkeypatch.setattr(general, "run", run)
+    general.run = run
+    takes = InputCapabilities(parameters=parameters_of(model.forward))
+    dispatcher = CallDispatcher([fixed], general=[general], takes=takes, device="meta")
     with warnings.catch_warnings(action="ignore"):
         assert dispatcher(x[:3]).device.type == "cpu"
     assert [(tensor.device.type, tuple(tensor.shape)) for tensor in given] == [("meta", (3, 16))]

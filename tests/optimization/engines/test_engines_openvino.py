@@ -24,6 +24,7 @@ from torchwright.hardware.devices import get_device
 from torchwright.hardware.kernels.cpu.threads import torch_threads
 from torchwright.optimization.artifact import folder as artifact
 from torchwright.optimization.engines.apply import make_target
+from torchwright.optimization.engines.base import engines
 from torchwright.optimization.engines.converted import Infer
 from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.engines.openvino import OPTIONS, PRECISION, OpenVino, read_settings
@@ -238,27 +239,28 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
     """Of bfloat16 that loses more where sizes are free, they have float32, or else pieces of the example's size; and
     float32 where there is no time to judge it."""
     needs("openvino")
-    reader = OpenVino.reader.__func__
+    widen = OpenVino.widen_others if widened else lambda _: False
 
-    def lossier(cls: type[OpenVino], file: Path, spec: CallSpec) -> Callable[[int], Infer]:
-        start = reader(cls, file, spec)
-        if not spec.sizes or read_settings(file / OPTIONS, others=True)[PRECISION] == "f32":
-            return start
-        return lambda threads: lambda arrays: [1.2 * result for result in start(threads)(arrays)]
+    class Lossier(OpenVino):
+        widen_others = widen
+
+        @classmethod
+        def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
+            start = super().reader(file, spec)
+            if not spec.sizes or read_settings(file / OPTIONS, others=True)[PRECISION] == "f32":
+                return start
+            return lambda threads: lambda arrays: [1.2 * result for result in start(threads)(arrays)]
 
     monkeypatch.setattr("torchwright.optimization.proof.forms.DOUBTFUL", 0.0)
     monkeypatch.setattr("torchwright.optimization.proof.forms._room", lambda search: room)
-    monkeypatch.setattr(OpenVino, "reader", classmethod(lossier))
-    if not widened:
-        monkeypatch.setattr(OpenVino, "widen_others", lambda _: False)
-    path = made(tmp_path, mlp(), ["openvino:precision=bf16"])
+    with engines.adding({"openvino": Lossier}):
+        path = made(tmp_path, mlp(), ["openvino:precision=bf16"])
     recipe, manifest = artifact.open_artifact(path)
     assert [bool(call.sizes) for call in manifest.calls] == ([False, True] if widened else [False])
     how = "rounded less" if widened else "not answered by a call of their own"
     how = how if room > 0 else "no time was left to judge them, rounded less"
     (note,) = (note for note in recipe.notes if note.startswith("other sizes"))
     assert note.startswith(f"other sizes: {how}")
-    monkeypatch.setattr(OpenVino, "reader", classmethod(reader))
     model = tw.load(path, trust=True).model
     for rows, least, most in ((4, 1e-4, 2e-2), (9, 0.0, 1e-5) if widened else (9, 1e-4, 2e-2)):
         x = torch.randn(rows, 16)

@@ -14,7 +14,6 @@ from torchwright.core.quiet import import_openvino, openvino_core
 
 pytest.importorskip("openvino", reason="its graphs")
 
-from torchwright.optimization.engines.rewrites import openvino_rounding
 from torchwright.optimization.engines.rewrites.openvino_rounding import CONVOLUTIONS, round_weights
 
 PRODUCTS = (*CONVOLUTIONS, "MatMul")
@@ -111,11 +110,10 @@ class Twice(nn.Module):
         return self.layer(first.relu()) + first
 
 
-def test_what_is_used_twice_is_rounded_for_each_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_rounding, "AT_ONCE", 1)  # one layer in each pass
+def test_what_is_used_twice_is_rounded_for_each_use() -> None:
     x, module = torch.rand(4, 6, 9, 9), Twice()
     narrow = quantized(graph_of(module, x))
-    assert round_weights(narrow, [[x.numpy()]]) == 2
+    assert round_weights(narrow, [[x.numpy()]], at_once=1) == 2  # one layer in each pass
     first, second = map(torch.from_numpy, weights_of(narrow))
     convolution: Any = nn.functional.conv2d
 

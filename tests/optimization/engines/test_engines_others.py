@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -39,6 +40,11 @@ OTHERS = ("openvino", "onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
 
 
+def changed(name: str, **methods: Any) -> AbstractContextManager[None]:
+    """Register an engine with other methods in place of `name`."""
+    return engines.adding({name: type("Changed", (engines.get(name),), methods)})
+
+
 @pytest.mark.parametrize(
     ("step", "least", "most"),
     [
@@ -65,16 +71,13 @@ def test_an_artifact_answers_other_batches_without_its_model(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_strangers_graph_is_read_with_trust_alone(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strangers_graph_is_read_with_trust_alone(tmp_path: Path, name: str) -> None:
     needs(name)
     path = made(tmp_path, mlp(), [name])
     assert not artifact.is_own(path)
-    monkeypatch.setattr(engines.get(name), "_opened", lambda *_: pytest.fail("it was read"))
-    with pytest.raises(ArtifactError, match="not built by this user"):
+    unread = changed(name, _opened=lambda *_: pytest.fail("it was read"))
+    with unread, pytest.raises(ArtifactError, match="not built by this user"):
         tw.load(path)
-    monkeypatch.undo()
     assert tw.load(path, trust=True).how == engines.get(name).how
 
 
@@ -234,22 +237,21 @@ def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> 
 PRECISIONS = ("bf16", "int8", "f32", "int8,skip=0")
 
 
-def test_what_one_precision_converted_serves_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_precision_converted_serves_the_others(tmp_path: Path) -> None:
     needs("openvino")
     steps = [f"openvino:precision={precision}" for precision in PRECISIONS]
     assert len({conversion_of([parse_step(step)]) for step in steps}) == 1
     engine: Any = engines.get("openvino")
-    real, found = engine.convert, []
-    monkeypatch.setattr(engine, "convert", lambda *arguments: [found.append(1), real(*arguments)])
+    found: list[int] = []
+    convert = lambda *arguments: [found.append(1), engine.convert(*arguments)]
     files: dict[str, str] = {}
     for shared in (tmp_path / "shared", None):
         found.clear()
         for step in steps:
             folder = tmp_path / f"{step}-{shared is None}"
             folder.mkdir()
-            prepared([step], mlp(), INPUT, folder=folder, conversion=shared)
+            with changed("openvino", convert=convert):
+                prepared([step], mlp(), INPUT, folder=folder, conversion=shared)
             call = folder / "call-0"
             assert {file.name for file in call.iterdir()} == {"graph.xml", "graph.bin", "options.json"}
             text = "".join((call / name).read_text() for name in ("graph.xml", "options.json"))
@@ -266,17 +268,14 @@ def test_bench_takes_another_number_of_rows(tmp_path: Path, name: str) -> None:
     assert tw.bench(str(path), batch=3, trust=True)["batch"] == 3
 
 
-def test_a_conversion_that_answers_other_rows_wrongly_leaves_one_for_the_calls_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_answers_other_rows_wrongly_leaves_one_for_the_calls_own(tmp_path: Path) -> None:
     needs("openvino")
-    engine, shared = engines.get("openvino"), tmp_path / "shared"
-    monkeypatch.setattr(engine, "_checked", lambda *_: None)
-    for name in ("one", "two"):
+    shared, there = tmp_path / "shared", {"convert": lambda *_: pytest.fail("it was there")}
+    for name, methods in (("one", {}), ("two", there)):
         (tmp_path / name).mkdir()
-        calls = prepared(["openvino"], mlp(), INPUT, folder=tmp_path / name, conversion=shared).calls
+        with changed("openvino", _checked=lambda *_: None, **methods):
+            calls = prepared(["openvino"], mlp(), INPUT, folder=tmp_path / name, conversion=shared).calls
         assert [call.sizes for call in calls] == [{}]
-        monkeypatch.setattr(engine, "convert", lambda *_: pytest.fail("it was there"))
     texts = [(folder / "call-0" / "graph.xml").read_text() for folder in (tmp_path / "one", shared)]
     assert texts[0] == texts[1]
 

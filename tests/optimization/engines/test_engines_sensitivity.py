@@ -54,7 +54,6 @@ def test_layers_are_ranked_by_what_they_do_to_the_picture(
         replace_module(model, replacement, layer)
         assert error == pytest.approx(wanted, rel=1e-3, abs=1e-6), name
     target = make_target(workload, get_device("cpu").identify())
-    monkeypatch.setattr("torchwright.optimization.engines.sensitivity.LONGEST", -1.0)
-    by_own_output = rank_modules(target, [Step(name="int8_dynamic")])
+    by_own_output = rank_modules(target, [Step(name="int8_dynamic")], longest=-1.0)
     assert {each.name for each in by_own_output} == {each.name for each in ranking}
     assert not any(each.whole for each in by_own_output)

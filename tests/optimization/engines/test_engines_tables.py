@@ -15,8 +15,7 @@ from torchwright.optimization.engines.compiled.program import (
     read_programs,
     write_programs,
 )
-from torchwright.optimization.engines.rewrites import tables
-from torchwright.optimization.engines.rewrites.tables import KEPT
+from torchwright.optimization.engines.rewrites.tables import KEPT, keep_tables
 from torchwright.workloads.base import Case
 
 Forward = Callable[["Model", torch.Tensor], object]
@@ -156,8 +155,11 @@ def test_what_may_hold_something_else_is_made_at_every_call(forward: Forward) ->
     assert_the_same(model, program)
 
 
-def test_a_table_that_is_larger_than_an_artifact_should_keep_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LARGEST", 4 * 6 * 4)
-    model, program = exported(windows)
+def test_a_table_that_is_larger_than_an_artifact_should_keep_is_made() -> None:
+    model = Model(windows).eval()
+    program = torch.export.export(model, (torch.randn(4, 6),))
+    keep_tables(program, largest=4 * 6 * 4)
     assert kept(program) == []
     assert_the_same(model, program)
+    keep_tables(program)
+    assert kept(program) != []

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from torchwright.core.records import DeviceFacts
-from torchwright.optimization.profile import recording
 from torchwright.optimization.profile.recording import labelled, record
 from torchwright.optimization.profile.values import OperatorTime, Recording
 from torchwright.workloads.base import Case
@@ -21,15 +20,14 @@ from torchwright.workloads.base import Case
 MACHINE = DeviceFacts(kind="cpu", name="cpu", read_gb_per_s=10.0, tflops={"float32": 0.1, "bfloat16": 1.0})
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_CALLS", 2)
-
-
 def recorded(function: Callable[..., Any], *args: Any, repeat: int = 1, **options: Any) -> Recording:
     with torch.inference_mode():
         return record(
-            lambda case: function(*case.args), [Case("forward", args=args, repeat=repeat)], MACHINE, **options
+            lambda case: function(*case.args),
+            [Case("forward", args=args, repeat=repeat)],
+            MACHINE,
+            most_calls=2,
+            **options,
         )
 
 

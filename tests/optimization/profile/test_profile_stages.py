@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import torchwright as tw
-from in_process import InProcessTrial, trials_in_process
+from in_process import InProcessTrial, measured_cpu, own_cache, trials_in_process
 from small_artifacts import INPUT, mlp
 from torchwright.cli import main
 from torchwright.hardware.devices.base import Ceilings
@@ -51,17 +52,17 @@ def failing():
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     trials_in_process(monkeypatch, 2.0, cache=tmp_path / "cache")
     monkeypatch.setattr(profile_stages, "TrialProcess", InProcessTrial)
     monkeypatch.setattr(profile_stages, "KERNEL_NAMES", {})
     monkeypatch.setattr(recording, "MOST_CALLS", 2)
-    ceilings = Ceilings(read_gb_per_s=10.0, tflops={"float32": 0.1, "bfloat16": 1.0})
-    monkeypatch.setattr("torchwright.hardware.devices.cpu.CPU.ceilings", lambda self, refresh=False: ceilings)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "shop", raising=False)
     (tmp_path / "shop.py").write_text(CODE)
+    with measured_cpu(Ceilings(read_gb_per_s=10.0, tflops={"float32": 0.1, "bfloat16": 1.0})):
+        yield
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_an_artifact_is_profiled_beside_its_original(
 def test_a_strangers_factory_is_not_run(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchwright.optimization.artifact.folder.is_own", lambda path: False)
+    own_cache(monkeypatch, tmp_path / "another user's")
     found = profiled(capsys, str(artifact))
     original, loaded = found["stages"]
     assert "somebody else made it" in original["failed"]

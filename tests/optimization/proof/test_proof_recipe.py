@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from torchwright.core.records import CaseTime, Rate
 from torchwright.optimization.engines.dispatch.spec import CallSpec, Guard
 from torchwright.optimization.proof.recipe import _rates, domain_notes
@@ -36,7 +34,7 @@ def test_rates_are_those_of_the_calls_before_and_after() -> None:
     )
 
 
-def test_the_calls_that_guards_keep_from_the_engine_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_that_guards_keep_from_the_engine_are_noted() -> None:
     guards = (Guard(tensor=0, values="finite"), Guard(tensor=1, least=0, most=99))
     guarded, free = (
         CallSpec(name="call", structure={"tuple": []}, tensors=(), guards=said) for said in (guards, ())
@@ -49,7 +47,6 @@ def test_the_calls_that_guards_keep_from_the_engine_are_noted(monkeypatch: pytes
     assert domain_notes(manifest, []) == [said]
     assert not domain_notes({"engine": "jit", "calls": (free,)}, [])
     assert not domain_notes({"engine": "eager"}, [])
-    monkeypatch.setattr("torchwright.optimization.proof.recipe.check_seconds", lambda call: 2e-5)
     for seconds, cost in ((5e-4, "; checking for them takes 4.0% of a call"), (1.1e-3, "")):
-        found = domain_notes(manifest, [CaseTime(name="call", seconds=seconds)])
+        found = domain_notes(manifest, [CaseTime(name="call", seconds=seconds)], lambda call: 2e-5)
         assert found == [said + cost]

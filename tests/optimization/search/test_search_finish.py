@@ -13,6 +13,7 @@ from factories import make_recipe
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.errors import WorkloadError
 from torchwright.core.records import RELATIVE_ERROR, Budget, Step
+from torchwright.optimization.engines.base import ShippingForm
 from torchwright.optimization.proof import forms, verify_artifact
 from torchwright.optimization.proof.settle import ShippingAttempt, settle
 from torchwright.optimization.search.compare import FEWEST_ROUNDS, ROUNDS, turn_seconds
@@ -309,21 +310,21 @@ def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
     search = world.searching
     left: list[float] = []
 
-    def write(shipping: Any, name: str) -> None:
-        search.context.deadline = world.now + WRITE_SECONDS
-        world.now += WRITE_SECONDS - 3.0
-        shipping.made[name] = tmp_path, SimpleNamespace(manifest={})
+    class Slow(verify_artifact._Shipping):
+        def write(self, name: ShippingForm) -> None:
+            search.context.deadline = world.now + WRITE_SECONDS
+            world.now += WRITE_SECONDS - 3.0
+            contents: Any = SimpleNamespace(manifest={})
+            self.made[name] = tmp_path, contents
 
-    def loaded(shipping: Any, folder: Path) -> Any:
-        left.extend(deadline - world.now for deadline in (search.context.deadline, search.last_moment))
-        return SimpleNamespace(how="")
+        def _with_the_original(self, folder: Path) -> Any:
+            left.extend(deadline - world.now for deadline in (search.context.deadline, search.last_moment))
+            return SimpleNamespace(how="")
 
-    monkeypatch.setattr(verify_artifact._Shipping, "write", write)
-    monkeypatch.setattr(verify_artifact._Shipping, "_with_the_original", loaded)
     monkeypatch.setattr(verify_artifact.artifact, "finish", lambda *_: None)
     arguments: dict[str, Any] = {"search": search, "workload": None, "scratch": tmp_path}
     arguments["provisional"] = lambda outcome: None
-    verify_artifact._Shipping(**arguments).form("package").start()
+    Slow(**arguments).form("package").start()
     assert left == [WRITE_SECONDS, WRITE_SECONDS]
 
 
@@ -342,17 +343,21 @@ def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
     ("left", "took", "started"), [(8.0, 1.0, False), (1000.0, 995.0, False), (1000.0, 900.0, True)]
 )
 def test_another_process_is_measured_where_the_time_holds_what_the_last_one_took(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: float, took: float, started: bool
+    world: World, tmp_path: Path, left: float, took: float, started: bool
 ):
     """Of PixArt's 2.29x a second process and other rows were timed until none was left to judge it."""
     world.gain, world.called_as_is, world.budget = product(fuse=2.0), True, Budget(time_seconds=2000.0)
     world.search(step("fuse"))
     search = world.searching
     search.context.deadline = world.now + left
-    monkeypatch.setattr(verify_artifact._Shipping, "_with_the_original", lambda *_: "a process")
+
+    class Started(verify_artifact._Shipping):
+        def _with_the_original(self, folder: Path) -> Any:
+            return "a process"
+
     workload: Any = SimpleNamespace(called_as_is=lambda: True)
     arguments: dict[str, Any] = {"search": search, "workload": workload, "scratch": tmp_path}
-    shipping = verify_artifact._Shipping(**arguments, provisional=lambda outcome: None)  # pyright: ignore[reportArgumentType]
+    shipping = Started(**arguments, provisional=lambda outcome: None)  # pyright: ignore[reportArgumentType]
     shipping.made["package"] = tmp_path, SimpleNamespace()  # pyright: ignore[reportArgumentType]
     shipping.loading = world.now - took
     assert shipping.form("package").again() == ("a process" if started else None)
@@ -368,9 +373,9 @@ def test_other_rows_leave_the_time_to_judge_what_ships(
     search.context.deadline = world.now + left
     spec = SimpleNamespace(tensors=[SimpleNamespace(shape=(2, 8))])
     contents: Any = SimpleNamespace(manifest={"takes": SimpleNamespace(batched=(0,)), "calls": [spec]})
-    monkeypatch.setattr(verify_artifact, "_turns", lambda *_: ([2.0] * 9, [1.0] * 9))
     monkeypatch.setattr(type(candidate.process), "ask", lambda *_, **__: None)
-    found = verify_artifact._other_rows(search, candidate, contents)
+    turns = lambda *_: ([2.0] * 9, [1.0] * 9)
+    found = verify_artifact._other_rows(search, candidate, contents, turns)
     assert [each.rows for each in found] == timed
     assert (search.notes[-1:] == ["1 rows were not timed: the time budget was spent"]) == (not timed)
 
@@ -380,7 +385,6 @@ def test_other_rows_leave_the_time_to_judge_what_ships(
 )
 def test_the_originals_graphs_are_written_where_they_end_about_in_time(
     world: World,
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     export_seconds: float,
     late: float,
@@ -391,9 +395,9 @@ def test_the_originals_graphs_are_written_where_they_end_about_in_time(
     world.search(step("fold"))
     search, begun = world.searching, []
     world.now = search.end + late
-    monkeypatch.setattr(forms, "_write_forms", lambda *_, **__: begun.append(search.context.remaining()))
+    write = lambda *_, **__: begun.append(search.context.remaining())
     contents = forms.Contents(manifest={"self_contained": False})
-    forms._carry_graphs(tmp_path, tmp_path, search, contents, None)
+    forms._carry_graphs(tmp_path, tmp_path, search, contents, None, write)
     assert begun == ([21.0] if written else [])
     assert contents.manifest["self_contained"] == written
     assert len(contents.notes) == (not written)

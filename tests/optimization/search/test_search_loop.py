@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from search_techniques import Half
-from search_world import Process, World, fake_world, lossy, names, product, row, rows, step, tried
+from search_techniques import Declare, Fold, Half
+from search_world import World, fake_world, lossy, names, product, row, rows, step, tried
 from torchwright.core.errors import RefusedTechnique
 from torchwright.core.records import Budget, Step, to_json
-from torchwright.optimization.techniques.base import from_step
 
 
 @pytest.fixture
@@ -63,16 +62,14 @@ def test_one_stalled_turn_does_not_discard_a_gain(world: World):
     assert row(outcome, "fold").speedup.low == pytest.approx(2.0)
 
 
-def test_each_contestant_begins_as_many_rounds_as_the_others(world: World, monkeypatch):
+def test_each_contestant_begins_as_many_rounds_as_the_others(world: World):
     begun: list[frozenset[str]] = []
-    real = Process.time
 
-    def time(self: Process) -> dict[str, float]:
-        begun.append(self.names)
-        return real(self)
+    def later(names: frozenset[str], turn: int) -> float:
+        begun.append(names)
+        return 1.0
 
-    world.gain = product(half=2.0, fuse=2.0)
-    monkeypatch.setattr(Process, "time", time)
+    world.gain, world.later = product(half=2.0, fuse=2.0), later
     world.search(step("half"), step("fuse"))
     last = begun[-27:]
     assert [set(last[i : i + 3]) for i in range(0, 27, 3)] == [{*last[:3]}] * 9
@@ -88,8 +85,8 @@ def test_what_was_asked_for_by_name_is_dropped_for_being_slower_and_not_for_the_
     assert row(outcome, "fold").reason.startswith("asked for; ")
 
 
-def test_what_changes_the_whole_process_must_gain_more(world: World, monkeypatch):
-    monkeypatch.setattr(type(from_step(step("fold"))), "least_gain", 1.05)
+def test_what_changes_the_whole_process_must_gain_more(world: World, declare: Declare):
+    declare(Fold, least_gain=1.05)
     world.gain = product(fold=1.03, pool=1.03)
     outcome = world.search(step("fold"), step("pool"))
     assert rows(outcome) == {"fold": "dropped", "pool": "kept"}
@@ -129,9 +126,9 @@ def test_a_loss_that_no_rounding_explains_is_a_wrong_rewrite_to_report(world: Wo
 
 @pytest.mark.parametrize(("loss", "wrong"), [(0.05, False), (0.9, False), (2.6, True)])
 def test_what_declares_a_loss_is_not_suspected_for_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, loss: float, wrong: bool
+    world: World, declare: Declare, loss: float, wrong: bool
 ):
-    monkeypatch.setattr(Half, "tolerance", 0.25)
+    declare(Half, tolerance=0.25)
     world.drop = lossy(half=loss)
     assert row(world.search(step("half")), "half").wrong is wrong
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from search_techniques import Library, Quantize
+from search_techniques import Declare, Library, Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.records import RELATIVE_ERROR, Budget, Quality, Step
 from torchwright.optimization.search import attempt
@@ -128,10 +128,10 @@ def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
 
 @pytest.mark.parametrize(("between", "left_alone"), [(False, [0, 1]), (True, [0])])
 def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
-    world: World, errors_add: None, monkeypatch: pytest.MonkeyPatch, between: bool, left_alone: list[int]
+    world: World, errors_add: None, declare: Declare, between: bool, left_alone: list[int]
 ):
     """Of the 2% that were lost 1.2% are the layers', and what no layer does loses 1.6% by itself."""
-    monkeypatch.setattr(Quantize, "rounds_between", between)
+    declare(Quantize, rounds_between=between)
     world.metric = RELATIVE_ERROR
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = [(f"layer{index}", 0.012 if index == 0 else 0.001) for index in range(10)]
@@ -191,9 +191,9 @@ def test_layers_that_cannot_be_ranked_are_a_note(world: World):
 
 
 @pytest.fixture
-def compiling(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def compiling(world: World, declare: Declare) -> World:
     """A compiler that takes its time, and a technique that may lose more than the budget."""
-    monkeypatch.setattr(Quantize, "tolerance", 0.1)
+    declare(Quantize, tolerance=0.1)
     world.cost = {"fuse": 20.0}
     world.gain = product(fuse=1.5, quantize=2.0)
     return world
@@ -233,12 +233,12 @@ def test_a_little_too_much_is_judged_as_it_would_be_shipped(compiling: World):
 
 
 @pytest.mark.parametrize("why", ["the compiler is quick", "it loses nothing by its nature", "a look is slow"])
-def test_what_would_not_pay_is_not_looked_at(compiling: World, monkeypatch: pytest.MonkeyPatch, why: str):
+def test_what_would_not_pay_is_not_looked_at(compiling: World, declare: Declare, why: str):
     compiling.drop = lossy(quantize=0.05)
     if why == "the compiler is quick":
         compiling.cost = {}
     elif why == "it loses nothing by its nature":
-        monkeypatch.setattr(Quantize, "tolerance", 0.01)
+        declare(Quantize, tolerance=0.01)
     else:
         compiling.cost["quantize"] = 40.0
     outcome = compiling.search(step("fuse"), step("quantize"))
@@ -247,10 +247,9 @@ def test_what_would_not_pay_is_not_looked_at(compiling: World, monkeypatch: pyte
 
 
 @pytest.fixture
-def converting(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def converting(world: World, declare: Declare) -> World:
     """A library whose conversion takes its time, and whose loss eager code shows."""
-    monkeypatch.setattr(Library, "tolerance", 0.1)
-    monkeypatch.setattr(Library, "emulates", True)
+    declare(Library, tolerance=0.1, emulates=True)
     world.converting, world.export_seconds = 20.0, 2.0
     world.gain = product(library=4.0, fold=1.5)
     return world

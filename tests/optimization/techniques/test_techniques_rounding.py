@@ -105,12 +105,11 @@ def test_a_depthwise_convolution_loses_a_fraction_where_its_inputs_go_together()
         assert spread(wide(layer, rounded)) < 0.4 * spread(integers * scale.view(-1, 1, 1, 1))
 
 
-def test_one_scale_is_as_good_as_most_of_all_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_scale_is_as_good_as_most_of_all_roundings() -> None:
     """Beside every way to round each of seven weights up or down, without other scales."""
-    monkeypatch.setattr(rounding, "SCALES", 1)
     weight_GNK, moments = torch.randn(1, 5, 7), Moments()
     moments.add((torch.randn(1, 4000, 3) @ torch.randn(3, 7)) + 0.2 * torch.randn(1, 4000, 7))
-    integers, scale = round_by(weight_GNK, moments)
+    integers, scale = round_by(weight_GNK, moments, scales=1)
     covariance = moments.covariance_GKK
     assert covariance is not None
     for row in range(5):
@@ -133,13 +132,12 @@ def test_seven_bits_stay_in_seven_bits() -> None:
     assert scale.shape == (2, 3)
 
 
-def test_many_weights_and_few_rows_are_rounded_to_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "LARGEST", 8)
-    layer = nn.Linear(9, 4)
-    rounded, (integers, scale) = calibrated(layer, [torch.rand(50, 9)]), quantize_weight(layer.weight)
+def test_many_weights_and_few_rows_are_rounded_to_the_nearest() -> None:
+    layer = nn.Linear(rounding.LARGEST + 1, 4)
+    calls = [torch.rand(500, rounding.LARGEST + 1)]
+    rounded, (integers, scale) = calibrated(layer, calls), quantize_weight(layer.weight)
     assert torch.equal(rounded.integers, integers)
     assert torch.equal(rounded.scale, scale)
-    monkeypatch.undo()
     layer = nn.Linear(300, 4)  # a single row says nothing of what goes together
     rounded, (integers, _) = calibrated(layer, [torch.rand(1, 300)]), quantize_weight(layer.weight)
     assert torch.equal(rounded.integers, integers)

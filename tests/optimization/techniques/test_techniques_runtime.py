@@ -205,15 +205,15 @@ print(resident() - before)
         ],
     )
     def test_huge_pages_where_the_kernel_gives_them_if_asked(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, reason: str | None
+        self, tmp_path: Path, said: str | None, reason: str | None
     ) -> None:
         setting = tmp_path / "enabled"
         if said is not None:
             setting.write_text(said)
-        monkeypatch.setattr(malloc, "KERNEL_SETTING", setting)
-        monkeypatch.setattr("sys.platform", "linux")
-        found = Allocator(kind="huge_pages").refuse(make(nn.Linear(4, 4), torch.randn(1, 4)))
+        found = malloc.huge_pages_fault(setting)
         assert found is None if reason is None else reason in (found or "")
+        refused = Allocator(kind="huge_pages").refuse(make(nn.Linear(4, 4), torch.randn(1, 4)))
+        assert refused == malloc.huge_pages_fault()
 
     @pytest.mark.slow
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="transparent huge pages are Linux's")

@@ -118,14 +118,11 @@ class Numbered(ModuleWorkload):
 
 @pytest.mark.parametrize("unseen", [False, True])
 @pytest.mark.parametrize("kept", [True, False])
-def test_more_of_the_data_go_on_from_the_sample(
-    kept: bool, unseen: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not kept:
-        monkeypatch.setattr("torchwright.optimization.trial.session.KEPT_BYTES", 0)
+def test_more_of_the_data_go_on_from_the_sample(kept: bool, unseen: bool) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 4)
     session = session_of(model)
+    session.kept_bytes = session.kept_bytes if kept else 0
     session.workload = workload = Numbered(model, torch.arange(6.0).view(2, 3))
     workload.ran = []
     first = session.observe(unseen=unseen)

@@ -80,18 +80,18 @@ def retain_fault() -> str | None:
     return None
 
 
-def huge_pages_fault() -> str | None:
-    """Why asking for huge pages cannot work or changes nothing here, or None."""
+def huge_pages_fault(setting: Path = KERNEL_SETTING) -> str | None:
+    """Why asking for huge pages cannot work or changes nothing here, or None; `setting` is the kernel's file."""
     if not sys.platform.startswith("linux"):
         return f"transparent huge pages are Linux's; this is {sys.platform}"
     try:
-        said = KERNEL_SETTING.read_text(encoding="utf-8")
+        said = setting.read_text(encoding="utf-8")
     except OSError as error:
-        return f"this kernel has no transparent huge pages ({KERNEL_SETTING}: {error.strerror})"
+        return f"this kernel has no transparent huge pages ({setting}: {error.strerror})"
     if "[never]" in said:
-        return f"the kernel gives none: {KERNEL_SETTING} says never; as root: echo madvise > {KERNEL_SETTING}"
+        return f"the kernel gives none: {setting} says never; as root: echo madvise > {setting}"
     if "[always]" in said:
-        return f"the kernel gives huge pages unasked: {KERNEL_SETTING} says always"
+        return f"the kernel gives huge pages unasked: {setting} says always"
     return None
 
 

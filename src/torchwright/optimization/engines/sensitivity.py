@@ -26,11 +26,11 @@ FEWEST_GROUPS, GROUPED_SECONDS = 4, 8.0
 """Groups of modules whose effect is measured at once to begin with, and about how long all measurements may take."""
 
 
-def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
+def rank_modules(target: Target, steps: Sequence[Step], longest: float = LONGEST) -> list[Ranked]:
     """Return the error from each module that the last of `steps` would change, in the order to leave them alone.
 
     Earlier steps are those without which it has nothing to change. If the workload gives a `glance`, the error is the
-    glance's, with this module alone changed. Otherwise, or if time runs out, it is the error
+    glance's, with this module alone changed. Otherwise, or after `longest` seconds, it is the error
     of the module's output, on the inputs that the unchanged model gives it. The metric judges how errors add up
     through the network; this function only orders the retreat. If the technique's `errors_add`, it is the module's
     share of the whole model's error, measured by groups of neighbours with equal shares; the order counts time, too.
@@ -47,7 +47,7 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
         own = _own_errors(target, technique) if alone else {}
         if technique.errors_add and not own:
             return _ranked(_parts(target, technique), whole=True)
-        effects = _effects(target, technique, list(own))
+        effects = _effects(target, technique, list(own), longest)
     rest = {name: error for name, error in own.items() if name not in effects}
     return _ranked(effects, whole=True) + _ranked(rest, whole=False)
 
@@ -195,7 +195,7 @@ def _instead(
     return stand_in(layer_input(args, kwargs)).to(output.dtype)
 
 
-def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
+def _effects(target: Target, technique: Technique, names: list[str], longest: float) -> dict[str, float]:
     """Return each module's own effect on the workload's glance, worst first; empty without a glance."""
     model, begun = target.model, time.monotonic()
 
@@ -209,7 +209,7 @@ def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str
         stand_in = technique.stand_in(model.get_submodule(name))
         if stand_in is None:
             continue
-        if time.monotonic() - begun > LONGEST:
+        if time.monotonic() - begun > longest:
             break
         with _standing_in(model, {name: stand_in}):
             seen = glance()

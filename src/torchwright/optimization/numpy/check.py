@@ -26,9 +26,6 @@ CALL_FLOOR_SECONDS = 15e-6
 """The least cost of a compiled call (guards, conversion, dispatch). Faster functions are left alone."""
 CHEAP_CALL_SECONDS = 0.05
 """Calls up to this long are repeated before anything is compiled for them, which takes seconds."""
-MAX_ROUNDS = 21
-FEWEST_ROUNDS = 3
-"""Fewer have no interval to speak of."""
 EDGE_VALUES = {
     "with NaN, infinity and integer zeros": ((np.nan, np.inf, -np.inf), (0,)),
     "with zeros, halves and negative values": ((0.0, -0.0, -1.5, 0.5, -0.5, 2.5, -0.7), (-1, -2)),
@@ -53,6 +50,10 @@ class CheckedProgram:
 
 class Check:
     """Judges calls of one function; its programs are kept and shared by calls of one signature."""
+
+    fewest_rounds: int = 3
+    """Fewer have no interval to speak of."""
+    most_rounds: int = 21
 
     def __init__(
         self, original: Callable[..., Any], traced: Callable[..., Any], name: str, options: Options
@@ -203,7 +204,7 @@ class Check:
             self._options.measure_seconds, base.compile_seconds
         )  # three rounds may take what compiling took
         fitting = int(self._options.measure_seconds / (seconds + sum(once)))
-        wanted = min(max(fitting, FEWEST_ROUNDS), MAX_ROUNDS)
+        wanted = min(max(fitting, self.fewest_rounds), self.most_rounds)
         if wanted * (seconds + sum(once)) > room:
             return self._judge_single_run(base, programs, seconds, once)
         rounds = self._take_rounds(call, programs, wanted)
@@ -230,7 +231,7 @@ class Check:
         """Decide on the only run of each where rounds would take too long; nothing is claimed of the speed."""
         best = once.index(min(once))
         report = replace(_with_times(base, programs, seconds, once), rounds=1)
-        none = f"no speed-up is claimed: {FEWEST_ROUNDS} rounds do not fit into measure_seconds"
+        none = f"no speed-up is claimed: {self.fewest_rounds} rounds do not fit into measure_seconds"
         if seconds / once[best] < FEWEST_GAIN:
             reason = f"agrees with NumPy, but was not twice as fast in the only run of each; {none}"
             return replace(report, reason=reason), None

@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from torchwright.core.process.files import replacing
 from torchwright.optimization.numpy.operations import Operation, Step
 
 TABLE = Path(__file__).with_name("semantics.json")
+Settle = Callable[[Iterable[Operation]], dict[Operation, str]]
 PROBE_SECONDS = 300.0
 """The most that one probe may take: a few operations are compiled in 10 to 30 seconds."""
 
@@ -38,11 +39,15 @@ def versions() -> dict[str, str]:
     return {"torch": torch_release, "numpy": numpy_release, "machine": platform.machine()}
 
 
-def first_difference(steps: list[Step]) -> str:
-    """The first step that torch computes otherwise than NumPy, in words; empty where all agree on all probe values."""
-    settled = differences(step.general for step in steps if step.general)
+def first_difference(steps: list[Step], settle: Settle | None = None) -> str:
+    """The first step that torch computes otherwise than NumPy, in words; empty where all agree on all probe values.
+
+    `settle` returns the verdicts of operations, by default `differences`.
+    """
+    settle = settle or differences
+    settled = settle(step.general for step in steps if step.general)
     left = [step for step in steps if step.general and settled[step.general] and step.special]
-    settled |= differences(step.special for step in left if step.special)
+    settled |= settle(step.special for step in left if step.special)
     for step in steps:
         decisive = step.special if step in left else step.general
         if decisive and settled[decisive]:
@@ -50,13 +55,18 @@ def first_difference(steps: list[Step]) -> str:
     return ""
 
 
-def differences(operations: Iterable[Operation]) -> dict[Operation, str]:
-    """A text per operation: where torch differs from NumPy, empty where it agrees on every probe value."""
+def differences(
+    operations: Iterable[Operation], probe: Callable[[list[Operation]], list[str]] | None = None
+) -> dict[Operation, str]:
+    """A text per operation: where torch differs from NumPy, empty where it agrees on every probe value.
+
+    `probe` answers for operations that neither the table nor the cache has.
+    """
     wanted = list(dict.fromkeys(operations))
     known = table() | _cached()
     unknown = [operation for operation in wanted if operation.key not in known]
     if unknown:
-        found = {one.key: text for one, text in zip(unknown, probe(unknown), strict=True)}
+        found = {one.key: text for one, text in zip(unknown, (probe or probed)(unknown), strict=True)}
         known |= found
         _keep(found)
     return {operation: known[operation.key] for operation in wanted}
@@ -64,16 +74,28 @@ def differences(operations: Iterable[Operation]) -> dict[Operation, str]:
 
 @functools.cache
 def table() -> dict[str, str]:
-    """The verdicts that come with this package; none for other versions."""
+    """Return the verdicts that come with this package for the versions that run here."""
+    return table_of(versions())
+
+
+def table_of(versions: dict[str, str]) -> dict[str, str]:
+    """Return the verdicts that come with this package; none for other versions than the table's."""
     data = json.loads(TABLE.read_text(encoding="utf-8"))
-    return data["differences"] if data["versions"] == versions() else {}
+    return data["differences"] if data["versions"] == versions else {}
 
 
-def probe(operations: list[Operation], seconds: float = PROBE_SECONDS) -> list[str]:
-    """Probe in a process of its own, which an operation may end (a division that traps); halves find which one."""
+def probed(
+    operations: list[Operation],
+    seconds: float = PROBE_SECONDS,
+    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+) -> list[str]:
+    """Probe in a process of its own, which an operation may end (a division that traps); halves find which one.
+
+    `run` starts the process, as `subprocess.run` does.
+    """
     request = json.dumps([[operation.expression, operation.dtypes] for operation in operations])
     try:
-        answer = subprocess.run(
+        answer = run(
             [sys.executable, "-m", "torchwright.optimization.numpy.probe"],
             input=request,
             capture_output=True,
@@ -89,14 +111,18 @@ def probe(operations: list[Operation], seconds: float = PROBE_SECONDS) -> list[s
         last = answer.stderr.strip().splitlines()[-1:]
         return [f"the probe ended with {answer.returncode}: {''.join(last)}"]
     middle = len(operations) // 2
-    return probe(operations[:middle], seconds) + probe(operations[middle:], seconds)
+    return probed(operations[:middle], seconds, run) + probed(operations[middle:], seconds, run)
+
+
+def _cache_file() -> Path:
+    return cache_folder() / "numpy" / _cache_name()
 
 
 @functools.cache
-def _cache_file() -> Path:
-    """The verdicts of these versions, by this probe and its values."""
+def _cache_name() -> str:
+    """Return the name of the file with the verdicts of these versions, by this probe and its values."""
     sources = "".join(file_digest(TABLE.with_name(name))[:8] for name in ("probe.py", "domain.py"))
-    return cache_folder() / "numpy" / f"{'-'.join(versions().values())}-{sources}.json"
+    return f"{'-'.join(versions().values())}-{sources}.json"
 
 
 def _cached() -> dict[str, str]:

@@ -28,14 +28,6 @@ MAX_RECHECKS = 6
 """Guard misses per key before it is called a recompile storm; below Dynamo's own limit of 8, where it goes
 silently to eager."""
 
-MAX_TEXTS = 4
-"""Calls that differ in a text alone are kinds of their own up to here (a mode); beyond, the text may be any (a label):
-code that reads it is guarded by its value, and so checked anew."""
-MAX_KINDS = 64
-"""Kinds of calls that are judged; who calls in ever new ways would wait for a check each time."""
-QUIET_SECONDS = 2.0
-"""A check that ends sooner says nothing: most people wait that long without asking why."""
-
 
 @dataclass(slots=True)
 class _Decision:
@@ -51,6 +43,14 @@ class CompiledNumpy:
 
     Call it as the function it wraps. ``report`` tells what the last check found, ``reports`` tell all.
     """
+
+    max_texts: int = 4
+    """Calls that differ in a text alone are kinds of their own up to here (a mode); beyond, the text may be any (a
+    label): code that reads it is guarded by its value, and so checked anew."""
+    max_kinds: int = 64
+    """Kinds of calls that are judged; who calls in ever new ways would wait for a check each time."""
+    quiet_seconds: float = 2.0
+    """A check that ends sooner says nothing: most people wait that long without asking why."""
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         self.__name__ = type(fn).__name__
@@ -106,13 +106,15 @@ class CompiledNumpy:
         decision = self._decisions.get(call.key)
         if decision is None:
             with self._lock:
-                if self._texts[call.key_of_any_text] >= MAX_TEXTS:
+                if self._texts[call.key_of_any_text] >= self.max_texts:
                     call.key = call.key_of_any_text
                 decision = self._decisions.get(call.key)
-                if decision is None and len(self._decisions) < MAX_KINDS:
+                if decision is None and len(self._decisions) < self.max_kinds:
                     return self._first_call(call)
             if decision is None:
-                reason = f"it is called in more than {MAX_KINDS} ways: lengths, names, texts, dtypes or sizes"
+                reason = (
+                    f"it is called in more than {self.max_kinds} ways: lengths, names, texts, dtypes or sizes"
+                )
                 return self._refused(call.args, call.kwargs, reason)
         if decision.program is None or numpy_errors_are_trapped():
             return self._original(*call.args, **call.kwargs)
@@ -125,12 +127,16 @@ class CompiledNumpy:
     def _first_call(self, call: ArrayCall) -> Any:
         original = run_original(self._original, call)
         if not numpy_errors_are_trapped():  # compiled code raises none: judge on a call without traps
-            with announced(f"{self.__name__}{call.pretty()}", shown=self.options.progress):
+            with self._announced(call):
                 self._report, program = self._check.judge(call, original)
             self._decisions[call.key] = _Decision(self._report, program)
             if call.key != call.key_of_any_text:
                 self._texts[call.key_of_any_text] += 1
         return original.result
+
+    def _announced(self, call: ArrayCall) -> contextlib.AbstractContextManager[None]:
+        shown = self.options.progress
+        return announced(f"{self.__name__}{call.pretty()}", shown=shown, seconds=self.quiet_seconds)
 
     def _after_failure(self, decision: _Decision, call: ArrayCall, error: Exception) -> Any:
         """A served call raised. Nothing was written, so NumPy can be asked; users see its errors."""
@@ -152,7 +158,7 @@ class CompiledNumpy:
                 " pass scalars as 0-d arrays, or try dynamic=True"
             )
         if refusal is None:
-            with announced(f"{self.__name__}{call.pretty()}", shown=self.options.progress):
+            with self._announced(call):
                 refusal = self._check.verify(call, original.result, program).refusal
         if refusal is not None:
             self._demote(decision, refusal)
@@ -217,14 +223,16 @@ def _caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
 
 
 @contextlib.contextmanager
-def announced(what: str, *, shown: bool) -> Iterator[None]:
-    """Print one line to stderr if the block takes longer than QUIET_SECONDS."""
+def announced(what: str, *, shown: bool, seconds: float) -> Iterator[None]:
+    """Print one line to stderr if the block takes longer than `seconds`."""
 
     def say() -> None:
-        line = f"compile_numpy: compiling {what}, longer than {QUIET_SECONDS:g} s so far (progress=False hides this)"
+        line = (
+            f"compile_numpy: compiling {what}, longer than {seconds:g} s so far (progress=False hides this)"
+        )
         print(line, file=sys.stderr, flush=True)
 
-    timer = threading.Timer(QUIET_SECONDS, say)
+    timer = threading.Timer(seconds, say)
     timer.daemon = True
     if shown:
         timer.start()

@@ -23,9 +23,17 @@ FEWEST_CALLS, MOST_CALLS = 2, 20
 
 
 def record(
-    run: Run, cases: Sequence[Case], device: DeviceFacts, *, named: bool = False, trace: Path | None = None
+    run: Run,
+    cases: Sequence[Case],
+    device: DeviceFacts,
+    *,
+    named: bool = False,
+    trace: Path | None = None,
+    most_calls: int | None = None,
 ) -> Recording:
-    """Make each of `cases` several times under the profiler. They were made before, so that nothing compiles now.
+    """Make each of `cases` up to `most_calls` times under the profiler.
+
+    They were made before, so that nothing compiles now.
 
     `named` says that kernels were compiled with their names: what compiled code spends outside of them is idle then,
     and not kernels that nobody can tell apart. `trace` is where the profiler's own file goes.
@@ -33,7 +41,7 @@ def record(
     with torch.inference_mode():
         unrecorded = {case.name: _seconds(run, case) for case in cases}
         numbers = {
-            name: max(FEWEST_CALLS, min(MOST_CALLS, int(RECORD_SECONDS / seconds)))
+            name: max(FEWEST_CALLS, min(most_calls or MOST_CALLS, int(RECORD_SECONDS / seconds)))
             for name, seconds in unrecorded.items()
         }
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as profiler:

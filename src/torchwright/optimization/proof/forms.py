@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,11 +99,17 @@ def write_contents(
 
 
 def _carry_graphs(
-    folder: Path, scratch: Path, search: Search, contents: Contents, graphs: tuple[Path, Contents] | None
+    folder: Path,
+    scratch: Path,
+    search: Search,
+    contents: Contents,
+    graphs: tuple[Path, Contents] | None,
+    write: Callable[..., None] | None = None,
 ) -> None:
     """Add the exported graphs to a recipe for the caller's module: the artifact then answers without the module.
 
-    `graphs` were written before. A model that torch.export does not take is noted.
+    `graphs` were written before, or `write` writes them, by default `_write_forms`. A model that torch.export does not
+    take is noted.
     """
     if graphs is not None:
         written, earlier = graphs
@@ -114,7 +120,7 @@ def _carry_graphs(
         try:
             if not search.best.steps:
                 _bound_graphs(search)
-            _write_forms(folder, scratch, search, contents, compiled=False)
+            (write or _write_forms)(folder, scratch, search, contents, compiled=False)
         except (RefusedTechnique, TrialFailed) as failure:
             contents.notes.append(f"no graph of the model is in the artifact: {failure.reason}")
             return

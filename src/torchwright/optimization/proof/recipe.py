@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from torchwright.core.records import (
 from torchwright.hardware.measure.roofline import Work, point
 from torchwright.optimization.engines.apply import reshaped
 from torchwright.optimization.engines.dispatch.guards import check_seconds, in_words
+from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.search.components import HIDDEN
 from torchwright.optimization.search.state import Outcome
 from torchwright.optimization.techniques.base import from_step
@@ -73,10 +74,14 @@ def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
     ]
 
 
-def domain_notes(manifest: Mapping[str, Any], measured: Sequence[CaseTime]) -> list[str]:
+def domain_notes(
+    manifest: Mapping[str, Any],
+    measured: Sequence[CaseTime],
+    check_seconds: Callable[[CallSpec], float] = check_seconds,
+) -> list[str]:
     """Report the calls that the guards of the kept engine leave to PyTorch's own operators, and what guards cost.
 
-    `measured` are the workload's calls on that engine.
+    `measured` are the workload's calls on that engine; `check_seconds` measures the guards of one.
     """
     calls = manifest.get("calls", ())
     said = in_words([guard for call in calls for guard in call.guards])

@@ -43,6 +43,8 @@ from torchwright.report.pictures import PictureRow
 from torchwright.workloads.base import Workload
 
 Provisional = Callable[[Outcome], Recipe]
+Turns = Callable[[Search, Candidate, Candidate, float], tuple[list[float], list[float]]]
+"""Seconds of two processes that are timed in turn for about so many seconds."""
 
 
 @dataclass(kw_only=True)
@@ -276,7 +278,9 @@ def _fresh_original(search: Search) -> None:
     old.close()
 
 
-def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tuple[RowsTime, ...]:
+def _other_rows(
+    search: Search, candidate: Candidate, contents: Contents, turns: Turns | None = None
+) -> tuple[RowsTime, ...]:
     """The speed-up at one row, half of the example's and twice as many, in the same two processes."""
     takes = contents.manifest.get("takes")
     if takes is None or not takes.batched or len(search.baseline.prepared.repeats) != 1:
@@ -288,15 +292,15 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
         return ()
     found = []
     for rows in sorted({1, example // 2, 2 * example} - {0, example}):
-        turns = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(candidate)) * rows / example
+        needed = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(candidate)) * rows / example
         # The judgement comes after: without it nothing ships.
-        if _is_late(search, f"{rows} rows were", turns + search.settle_seconds):
+        if _is_late(search, f"{rows} rows were", needed + search.settle_seconds):
             break
         try:
             original = candidate.original or search.baseline
             for contender in (original, candidate):
                 contender.process.ask("resize", batched=takes.batched, rows=rows)
-            before, after = _turns(search, original, candidate, limit_seconds(search) / 2)
+            before, after = (turns or _turns)(search, original, candidate, limit_seconds(search) / 2)
         except (TrialFailed, TorchwrightError) as failure:
             search.notes.append(f"{rows} rows were not timed ({failure})")
             break

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from torchwright.optimization.trial.timed import TimedCalls
 
 
-KEPT_BYTES = 64 * 2**20
-"""Observations that a process keeps, for more of the data to be added; it runs the sample again for larger ones."""
-
-
 def joined(first: Any, more: Any) -> Any:
     """Return the observations on two samples as those on both: rows after rows, batches after batches."""
     if isinstance(first, dict):
@@ -50,6 +46,8 @@ class TrialSession:
     """One trial's state; every public method is a request."""
 
     calls: TimedCalls
+    kept_bytes: int = 64 * 2**20
+    """Largest observations that are kept, for more of the data to be added; of larger ones the sample runs again."""
 
     def __init__(self) -> None:
         self.target: Any = None
@@ -356,7 +354,7 @@ class TrialSession:
             found = workload.observe(run, self._dtype())
         if first is not None:
             return joined(first, found)
-        if not (varied or further) and _bytes(found) <= KEPT_BYTES:
+        if not (varied or further) and _bytes(found) <= self.kept_bytes:
             self._observed[unseen] = self.run, found
         return found
 

@@ -47,8 +47,6 @@ OutputLayout = tuple[Any, Any, torch.dtype]
 """Shape, strides and type of a tensor."""
 CallPath = Callable[[list[torch.Tensor]], Any]
 """Takes a call's tensors in the caller's order."""
-REMEMBERED = 1024
-"""Signatures whose path is cached."""
 
 
 class CompiledCall(Protocol):
@@ -65,6 +63,9 @@ class CompiledCall(Protocol):
 
 class CallDispatcher:
     """Answers calls of the original's form by compiled ones."""
+
+    remembered: int = 1024
+    """Signatures whose path is cached."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class CallDispatcher:
             return self._run_unusual(args, kwargs)
         if known is None:
             path = self._find_path(args, kwargs, tensors)
-            if len(self._known) >= REMEMBERED:
+            if len(self._known) >= self.remembered:
                 self._known.clear()
             known = self._known[looks] = path, self._call_guard(path, args, kwargs, tensors)
         path, recent = known

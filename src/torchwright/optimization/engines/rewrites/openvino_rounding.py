@@ -76,11 +76,11 @@ class Layer:
         self.op.input(1).replace_source_output(narrow.output(0))
 
 
-def round_weights(quantized: Any, calls: Sequence[Sequence[Any]]) -> int:
+def round_weights(quantized: Any, calls: Sequence[Sequence[Any]], at_once: int = AT_ONCE) -> int:
     """Round the weights of `quantized` again in place, and correct its biases; return the number of changed layers.
 
     `calls` are the calibration calls, a list of arrays each. Layers' inputs are those of the graph without its fake
-    quantization; a layer whose inputs hold NaN or infinity is left alone.
+    quantization; a layer whose inputs hold NaN or infinity is left alone. One pass reads `at_once` bytes of inputs.
     """
     quantized.validate_nodes_and_infer_types()
     layers = {op.get_friendly_name(): layer for op in quantized.get_ordered_ops() if (layer := _layer(op))}
@@ -88,7 +88,7 @@ def round_weights(quantized: Any, calls: Sequence[Sequence[Any]]) -> int:
         return 0
     wide = _without_fake_quantization(quantized)
     changed = 0
-    for some in _at_once(wide, layers):
+    for some in _at_once(wide, layers, at_once):
         for name, moments in _moments(wide, {name: layers[name] for name in some}, calls).items():
             if not moments.mean_GK.isfinite().all():
                 continue
@@ -134,7 +134,7 @@ def _without_fake_quantization(quantized: Any) -> Any:
     return wide
 
 
-def _at_once(wide: Any, layers: dict[str, Layer]) -> Iterator[list[str]]:
+def _at_once(wide: Any, layers: dict[str, Layer], most: int) -> Iterator[list[str]]:
     """Yield names of layers whose inputs are read in one pass."""
     some: list[str] = []
     total = 0
@@ -143,7 +143,7 @@ def _at_once(wide: Any, layers: dict[str, Layer]) -> Iterator[list[str]]:
             continue
         shape = op.input_value(0).get_partial_shape()
         size = 4 * torch.Size(shape.get_min_shape()).numel()
-        if some and total + size > AT_ONCE:
+        if some and total + size > most:
             yield some
             some, total = [], 0
         some.append(op.get_friendly_name())

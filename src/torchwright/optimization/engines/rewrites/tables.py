@@ -24,12 +24,13 @@ ONCE = {"wrap_with_autocast", "wrap_with_set_grad_enabled"}
 KEPT = "made_table_"
 
 
-def keep_tables(program: ExportedProgram) -> None:
+def keep_tables(program: ExportedProgram, largest: int = LARGEST) -> None:
     """Replace, in place, tables that a graph fills by partial writes with their final contents.
 
     Each of Swin's masks is nine writes. In a graph without operators that write, each write selects between the old
     and the new value, one selection within the other, and these took most of the compile time of Swin-tiny. Values
-    computed from weights or inputs stay, and so does a table without writes: compilers fold it.
+    computed from weights or inputs stay, and so does a table without writes: compilers fold it. A table of more than
+    `largest` bytes stays as well.
     """
     count, regions = 0, _regions(program)
     for region in regions:
@@ -39,7 +40,7 @@ def keep_tables(program: ExportedProgram) -> None:
             if not any(written_by(node) for node in table) or not _is_settled(region.graph, table):
                 continue
             values = _values(table, region.lifted)
-            if values is None or sum(values[node].nbytes for node in read) > LARGEST:
+            if values is None or sum(values[node].nbytes for node in read) > largest:
                 continue
             for node in read:
                 value = values[node].clone(memory_format=torch.contiguous_format)

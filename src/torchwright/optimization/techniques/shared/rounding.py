@@ -161,14 +161,14 @@ def convolution_patches(
 
 
 def round_by(
-    weight_GNK: torch.Tensor, moments: Moments, largest: int = 127
+    weight_GNK: torch.Tensor, moments: Moments, largest: int = 127, scales: int = SCALES
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return integers (G, N, K) up to ±`largest` and scales (G, N), of a few roundings those of the least error."""
     first_GN = weight_GNK.abs().amax(2).clamp_min(1e-12) / largest
     best, covariance = _nearest(weight_GNK, first_GN, largest), moments.covariance_GKK
     if covariance is None or not covariance.isfinite().all():
         return best, first_GN
-    factors_S = 1 + torch.arange(SCALES) / (8 * SCALES)
+    factors_S = 1 + torch.arange(scales) / (8 * scales)
     scale_SGN = factors_S[:, None, None] * first_GN
     found_SGNK = _gptq(weight_GNK, _influence(covariance, moments.count), scale_SGN, largest)
     scale_SGN = torch.cat([first_GN[None], scale_SGN])
