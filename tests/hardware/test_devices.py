@@ -103,15 +103,13 @@ def test_without_cuda_the_cpu_is_the_default_and_cuda_is_refused_in_words():
     assert "driver" in str(caught.value.next)
 
 
-def test_a_cuda_build_without_a_card_says_so(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_a_cuda_build_without_a_card_says_so(cuda_build):
+    cuda_build(False)
     assert "no card or driver answers" in str(CUDA.unavailable())
 
 
-def test_where_cuda_answers_it_is_the_default(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_where_cuda_answers_it_is_the_default(cuda_build):
+    cuda_build(True)
     assert default_name() == "cuda"
     assert isinstance(get_device(), CUDA)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,11 +121,10 @@ def test_a_package_says_why_it_brings_no_device(
     assert found is None or "\n" not in found
 
 
-def test_a_card_of_amd_is_called_cuda(monkeypatch: pytest.MonkeyPatch):
+def test_a_card_of_amd_is_called_cuda(cuda_build: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.version, "hip", "7.1.0")
     assert "for ROCm 7.1.0 calls AMD's cards cuda" in str(devices.get("hip").unavailable())
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda_build(False)
     assert "is built for ROCm 7.1.0, but no card" in str(CUDA.unavailable())
     card = SimpleNamespace(
         name="AMD Instinct", gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304, total_memory=GIB

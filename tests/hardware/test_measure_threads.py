@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from torchwright.core.cpu_load import Load
-from torchwright.hardware.measure import threads
 from torchwright.hardware.measure.threads import (
     ThreadChoice,
     calibrate,
@@ -95,10 +94,9 @@ def test_a_slow_model_is_called_once_with_each_count() -> None:
     assert calibrate([1, 2], {1: 15.0, 2: 25.0}.__getitem__, lambda: next(now)) == {1: 15.0, 2: 25.0}
 
 
-def test_calls_are_timed_on_their_threads_and_the_number_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "WINDOW_SECONDS", 0.0)
+def test_calls_are_timed_on_their_threads_and_the_number_is_restored() -> None:
     before, seen = torch.get_num_threads(), []
-    assert mean_seconds(lambda: seen.append(torch.get_num_threads()), before + 1) > 0
+    assert mean_seconds(lambda: seen.append(torch.get_num_threads()), before + 1, window=0.0) > 0
     assert seen == [before + 1] * 2, "one call to warm up, one that counts"
     with pytest.raises(ZeroDivisionError):
         mean_seconds(lambda: 1 / 0, before + 1)

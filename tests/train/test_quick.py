@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,11 +232,10 @@ def test_the_plan_says_why(tmp_path: Path) -> None:
 
 def test_processes_of_one_machine_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"vocab_size": 100_000, "hidden_size": 4096, "num_hidden_layers": 32}
-    monkeypatch.setattr("torchwright.hardware.devices.cpu.available_memory_bytes", lambda: 1 << 36)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    alone = quick._windows_in_memory(config, 64)
+    device: Any = SimpleNamespace(name="cpu", free_memory_bytes=lambda: 1 << 36)
+    alone = quick._windows_in_memory(config, 64, device)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert quick._windows_in_memory(config, 64) == pytest.approx(alone / 4, abs=1)
+    assert quick._windows_in_memory(config, 64, device) == pytest.approx(alone / 4, abs=1)
 
 
 def test_the_first_process_alone_tokenizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from torchwright.hardware.kernels import recurrent as kernels
 from torchwright.train.mixer_shape import CHUNK, SEGMENT
-from torchwright.train.model import recurrence as module
 from torchwright.train.model.convolution import convolve
 from torchwright.train.model.recurrence import recurrence
 
@@ -60,8 +59,15 @@ def packed(B: int, T: int) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def assert_same(parts: Parts, documents: torch.Tensor | None, *, corrects: bool) -> None:
-    found = recurrence(*parts, documents_BT=documents, corrects=corrects)
+def assert_same(
+    parts: Parts,
+    documents: torch.Tensor | None,
+    *,
+    corrects: bool,
+    chunk: int = CHUNK,
+    segment: int = SEGMENT,
+) -> None:
+    found = recurrence(*parts, documents_BT=documents, corrects=corrects, chunk=chunk, segment=segment)
     wanted = token_by_token(parts, documents, corrects=corrects)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
     weight = torch.randn(wanted.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -73,13 +79,10 @@ def assert_same(parts: Parts, documents: torch.Tensor | None, *, corrects: bool)
 @KINDS
 @pytest.mark.parametrize("documents", [False, True], ids=["one text", "documents"])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 7, 8, 9, 16, 37])
-def test_chunks_compute_what_tokens_one_by_one_do(
-    tokens: int, documents: bool, corrects: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_compute_what_tokens_one_by_one_do(tokens: int, documents: bool, corrects: bool) -> None:
     """Chunks of 4 in segments of 8: within one, over borders, and at them."""
-    monkeypatch.setattr(module, "CHUNK", 4)
-    monkeypatch.setattr(module, "SEGMENT", 8)
-    assert_same(drawn(2, tokens), packed(2, tokens) if documents else None, corrects=corrects)
+    reach = packed(2, tokens) if documents else None
+    assert_same(drawn(2, tokens), reach, corrects=corrects, chunk=4, segment=8)
 
 
 @KINDS
@@ -88,13 +91,12 @@ def test_real_sizes_of_chunks_and_segments(corrects: bool) -> None:
 
 
 @KINDS
-def test_gradients_are_those_of_finite_differences(corrects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK", 2)
-    monkeypatch.setattr(module, "SEGMENT", 4)
+def test_gradients_are_those_of_finite_differences(corrects: bool) -> None:
     documents = torch.tensor([[0, 0, 2, 2, 2, 5]])
     parts = drawn(1, 6, G=1, H=2, M=2, D=2)
     assert torch.autograd.gradcheck(
-        lambda *given: recurrence(*given, documents_BT=documents, corrects=corrects), parts
+        lambda *given: recurrence(*given, documents_BT=documents, corrects=corrects, chunk=2, segment=4),
+        parts,
     )
 
 

@@ -37,9 +37,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def factory(tmp_path, monkeypatch):
+def factory(own_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     code = "import torch\ndef make():\n    return torch.nn.Linear(3, 2), torch.ones(4, 3)\n"
     (tmp_path / "tw_factory.py").write_text(code)
     yield "tw_factory:make"

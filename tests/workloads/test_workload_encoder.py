@@ -254,9 +254,8 @@ class TestBatches:
         judged = {tuple(row) for row in workload.sentences._read().evaluation}
         assert not judged & {tuple(row) for row in workload.sentences._read().calibration}
 
-    def test_the_sample_shrinks_with_the_model(self, workload, monkeypatch):
-        before = workload._rounds()
-        monkeypatch.setattr("torchwright.workloads.encoder.SAMPLE_OPERATIONS", 1.0)
+    def test_the_sample_shrinks_with_the_model(self, workload):
+        before, workload.sample_operations = workload._rounds(), 1.0
         assert workload._rounds() == 2 < before
 
     def test_the_same_sentences_in_another_process(self, workload):

@@ -23,9 +23,8 @@ def make(): return nn.Linear(4, 4), torch.zeros(1, 4)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(own_path: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "factory_net", raising=False)
     (tmp_path / "factory_net.py").write_text(SOURCE.format(raises=False))
     (tmp_path / "factory_broken.py").write_text(SOURCE.format(raises="1 / 0"))

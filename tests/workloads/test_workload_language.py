@@ -169,8 +169,8 @@ class TestMetric:
         with pytest.raises(WorkloadError, match="the perplexity is not finite"):
             workload.compare(good, bad)
 
-    def test_large_vocabularies_are_judged_on_fewer_tokens(self, workload, monkeypatch):
-        monkeypatch.setattr("torchwright.workloads.language.REFERENCE_BYTES", 1)
+    def test_large_vocabularies_are_judged_on_fewer_tokens(self, workload):
+        workload.reference_bytes = 1
         calls = []
 
         def run(case):

@@ -401,10 +401,9 @@ class TestMetrics:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(own_path, tmp_path, monkeypatch):
     """A current folder for factories, with the import state restored."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
@@ -463,12 +462,11 @@ class TestFactories:
             from_factory("tw_k:make")
 
 
-def test_what_verify_refuses_is_not_suggested(tmp_path, monkeypatch):
+def test_what_verify_refuses_is_not_suggested(own_path, tmp_path, monkeypatch):
     (tmp_path / "again_factory.py").write_text(
         "import torch\ndef make():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     busy = Interval(value=2.0, low=1.0, high=3.0)
     assert "`torchwright verify` measures again" in disturbance_note(busy, from_factory("again_factory:make"))
     for workload in (

@@ -25,8 +25,6 @@ from torchwright.workloads.sentences import Sentences
 from torchwright.workloads.texts import own_text
 
 SAMPLE_SENTENCES = 512
-SAMPLE_OPERATIONS = 1e12
-"""The metric's sample is cut to what these operations pay for, 2 per parameter and token, but never below 2 batches."""
 EAGER_ROWS = 32
 """Rows of a call of a model that is not optimized, as many as `torchwright optimize` takes by default."""
 UNKNOWN_LIMIT = 512
@@ -64,6 +62,9 @@ class EncoderWorkload(RowsWorkload):
         "sentence-transformers folder holds"
     )
     opens = frozenset({"eval_text"})
+    sample_operations: float = 1e12
+    """The metric's sample is cut to what these operations pay for, 2 per parameter and token, but never below 2
+    batches."""
 
     def __init__(
         self, folder: str | Path, *, batch: int = 32, tokens: int = 64, eval_text: str | Path | None = None
@@ -177,7 +178,7 @@ class EncoderWorkload(RowsWorkload):
         """Batches of the metric's sample."""
         parameters = parameter_count(self.pipeline.folder, self.pipeline.vocabulary)
         operations = 2.0 * parameters * self.batch * self.sentences.longest
-        wanted = min(SAMPLE_SENTENCES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
+        wanted = min(SAMPLE_SENTENCES / self.batch, self.sample_operations / max(operations, 1.0))
         return batches_to_judge(wanted, self.sentences.batches)
 
     def _batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

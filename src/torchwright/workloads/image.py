@@ -24,8 +24,6 @@ from torchwright.workloads.huggingface import load_model, parameter_count
 from torchwright.workloads.pictures import Pictures
 
 SAMPLE_IMAGES = 512
-SAMPLE_OPERATIONS = 2e12
-"""The metric's sample is cut to what these operations pay for, but never below 2 batches."""
 CALIBRATION_SEED = 1_000_000
 
 
@@ -40,6 +38,8 @@ class ImageWorkload(Workload):
 
     name = "image"
     supports = "…ForImageClassification"
+    sample_operations: float = 2e12
+    """The metric's sample is cut to what these operations pay for, but never below 2 batches."""
 
     def __init__(self, folder: str | Path, *, batch: int = 16) -> None:
         self.folder, self.label = Path(folder), str(folder)
@@ -107,7 +107,7 @@ class ImageWorkload(Workload):
         """Batches of the metric's sample."""
         operations = 2.0 * parameter_count(self.folder) * self.pictures.patches * self.batch
         return batches_to_judge(
-            min(SAMPLE_IMAGES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0)), None
+            min(SAMPLE_IMAGES / self.batch, self.sample_operations / max(operations, 1.0)), None
         )
 
     def _images(self, index: int) -> torch.Tensor:

@@ -40,8 +40,6 @@ from torchwright.workloads.texts import (
     too_short,
 )
 
-REFERENCE_BYTES = 256 * 2**20
-"""Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
 MAX_TOKENS = 4096
 STANDARD = {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"}
 DECODE_STEPS = 8
@@ -62,6 +60,8 @@ class LanguageWorkload(Workload):
     name = "language"
     supports = "…ForCausalLM, …LMHeadModel"
     opens = frozenset({"eval_text"})
+    reference_bytes: int = 256 * 2**20
+    """Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class LanguageWorkload(Workload):
 
     def _rounds(self) -> int:
         """Batches of the metric's sample."""
-        budget = min(MAX_TOKENS, REFERENCE_BYTES // (2 * self.geometry.vocabulary))
+        budget = min(MAX_TOKENS, self.reference_bytes // (2 * self.geometry.vocabulary))
         wanted = budget // (self.batch * (self.prompt_tokens + DECODE_STEPS))
         return max(2, batches_to_judge(wanted, self._batches))
 

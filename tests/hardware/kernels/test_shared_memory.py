@@ -137,8 +137,7 @@ def test_a_full_file_system_is_a_reason_and_leaves_no_file(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
-        shared_memory._make_file(2)
+        shared_memory._make_file(2, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,8 @@ def test_compiled_kernels_lie_where_only_this_user_can_write(
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(operators, "_outcome", [])
-    assert "Triton is not installed" in (operators.load_fault() or "")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "Triton is not installed" in (operators._attempt() or "")
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -20,18 +20,14 @@ from torchwright.report import operators as page
 PAIR = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
 
 
-@pytest.fixture(autouse=True)
-def meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device of these tests is one that nothing waits for."""
-    monkeypatch.setattr(child, "_settle", lambda device: None)
-
-
 def entry(*samples: Sample) -> Entry:
     return Entry("name", "op_db", lambda: iter(samples))
 
 
-def judge(device: str, *samples: Sample) -> dict:
-    return child.Judge(device).judge(entry(*samples))
+def judge(device: str, *samples: Sample, answers: bool = True) -> dict:
+    """Judge on a device that nothing waits for."""
+    found = child.Judge(device, settle=lambda device: None, answers=lambda device: answers)
+    return found.judge(entry(*samples))
 
 
 def test_results_are_compared_with_the_cpus():
@@ -44,9 +40,7 @@ def test_results_are_compared_with_the_cpus():
     assert "Mismatched elements: 1 / 2" in fault["message"]
 
 
-def test_an_error_is_a_refusal_and_the_cpus_own_is_not_counted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(child, "_answers", lambda device: True)
-
+def test_an_error_is_a_refusal_and_the_cpus_own_is_not_counted():
     def fails(device: str, family: str) -> torch.Tensor:
         if device != "cpu":
             raise NotImplementedError("no such kernel")
@@ -63,15 +57,13 @@ def test_an_error_is_a_refusal_and_the_cpus_own_is_not_counted(monkeypatch: pyte
     )
 
 
-def test_after_a_lost_device_nothing_is_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(child, "_answers", lambda device: False)
-
+def test_after_a_lost_device_nothing_is_taken():
     def dies(device: str, family: str) -> torch.Tensor:
         if device != "cpu":
             raise RuntimeError("the device is lost")
         return torch.ones(2)
 
-    found = judge("meta", *[Sample(("forward",), dies)] * 3)
+    found = judge("meta", *[Sample(("forward",), dies)] * 3, answers=False)
     assert found["counts"] == {"forward": {"crashed": 1}}
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import typing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -399,12 +400,18 @@ def test_prune_keeps_the_two_largest_of_four() -> None:
     assert float((random - prune24(random)).norm() / random.norm()) < 0.5
 
 
+@pytest.fixture
+def sparse_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """`sparse_library(True)`: make torch a build with cuSPARSELt."""
+    return lambda there: monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: there)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_a_build_for_cards_without_one_refuses_8_bit_sparsity_in_words(
-    monkeypatch: pytest.MonkeyPatch,
+    sparse_library: Callable[[bool], None],
 ) -> None:
     """Its cuSPARSELt is there, and no driver to run it."""
-    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
+    sparse_library(True)
     int8_fault.cache_clear()
     assert "no CUDA device" in (Sparse24(bits=8).refuse(make(nn.Linear(8, 8), torch.randn(1, 8))) or "")
     int8_fault.cache_clear()
@@ -418,16 +425,18 @@ def test_sparse_torch_has_no_cpu_kernel() -> None:
         _ = to_sparse_semi_structured(prune24(torch.randn(64, 64)).half()) @ torch.randn(64, 64).half()
 
 
-def test_sparse_integers_are_refused_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_integers_are_refused_without_their_library(sparse_library: Callable[[bool], None]) -> None:
     assert "of 16 bits or 8: the best case is 1.00x" in (Sparse24.available(CPU) or "")
     target = make(nn.Sequential(nn.Linear(512, 512)), torch.randn(2, 512), device=CUDA)
-    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: False)
+    sparse_library(False)
     assert "cuSPARSELt's" in (Sparse24(bits=8).refuse(target) or "")
     assert Sparse24().refuse(target) is None
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17])
-def test_sparse_integers_compute_what_pruned_weights_do(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_integers_compute_what_pruned_weights_do(
+    rows: int, sparse_library: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a plain product in the place of cuSPARSELt's, and its demands."""
 
     def multiply(a_NK, b_KM, *, alpha, out_dtype):
@@ -437,7 +446,7 @@ def test_sparse_integers_compute_what_pruned_weights_do(rows: int, monkeypatch: 
 
     monkeypatch.setattr(torch.ops.aten, "_cslt_compress", lambda a_NK: a_NK)
     monkeypatch.setattr(torch.ops.aten, "_cslt_sparse_mm", multiply)
-    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
+    sparse_library(True)
     target = make(nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 10)), torch.randn(2, 512))
     x = torch.randn(rows, 512)
     layers: Any = target.model

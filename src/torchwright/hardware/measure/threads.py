@@ -82,14 +82,14 @@ def fastest(seconds: dict[int, float]) -> int:
     return min(count for count, mean in seconds.items() if mean <= SLACK * least)
 
 
-def mean_seconds(call: Callable[[], object], threads: int) -> float:
-    """Mean seconds of a call on `threads` threads, over as many calls as begin within a window after the first."""
+def mean_seconds(call: Callable[[], object], threads: int, window: float = WINDOW_SECONDS) -> float:
+    """Mean seconds of a call on `threads` threads, over as many calls as begin within `window` after the first."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         call()  # a thread that is new has to start
         made, begun = 0, time.perf_counter()
-        while not made or time.perf_counter() - begun < WINDOW_SECONDS:
+        while not made or time.perf_counter() - begun < window:
             call()
             made += 1
         return (time.perf_counter() - begun) / made

@@ -13,6 +13,7 @@ import resource
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import torch
@@ -62,10 +63,19 @@ def _answers(device: str) -> bool:
 
 
 class Judge:
-    """Outcomes of one entry's samples on a device."""
+    """Outcomes of one entry's samples on a device.
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    `settle` waits for a device, and `answers` checks whether it still computes.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        settle: Callable[[str], None] | None = None,
+        answers: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.device, self._settle, self._answers = device, settle or _settle, answers or _answers
         self.counts: dict[str, Counter[str]] = {}
         self.faults: dict[tuple[str, str], tuple[int, str]] = {}
         self.lost = False
@@ -99,32 +109,31 @@ class Judge:
 
     def _take(self, family: str, sample: Sample) -> None:
         try:
-            wanted = _seeded(sample, "cpu", family, 0)
-            random = not _same(wanted, _seeded(sample, "cpu", family, 1))
+            wanted = self._seeded(sample, "cpu", family, 0)
+            random = not _same(wanted, self._seeded(sample, "cpu", family, 1))
         except Exception:
             return  # the CPU has no answer to compare with
         try:
-            found = _seeded(sample, self.device, family, 0)
+            found = self._seeded(sample, self.device, family, 0)
             message = difference(wanted, found, only_shapes=sample.only_shapes)
             if message and random and self.device != "cpu":
                 # Another device draws other numbers.
                 message = difference(wanted, found, only_shapes=True)
             outcome = "wrong" if message else "passed"
         except Exception as error:
-            self.lost = not _answers(self.device)
+            self.lost = not self._answers(self.device)
             outcome, message = "crashed" if self.lost else "refused", _message(error)
         self.counts.setdefault(family, Counter())[outcome] += 1
         if message:
             samples, first = self.faults.get((family, outcome), (0, message))
             self.faults[family, outcome] = samples + 1, first
 
-
-def _seeded(sample: Sample, device: str, family: str, seed: int) -> list[torch.Tensor]:
-    torch.manual_seed(seed)
-    out = tensors(sample.run(device, family))
-    if device != "cpu":
-        _settle(device)
-    return [each.detach().cpu() for each in out]
+    def _seeded(self, sample: Sample, device: str, family: str, seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        out = tensors(sample.run(device, family))
+        if device != "cpu":
+            self._settle(device)
+        return [each.detach().cpu() for each in out]
 
 
 def _settle(device: str) -> None:

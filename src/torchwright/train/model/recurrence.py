@@ -27,14 +27,19 @@ def recurrence(
     documents_BT: torch.Tensor | None = None,
     *,
     corrects: bool,
+    chunk: int = CHUNK,
+    segment: int = SEGMENT,
 ) -> torch.Tensor:
     """Outputs (B, T, H, D) in the type of the values; states are float32 or better, as decay and gain should be.
 
     Head h of the values reads head h // (H / G) of queries and keys. `corrects` is the delta rule, for which keys and
     queries are scaled to length one, and queries by 1 / √M. `documents_BT` says of each token where in the row its
-    document begins, with an empty state.
+    document begins, with an empty state. Tokens see each other in chunks of `chunk`, and gradients are computed in
+    segments of `segment` tokens, a multiple of it.
     """
-    return _uncompiled(q_BTGM, k_BTGM, v_BTHD, log_decay_BTH, gain_BTH, documents_BT, corrects)
+    return _uncompiled(
+        q_BTGM, k_BTGM, v_BTHD, log_decay_BTH, gain_BTH, documents_BT, corrects, chunk, segment
+    )
 
 
 def _compute(
@@ -45,16 +50,18 @@ def _compute(
     gain: torch.Tensor,
     documents: torch.Tensor | None,
     corrects: bool,
+    chunk: int,
+    segment: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs, and the states (N, B, H, M, D) at the begins of segments."""
-    out, states = _empty(k, v)
+    out, states = _empty(k, v, segment)
     state = torch.zeros_like(states[0])
     with torch.autocast(v.device.type, enabled=False):
         for number in range(len(states)):
-            rows, begins = _rows(number, documents)
+            rows, begins = _rows(number, documents, segment)
             states[number] = state
             parts = [x[:, rows] for x in (q, k, v, log_decay, gain)]
-            out[:, rows], state = _segment(parts, begins, state, corrects)
+            out[:, rows], state = _segment(parts, begins, state, corrects, chunk)
     return out, states
 
 
@@ -63,27 +70,27 @@ _operator = torch.library.custom_op("torchwright_train::recurrence", _compute, m
 
 
 @_operator.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _empty(k, v)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty(k, v, rest[-1])
 
 
-def _empty(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty(k: torch.Tensor, v: torch.Tensor, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory for outputs and for states."""
     B, T, H, D = v.shape
     exact = torch.promote_types(v.dtype, torch.float32)
-    states = v.new_empty(-(-T // SEGMENT), B, H, k.shape[-1], D, dtype=exact)
+    states = v.new_empty(-(-T // segment), B, H, k.shape[-1], D, dtype=exact)
     return v.new_empty(v.shape), states
 
 
-def _rows(number: int, documents_BT: torch.Tensor | None) -> tuple[slice, torch.Tensor | None]:
+def _rows(number: int, documents_BT: torch.Tensor | None, segment: int) -> tuple[slice, torch.Tensor | None]:
     """A segment's tokens, and where their documents begin, counted from its first."""
-    first = number * SEGMENT
-    rows = slice(first, first + SEGMENT)
+    first = number * segment
+    rows = slice(first, first + segment)
     return rows, None if documents_BT is None else documents_BT[:, rows] - first
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *parts, ctx.corrects = inputs
+    *parts, ctx.corrects, ctx.chunk, ctx.segment = inputs
     ctx.save_for_backward(*parts, output[1])
 
 
@@ -93,15 +100,15 @@ def _gradients(ctx: Any, d_out: torch.Tensor, _d_states: torch.Tensor | None) ->
     found = [x.new_empty(x.shape) for x in wholes]
     d_state = torch.zeros_like(states[0])
     for number in reversed(range(len(states))):
-        rows, begins = _rows(number, documents)
+        rows, begins = _rows(number, documents, ctx.segment)
         given = [x[:, rows].detach().requires_grad_() for x in wholes]
         state = states[number].detach().requires_grad_()
         with torch.enable_grad(), torch.autocast(states.device.type, enabled=False):
-            gives = _segment(given, begins, state, ctx.corrects)
+            gives = _segment(given, begins, state, ctx.corrects, ctx.chunk)
         *parts, d_state = torch.autograd.grad(gives, (*given, state), (d_out[:, rows], d_state))
         for whole, part in zip(found, parts, strict=True):
             whole[:, rows] = part
-    return *found, None, None
+    return *found, None, None, None, None
 
 
 _operator.register_autograd(_gradients, setup_context=_keep)
@@ -122,6 +129,7 @@ def _segment(
     documents_BT: torch.Tensor | None,
     state_BHMD: torch.Tensor,
     corrects: bool,
+    chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs of a segment that is entered with a state, and the state behind it.
 
@@ -129,7 +137,7 @@ def _segment(
     """
     q_BTGM, k_BTGM, v_BTHD, log_decay_BTH, gain_BTH = parts
     exact, (T, H), G = state_BHMD.dtype, v_BTHD.shape[1:3], k_BTGM.shape[2]
-    chunk = min(CHUNK, T)
+    chunk = min(chunk, T)
 
     def chunks(x_BTHD: torch.Tensor, heads: int) -> torch.Tensor:
         """(B, N, heads, H / heads, Q, D), zeros behind the last token: these change no state."""

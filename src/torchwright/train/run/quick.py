@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchwright.core.rows import is_dataset
+from torchwright.hardware.devices import get_device
 from torchwright.hub.folder import read_config, resolve
 from torchwright.train.run.amount import Amount, measure
 from torchwright.train.run.config.data_section import RunError, Section
@@ -23,6 +24,9 @@ from torchwright.train.run.config.objective_section import Preference
 from torchwright.train.run.config.run import Lora
 from torchwright.train.run.config.run_file import with_settings
 from torchwright.train.run.runtime import torchrun
+
+if TYPE_CHECKING:
+    from torchwright.hardware.devices.base import Device
 
 CONTEXT, LONGEST, ROWS = 1024, 2048, 16
 """The longest window of a stream and of documents, and windows of a step, where there are data enough."""
@@ -182,7 +186,7 @@ def _sizes(
     else:
         times = ("once" if epochs == 1 else f"{epochs:g} times") + ", as asked for"
     steps = max(1, round(windows * epochs / rows))
-    fitting = _windows_in_memory(config, context)
+    fitting = _windows_in_memory(config, context, get_device())
     at_once = power_of_two(max(1, min(MICRO_ROWS, rows // world, fitting)))
     return _Sizes(
         fields={
@@ -232,18 +236,13 @@ def _window(amount: Amount, longest: int) -> tuple[int, str]:
     return context, f"{amount.tokens:,} tokens" + (f", {STEPS} windows at least" if context < CONTEXT else "")
 
 
-def _windows_in_memory(config: Mapping[str, Any], context: int) -> int:
-    """Return about how many windows' activations fit into a quarter of the memory that is left.
+def _windows_in_memory(config: Mapping[str, Any], context: int, device: Device) -> int:
+    """Return about how many windows' activations fit into a quarter of the memory that is left on a device.
 
     A token has its logits and their gradient in float32, and in each layer some 30 values of the model's size. The
     processes that torchrun started on this machine share its memory; each of them has a card of its own.
     """
-    import torch
-
-    from torchwright.hardware.devices.cpu import available_memory_bytes
-
-    card = torch.cuda.is_available()
-    free = torch.cuda.mem_get_info()[0] if card else available_memory_bytes() // torchrun.on_this_machine()
+    free = device.free_memory_bytes() // (torchrun.on_this_machine() if device.name == "cpu" else 1)
     vocabulary, model = int(config.get("vocab_size") or 32_000), int(config.get("hidden_size") or 1024)
     token = 12 * vocabulary + 60 * model * int(config.get("num_hidden_layers") or 24)
     return max(1, free // 4 // (context * token))

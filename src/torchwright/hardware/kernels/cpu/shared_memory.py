@@ -54,9 +54,9 @@ def open_shared(*, patience_s: float = PATIENCE_S) -> tuple[Any, str]:
     return (memory, "") if wrong is None else (None, wrong)
 
 
-def _make_file(ways: int) -> str:
-    """Make the file of zeros that all processes open. Raises `OSError` where the file system is full."""
-    path = FOLDER / f"torchwright-{secrets.token_hex(16)}"
+def _make_file(ways: int, folder: Path = FOLDER) -> str:
+    """Make the file of zeros in `folder` that all processes open. Raises `OSError` where the file system is full."""
+    path = folder / f"torchwright-{secrets.token_hex(16)}"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         # Pages that are missing later would end the process that writes them.
