@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,13 +197,19 @@ def test_what_slows_everything_down_is_noted():
     assert doctor._version("no-such-package-anywhere") is None
 
 
+@pytest.fixture
+def without_kernels_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`without_kernels_for("no compiler")`: the kernels could not be built, for that reason."""
+    return lambda reason: monkeypatch.setattr(build, "_outcome", [reason])
+
+
 NATIVE = ("native", "packed_convolution", "int8_dynamic", "dense_attention", "w8a8", "w4a8", "w4a16", "kv8")
 
 
-def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(monkeypatch):
+def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(without_kernels_for):
     found = {row.name: row.reason for row in diagnose("cpu").techniques}
     assert [found[name] for name in NATIVE] == [build.load_fault()] * len(NATIVE)
-    monkeypatch.setattr(build, "_outcome", ["the C++ compiler failed: no std::bit_width"])
+    without_kernels_for("the C++ compiler failed: no std::bit_width")
     diagnosis = diagnose("cpu")
     found = {row.name: row.reason for row in diagnosis.techniques}
     assert {diagnosis.kernels.reason, *(found[name] for name in NATIVE)} == {build.load_fault()}
@@ -222,8 +229,8 @@ def test_the_kernels_are_built_ahead(capsys, monkeypatch, tmp_path):
     assert json.loads(capsys.readouterr().out) == {"kernels": str(path)}
 
 
-def test_kernels_that_cannot_be_built_ahead_are_a_fault(capsys, monkeypatch):
-    monkeypatch.setattr(build, "_outcome", ["no C++ compiler was found (g++)"])
+def test_kernels_that_cannot_be_built_ahead_are_a_fault(capsys, without_kernels_for):
+    without_kernels_for("no C++ compiler was found (g++)")
     assert main(["doctor", "--build"]) == 2
     assert "cannot be built here. Found: no C++ compiler was found (g++)" in capsys.readouterr().err
     assert main(["doctor", "--build", "--refresh"]) == 2

@@ -6,17 +6,20 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import faulty
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from preloaded import forking
+from torchwright.train.run.objectives import learner
 from torchwright.train.run.observe.metrics import read_figures
-from torchwright.train.run.runtime.checkpoint import FOLDER, whole
+from torchwright.train.run.runtime.checkpoint import FOLDER, DigestWriter, whole
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "workloads" / "bundled"
 VOCABULARY = 128
@@ -151,3 +154,26 @@ def exit_codes(processes: list[Any]) -> list[int]:
             process.kill()
             process.join()
     return [process.exitcode for process in processes]
+
+
+def spoil_model(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], object]) -> None:
+    """Let runs train a model that `spoil` has changed."""
+    build = learner.build_model
+
+    def spoiled(*arguments: Any) -> Any:
+        model, mesh = build(*arguments)
+        spoil(model)
+        return model, mesh
+
+    monkeypatch.setattr(learner, "build_model", spoiled)
+
+
+def before_checkpoints(monkeypatch: pytest.MonkeyPatch, wait: Callable[[DigestWriter], object]) -> None:
+    """Call `wait` before the data of a checkpoint are written, as on a slow disk."""
+    write = DigestWriter.write_data
+
+    def slow(writer: DigestWriter, *parts: Any) -> Any:
+        wait(writer)
+        return write(writer, *parts)
+
+    monkeypatch.setattr(DigestWriter, "write_data", slow)

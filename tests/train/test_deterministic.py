@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from runs import CONFIG, MIXTURE, assert_same, checkpoints, losses, make_run, run_processes, state
+from runs import (
+    CONFIG,
+    MIXTURE,
+    assert_same,
+    checkpoints,
+    losses,
+    make_run,
+    run_processes,
+    spoil_model,
+    state,
+)
 from torch import nn
 
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop.train import train
-from torchwright.train.run.objectives import learner
 from torchwright.train.run.runtime.checkpoint import CheckpointError
 
 TWO = {"deterministic": True, "threads": 2}
@@ -33,19 +42,13 @@ def test_two_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
 def test_an_operator_that_cannot_is_named_and_the_mode_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = learner.build_model
-
-    def broken(*arguments: Any) -> Any:
-        model, mesh = build(*arguments)
-
+    def spoil(model: Any) -> None:
         def put(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
             output.detach().clone().put_(torch.tensor([0]), torch.ones(1))
 
-        assert isinstance(model.norm, nn.Module)
         model.norm.register_forward_hook(put)
-        return model, mesh
 
-    monkeypatch.setattr(learner, "build_model", broken)
+    spoil_model(monkeypatch, spoil)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with pytest.raises(RunError, match=r"no deterministic form.*put_"):
         train(make_run(tmp_path, **TWO), live=False)

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from media_runs import make_classifier, make_images, make_pictures, make_sounds, make_speech, tone
 from PIL import Image
-from runs import losses, run_processes
+from runs import before_checkpoints, losses, run_processes
 
 from torchwright.cli.data import command as data_command
 from torchwright.cli.train import command as train_command
@@ -29,7 +29,6 @@ from torchwright.train.media.survey import survey
 from torchwright.train.run.config.data_section import RunError
 from torchwright.train.run.loop.session import TrainingStopped
 from torchwright.train.run.observe.metrics import FILE
-from torchwright.train.run.runtime.checkpoint import DigestWriter
 
 
 def train(run: Path, **how: Any) -> Any:
@@ -95,13 +94,7 @@ def test_a_run_that_an_error_ends_writes_nothing_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder is given up with the run: a checkpoint that the disk is slow to take is whole by then."""
-    write = DigestWriter.write_data
-
-    def slow(writer: DigestWriter, *parts: Any) -> Any:
-        time.sleep(0.5)
-        return write(writer, *parts)
-
-    monkeypatch.setattr(DigestWriter, "write_data", slow)
+    before_checkpoints(monkeypatch, lambda writer: time.sleep(0.5))
     run = make_images(tmp_path)
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"no picture")

@@ -8,25 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from runs import checkpoints, make_run, run_processes
+from runs import checkpoints, make_run, run_processes, spoil_model
 from torch import nn
 
 from torchwright.train.run.loop.train import TrainingStopped, train
-from torchwright.train.run.objectives import learner
 
 
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a run says whose model `break_it` has spoilt."""
-    build = learner.build_model
 
     def run(break_it: Any, **changes: Any) -> str:
-        def broken(*arguments: Any) -> Any:
-            model, mesh = build(*arguments)
-            break_it(model)
-            return model, mesh
-
-        monkeypatch.setattr(learner, "build_model", broken)
+        spoil_model(monkeypatch, break_it)
         with pytest.raises(TrainingStopped) as caught:
             train(make_run(tmp_path, **changes), live=False)
         return str(caught.value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import checkpoints, losses, make_run
+from runs import before_checkpoints, checkpoints, losses, make_run
 from safetensors.torch import load_file
 from torch import nn
 
@@ -134,14 +134,12 @@ def test_who_leaves_writes_the_last_state_and_no_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int | None
 ) -> None:
     """Both took 5.5 s of a busy machine; the checkpoint with the best loss is kept all the same."""
-    write = DigestWriter.write_data
 
-    def slow(writer: DigestWriter, *parts: Any) -> Any:
+    def wait(writer: DigestWriter) -> None:
         if writer.described.step == 2:
             assert writer.abandoned.wait(0.2 if best else 30) == (best is None)
-        return write(writer, *parts)
 
-    monkeypatch.setattr(DigestWriter, "write_data", slow)
+    before_checkpoints(monkeypatch, wait)
     with processes(60):
         made = Checkpoints(tmp_path, 9, lambda step: None)
         made.save(*at(1))

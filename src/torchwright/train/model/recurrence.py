@@ -34,8 +34,8 @@ def recurrence(
 
     Head h of the values reads head h // (H / G) of queries and keys. `corrects` is the delta rule, for which keys and
     queries are scaled to length one, and queries by 1 / √M. `documents_BT` says of each token where in the row its
-    document begins, with an empty state. Tokens see each other in chunks of `chunk`, and gradients are computed in
-    segments of `segment` tokens, a multiple of it.
+    document begins, with an empty state. Tokens see each other in chunks of `chunk` tokens, and gradients are computed
+    in segments of `segment` tokens, a multiple of `chunk`.
     """
     return _uncompiled(
         q_BTGM, k_BTGM, v_BTHD, log_decay_BTH, gain_BTH, documents_BT, corrects, chunk, segment
