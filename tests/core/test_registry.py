@@ -28,7 +28,7 @@ class Nameless:
 def make(*points: EntryPoint, **builtins: str) -> Registry[type]:
     """Return a registry where the installed packages declare `points`."""
     declared = builtins or {"one": f"{__name__}:One", "two": "nowhere:X"}
-    return Registry("shelf", group="test.shelves", builtins=declared, installed=lambda: EntryPoints())
+    return Registry("shelf", group="test.shelves", builtins=declared, installed=lambda: EntryPoints(points))
 
 
 def test_a_built_in_is_imported_on_first_use():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ class Recorded:
         self.lines: list[tuple[int, dict[str, float]]] = []
         self.codes: list[int] = []
         self.Settings = SimpleNamespace
+        self.__spec__ = ModuleSpec("wandb", None)  # by which it is there
 
     def init(self, **words: Any) -> Recorded:
         self.begun.append(words)

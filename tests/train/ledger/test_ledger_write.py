@@ -24,10 +24,10 @@ from torchwright.train.ledger.timeline import render
 
 
 class Clock:
-    """Passes only where it is told to. The wall clock may be `set_back` by some seconds."""
+    """Passes only where it is told to."""
 
-    def __init__(self, *, set_back: int = 0) -> None:
-        self.now, self.set_back = 1_000_000_000_000, set_back
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000
 
     def sleep(self, seconds: float) -> None:
         self.now += int(seconds * 1e9)
@@ -36,7 +36,16 @@ class Clock:
         return self.now
 
     def time_ns(self) -> int:
-        return self.now + (1_700_000_000 - self.set_back) * 10**9
+        return self.now + 1_700_000_000_000_000_000
+
+
+class SetBack:
+    """The clock of a machine, an hour ago."""
+
+    monotonic_ns = staticmethod(time.monotonic_ns)
+
+    def time_ns(self) -> int:
+        return time.time_ns() - 3600 * 10**9
 
 
 def test_sleeps_appear_where_they_were_put_and_all_time_is_counted(tmp_path: Path) -> None:
@@ -135,9 +144,9 @@ ledger.close()
 
 
 def test_attempts_keep_their_order_when_the_clock_is_set_back_between_them(tmp_path: Path) -> None:
-    with Ledger(tmp_path, launch="a", clock=Clock()) as ledger, ledger.phase("step", step=3):
+    with Ledger(tmp_path, launch="a") as ledger, ledger.phase("step", step=3):
         pass
-    with Ledger(tmp_path, launch="b", clock=Clock(set_back=3600)) as ledger:
+    with Ledger(tmp_path, launch="b", clock=SetBack()) as ledger:
         ledger.resumed(step=3)
         with ledger.phase("step", step=5):
             pass

@@ -474,12 +474,14 @@ _hints = functools.cache(typing.get_type_hints)
 @functools.cache
 def _field_docs(cls: type) -> dict[str, str]:
     """Docstrings written under dataclass fields, read from the source, those of base classes too."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
     for base in cls.__bases__:
         if dataclasses.is_dataclass(base):
             docs |= _field_docs(base)
+    if not inspect.get_annotations(cls):  # no field of its own
+        return docs
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
     for node, after in zip(tree.body, tree.body[1:], strict=False):
         if (
             isinstance(node, ast.AnnAssign)

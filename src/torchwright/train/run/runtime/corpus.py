@@ -99,9 +99,9 @@ def wait_until_visible(
     Raises `DataError` after `seconds`, which names the process by its `rank`, by default the one in its group.
     """
     ends = time.monotonic() + seconds
-    here = dist.get_rank() if rank is None else rank
     while missing := [path for path, size in sizes.items() if not _has_size(path, size)]:
         if time.monotonic() > ends:
+            here = dist.get_rank() if rank is None else rank
             raise DataError(
                 f"process 0 wrote the token shard {missing[0]}, and process {here} cannot see it",
                 found=f"{len(missing)} of {len(sizes)} files are missing or shorter after {seconds:g} s",
