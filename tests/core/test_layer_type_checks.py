@@ -10,7 +10,7 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,40 +65,44 @@ def test_what_rewrites_asks_whether_a_subclass_computes_the_same() -> None:
 def test_the_check_sees_names_tuples_and_unions() -> None:
     text = "isinstance(m, LAYERS)\nisinstance(m, nn.Linear | Other)\nisinstance(m, str)"
     names = {"nn": nn, "LAYERS": (nn.Linear,), "Other": dict}
-    assert len(list(_layer_checks(ast.parse(text), names))) == 2
+    assert len(list(_layer_checks(_type_checks(ast.parse(text)), names))) == 2
 
 
 def _checks(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     if "nn" not in text or not re.search(r"\b(isinstance|issubclass)\b", text):
         return
-    tree = ast.parse(text)
-    if not any(
-        isinstance(node, ast.Name) and node.id in ("isinstance", "issubclass") for node in ast.walk(tree)
-    ):
+    calls = list(_type_checks(ast.parse(text)))
+    if not calls:
         return
     name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     try:
         names = vars(importlib.import_module(f"torchwright.{name.removesuffix('.__init__')}"))
     except ImportError:  # a library of an extra that is not installed
         return
-    yield from (name for _ in _layer_checks(tree, names))
+    yield from (name for _ in _layer_checks(calls, names))
 
 
-def _layer_checks(tree: ast.AST, names: dict[str, Any]) -> Iterator[ast.Call]:
-    """Calls of isinstance whose second argument holds a layer class of torch."""
+def _type_checks(tree: ast.AST) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in ("isinstance", "issubclass")
         ):
-            try:
-                kinds = eval(compile(ast.Expression(node.args[1]), "", "eval"), dict(names))
-            except (NameError, AttributeError):  # of a name that the function binds
-                kinds = ()
-            if any(_is_layer(kind) for kind in _flat(kinds)):
-                yield node
+            yield node
+
+
+def _layer_checks(calls: Iterable[ast.Call], names: dict[str, Any]) -> Iterator[ast.Call]:
+    """Calls of isinstance whose second argument holds a layer class of torch."""
+    names = dict(names)  # eval adds to it
+    for node in calls:
+        try:
+            kinds = eval(compile(ast.Expression(node.args[1]), "", "eval"), names)
+        except (NameError, AttributeError):  # of a name that the function binds
+            kinds = ()
+        if any(_is_layer(kind) for kind in _flat(kinds)):
+            yield node
 
 
 def _flat(kinds: Any) -> Iterator[Any]:

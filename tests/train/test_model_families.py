@@ -70,9 +70,9 @@ def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Path]) 
 
 
 def test_sizes_that_the_files_do_not_have_are_refused_before_memory_is_taken(
-    pair: tuple[Any, Path], tmp_path: Path
+    mixtral: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    _, folder = pair
+    _, folder = mixtral
     with torch.device("meta"):
         check_shapes(Transformer(read_decoder_config(folder)), folder)
     wrong = Path(shutil.copytree(folder, tmp_path / "wrong"))

@@ -125,7 +125,7 @@ DECODERS = {
 }
 
 
-@pytest.mark.plain("Qwen2")
+@pytest.mark.slow  # importing sentence_transformers takes 4 s
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", DECODERS)
 def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, tmp_path, text):

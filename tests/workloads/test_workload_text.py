@@ -233,6 +233,7 @@ class TestClassify:
             model(tmp_path).classify("a")
 
 
+@pytest.mark.slow
 def test_an_artifact_answers_any_batch_and_classifies(
     workload: ForwardWorkload, classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

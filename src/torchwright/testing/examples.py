@@ -18,6 +18,8 @@ from torch import nn
 from torchwright.testing.models import Perceptron
 from torchwright.workloads.base import Workload, workloads
 from torchwright.workloads.detect import from_target
+from torchwright.workloads.encoder import EncoderWorkload
+from torchwright.workloads.image import ImageWorkload
 from torchwright.workloads.texts import BUNDLED
 
 VOCABULARY = 4096
@@ -62,6 +64,13 @@ def _module(folder: Path) -> Workload:
     return from_target(f"{__name__}:{perceptron.__name__}")
 
 
+def _brief(workload: Workload) -> Workload:
+    """Have a workload judged by the smallest sample that it takes."""
+    assert isinstance(workload, EncoderWorkload | ImageWorkload)
+    workload.sample_operations = 1.0
+    return workload
+
+
 def _language(folder: Path) -> Workload:
     from transformers import LlamaConfig
 
@@ -75,7 +84,7 @@ def _language(folder: Path) -> Workload:
 def _encoder(folder: Path) -> Workload:
     from transformers import BertConfig
 
-    return from_target(_saved(BertConfig(**SIZES), "AutoModel", folder))
+    return _brief(from_target(_saved(BertConfig(**SIZES), "AutoModel", folder)))
 
 
 def _forward(folder: Path) -> Workload:
@@ -92,7 +101,7 @@ def _image(folder: Path) -> Workload:
     sizes: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "vocab_size"}
     sizes |= {"image_size": 32, "patch_size": 8, "num_labels": 7}
     config = ViTConfig(**sizes)
-    return from_target(_saved(config, "AutoModelForImageClassification", folder))
+    return _brief(from_target(_saved(config, "AutoModelForImageClassification", folder)))
 
 
 def _seq2seq(folder: Path) -> Workload:

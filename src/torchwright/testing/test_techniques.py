@@ -55,9 +55,9 @@ def relative_error(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 @functools.cache
 def forms(name: str, model: str) -> tuple[Technique, ...]:
-    """The default of a technique, and each of its variants on one of the models."""
+    """The default of a technique, and each of its other variants on one of the models."""
     technique = techniques.get(name)()
-    return technique, *technique.variants(make(model)[0])
+    return tuple(dict.fromkeys((technique, *technique.variants(make(model)[0]))))
 
 
 @functools.cache
@@ -205,7 +205,7 @@ def test_rows_do_not_influence_each_other_where_an_engine_runs_them(
 ) -> None:
     """Like `TestOnModels`, compiled or converted by the engine that the technique asks for or needs."""
     cls = techniques.get(name)
-    for i, technique in enumerate(dict.fromkeys(forms(name, model))):
+    for i, technique in enumerate(forms(name, model)):
         workload, fresh = make_rows(model)
         steps = in_order([technique.step(), *([COMPILER] if "compiled" in technique.needs else [])])
         (tmp_path / str(i)).mkdir()

@@ -93,7 +93,16 @@ def test_a_workload_of_odd_numbers_is_damaged(eager: Path, tmp_path: Path, kind:
 # -------------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("name", ["recipe.json", "manifest.json", "programs.json", "selftest.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        *(
+            pytest.param(f"{name}.json", marks=pytest.mark.slow)
+            for name in ("recipe", "programs", "selftest")
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "content",
     [

@@ -488,7 +488,8 @@ print(*(each.name for each in rank_modules(target, [parse_step(sys.argv[1])])))
 """
 
 
-@pytest.mark.parametrize("step", ["int8_dynamic", pytest.param("int4_weight_only", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["int8_dynamic", "int4_weight_only"])
 def test_modules_are_ranked_in_a_process_that_has_done_nothing_else(step: str) -> None:
     """A search asks in such a process, where packed 8-bit layers once found no kernels."""
     if fault := build.load_fault():

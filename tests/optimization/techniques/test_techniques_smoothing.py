@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from typing import Any
 
@@ -165,8 +164,7 @@ def test_a_new_tensor_at_an_old_address_is_another_value() -> None:
     for layer in layers:
         x = outlying(20)
         smoothing.watch(layer, x)
-        del x
-        gc.collect()
+        del x  # whose memory the next one may get
     found = [smoothing.found(layer) for layer in layers]
     assert len({id(each) for each in found if each is not None}) == sum(each is not None for each in found)
 
