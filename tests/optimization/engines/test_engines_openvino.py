@@ -239,10 +239,10 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
     """Of bfloat16 that loses more where sizes are free, they have float32, or else pieces of the example's size; and
     float32 where there is no time to judge it."""
     needs("openvino")
-    widen = OpenVino.widen_others if widened else lambda _: False
 
     class Lossier(OpenVino):
-        widen_others = widen
+        def widen_others(self) -> bool:
+            return widened and super().widen_others()
 
         @classmethod
         def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
