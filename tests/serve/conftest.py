@@ -10,6 +10,7 @@ from http_support import MODEL, Command, Running, command, serving, wait_until
 from page_support import opened
 
 from browser_support import Browser, chromium
+from torchwright.serve.wire.messages import ToEngine
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,13 @@ def bundled_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             return running[-1]
 
         yield given
+
+
+@pytest.fixture
+def sent(server: Running) -> Iterator[list[ToEngine]]:
+    """The messages that the module's server sends its engine during the test."""
+    with server.client.recording() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

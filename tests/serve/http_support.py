@@ -27,16 +27,16 @@ from fake_engine import LOADING, READERS
 from torchwright.models.vision.reader import takes_pictures
 from torchwright.serve.batches.runner import Batches
 from torchwright.serve.batches.store import Store
-from torchwright.serve.folder import ServeTarget, find
+from torchwright.serve.folder import find
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.server import Server, load_model
 from torchwright.serve.http.service import Service
 from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
-from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.options import AUTO
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.launch import Launcher
+from torchwright.serve.wire.messages import Submit, ToEngine
 
 MODEL = "torchwright-bundled"
 STARTS_WITHIN = 120.0
@@ -48,11 +48,47 @@ def fake_command(kind: str) -> Callable[[str], list[str]]:
     return lambda endpoint: [sys.executable, fake_engine.__file__, "--endpoint", endpoint, "--kind", kind]
 
 
+class RecordingClient(EngineClient):
+    """An engine's client that can keep what the engine is sent."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._records: list[list[ToEngine]] = []
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[ToEngine]]:
+        """Keep the messages that the engine is sent within the block."""
+        record: list[ToEngine] = []
+        self._records.append(record)
+        try:
+            yield record
+        finally:
+            self._records.remove(record)
+
+    def _send(self, message: ToEngine) -> bool:
+        for record in self._records:
+            record.append(message)
+        return super()._send(message)
+
+
+class LastingServer(Server):
+    """A server that goes on where its engine was never ready: the command would end."""
+
+    async def _announce(self) -> None:
+        """Say nothing."""
+
+
+def submits(messages: Sequence[ToEngine]) -> list[Submit]:
+    """The requests for text among messages."""
+    return [message for message in messages if isinstance(message, Submit)]
+
+
 @dataclass
 class Running:
     """A server with a fake engine, in a thread of this process."""
 
     url: str
+    client: RecordingClient
     service: Service
     loop: asyncio.AbstractEventLoop
     server: Server
@@ -82,10 +118,13 @@ def serving(
     allow_adapters: Path | None = None,
     allow_weights: Path | None = None,
     batches: Path | None = None,
+    server: type[Server] = Server,
+    **client: Any,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
 
-    The bundled model may have a chat template and a format of tool calls; `folder` has another tokenizer.
+    The bundled model may have a chat template and a format of tool calls; `folder` has another tokenizer. `client` are
+    options of `EngineClient`.
     """
     limits = limits or Limits()
     with contextlib.ExitStack() as stack:
@@ -100,69 +139,47 @@ def serving(
         if takes_pictures(target.folder):
             limits = limits.with_pictures()
         model = None if kind in READERS else load_model(target, limits, tools)
-        hosts_known = Hosts(hosts, origins)
-        yield from _serving(
-            kind,
-            target,
-            model,
-            keys,
-            hosts_known,
-            aliases,
-            limits,
-            picture_hosts,
-            allow_adapters,
-            allow_weights,
-            batches,
+        launcher = Launcher(fake_command(kind))
+        stack.callback(launcher.close)
+        recording = RecordingClient(launcher, limits, **client)
+        service = Service(
+            name=MODEL,
+            aliases=aliases,
+            allow_adapters=allow_adapters,
+            allow_weights=allow_weights,
+            client=recording,
+            model=model,
+            folder=target.folder,
+            batches=None if batches is None else Batches(Store(batches, limits), limits),
+            sounds=Sounds(limits) if kind == "recognizer" else None,
+            limits=limits,
+            keys=keys,
+            hosts=Hosts(hosts, origins),
+            picture_hosts=picture_hosts,
+            log_requests=True,
         )
+        yield from _in_thread(service, recording, server)
 
 
-def _serving(
-    kind: str,
-    target: ServeTarget,
-    model: ServedModel | None,
-    keys: Sequence[str],
-    hosts: Hosts,
-    aliases: Sequence[str],
-    limits: Limits,
-    picture_hosts: Sequence[str],
-    allow_adapters: Path | None,
-    allow_weights: Path | None,
-    batches: Path | None,
-) -> Iterator[Running]:
-    launcher = Launcher(fake_command(kind))
-    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
-    service = Service(
-        name=MODEL,
-        aliases=aliases,
-        allow_adapters=allow_adapters,
-        allow_weights=allow_weights,
-        client=client,
-        model=model,
-        folder=target.folder,
-        batches=None if batches is None else Batches(Store(batches, limits), limits),
-        sounds=Sounds(limits) if kind == "recognizer" else None,
-        limits=limits,
-        keys=keys,
-        hosts=hosts,
-        picture_hosts=picture_hosts,
-        log_requests=True,
-    )
+def _in_thread(service: Service, client: RecordingClient, kind: type[Server]) -> Iterator[Running]:
+    """Run a server in a thread until the caller goes on."""
     started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(service, started)))
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(service, kind, started)))
     thread.start()
     server, loop, url = started.get(timeout=30)
     try:
         wait_until(lambda: client.state in ("ready", "failed") or client.detail == LOADING, STARTS_WITHIN)
-        yield Running(url, service, loop, server)
+        yield Running(url, client, service, loop, server)
     finally:
         with contextlib.suppress(RuntimeError):  # a test has ended it
             loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)
         thread.join(30)
-        launcher.close()
 
 
 async def _serve(
-    service: Service, started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]]
+    service: Service,
+    kind: type[Server],
+    started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]],
 ) -> None:
     import socket
 
@@ -170,7 +187,7 @@ async def _serve(
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(service, url, 0.0, lambda text: None, warm=False)
+    server = kind(service, url, 0.0, lambda text: None, warm=False)
     task = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:
         await asyncio.sleep(0.01)

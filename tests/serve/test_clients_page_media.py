@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from http_support import serving, wait_until
+from http_support import serving, submits, wait_until
 from page_support import again, answered, limit, opened, say
 from picture_support import picture, write_folder
 
 from browser_support import Browser
 from torchwright.serve.http import webpage
 from torchwright.serve.limits import INPUT_PICTURES, INPUT_VIDEO_BYTES, INPUT_VIDEOS, MIB
-from torchwright.serve.wire.client import EngineClient
-from torchwright.serve.wire.messages import Submit
 
 
 def test_a_sound_is_transcribed(browser: Browser, tmp_path: Path) -> None:
@@ -72,26 +69,10 @@ PASTE = """document.querySelector("#text").dispatchEvent(
 DROP = 'dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true }))'
 
 
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[Submit]:
-    """The messages that the engine is sent from now on."""
-    found: list[Submit] = []
-    submit = EngineClient.submit
-
-    def note(self: EngineClient, message: Any, mailbox: Any) -> None:
-        found.append(message)
-        submit(self, message, mailbox)
-
-    monkeypatch.setattr(EngineClient, "submit", note)
-    return found
-
-
-def test_pictures_are_chosen_pasted_dropped_sent_and_kept(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted = noted(monkeypatch)
+def test_pictures_are_chosen_pasted_dropped_sent_and_kept(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "chosen.png").write_bytes(picture(84, 56))
     (tmp_path / "broken.png").write_bytes(b"abc")
-    with serving(folder=write_folder(tmp_path)) as server:
+    with serving(folder=write_folder(tmp_path)) as server, server.client.recording() as sent:
         page = opened(browser, server)
         limit(page, 4)
         wait_until(lambda: not page.run("document.querySelector('#picture-pick').hidden"))
@@ -112,18 +93,18 @@ def test_pictures_are_chosen_pasted_dropped_sent_and_kept(
         assert page.count("#pictures img") == 0
         assert page.count(".user img") == 2
         # The second is scaled down to 2048 pixels, and then by the model's processor.
-        assert submitted[-1].pictures[0].tokens == 6
+        assert submits(sent)[-1].pictures[0].tokens == 6
         again(page)
         wait_until(lambda: page.run("document.querySelector('.user img')?.naturalWidth ?? 0") == 84)
         assert page.run("document.querySelectorAll('.user img')[1].naturalWidth") == 2048
         say(page, "And?")
         answered(page, 2)
-        assert submitted[-1].pictures == submitted[0].pictures
+        assert submits(sent)[-1].pictures == submits(sent)[0].pictures
         page.run(PUT % (56, PASTE))  # a picture without a word
         wait_until(lambda: page.count("#pictures img") == 1)
         page.click("#send")
         answered(page, 3)
-        assert submitted[-1].pictures[2].tokens == 4
+        assert submits(sent)[-1].pictures[2].tokens == 4
         assert page.console == []
 
 
@@ -135,9 +116,7 @@ def test_the_pages_limits_are_the_servers() -> None:
     assert {name: int(re.findall(rf"const {name} = (\d+);", script)[0]) for name in wanted} == wanted
 
 
-def test_videos_are_chosen_sent_and_kept(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_videos_are_chosen_sent_and_kept(browser: Browser, tmp_path: Path) -> None:
     """To a model that takes videos; the server reads a recording of the browser's own."""
     pytest.importorskip(
         "torchvision", reason="transformers prepares videos with torchvision, which is not installed"
@@ -145,8 +124,7 @@ def test_videos_are_chosen_sent_and_kept(
     pytest.importorskip("av", reason="videos are read with PyAV, which is not installed")
     from test_http_videos import write_video_folder
 
-    submitted = noted(monkeypatch)
-    with serving(folder=write_video_folder(tmp_path)) as server:
+    with serving(folder=write_video_folder(tmp_path)) as server, server.client.recording() as sent:
         page = opened(browser, server)
         limit(page, 4)
         wait_until(lambda: not page.run("document.querySelector('#picture-pick').hidden"))
@@ -159,12 +137,12 @@ def test_videos_are_chosen_sent_and_kept(
         say(page, "What?")
         answered(page, 1)
         assert page.count(".user video") == 1
-        assert [shown.moves for shown in submitted[-1].pictures] == [True]
+        assert [shown.moves for shown in submits(sent)[-1].pictures] == [True]
         again(page)
         wait_until(lambda: page.count(".user video") == 1)
         say(page, "And?")
         answered(page, 2)
-        assert submitted[-1].pictures == submitted[0].pictures
+        assert submits(sent)[-1].pictures == submits(sent)[0].pictures
         page.run(DROP_FILES % (5, 1))
         wait_until(lambda: "4 videos among them" in page.text("#notice-text"))
         assert page.count("#pictures video") == 0

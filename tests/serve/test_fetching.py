@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +17,7 @@ from picture_support import part, picture, user, write_folder
 from torchwright.core.errors import WorkloadError
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.command import _check_url_hosts  # pyright: ignore[reportPrivateUsage]
-from torchwright.serve.http import fetching
-from torchwright.serve.http.fetching import PictureFetcher
+from torchwright.serve.http.fetching import PictureFetcher, look_up
 from torchwright.serve.limits import MIB, Limits
 
 PNG = picture(56, 56)
@@ -110,8 +108,19 @@ def pictures() -> Iterator[int]:
             thread.join()
 
 
-def fetch(hosts: list[str], *urls: str, limits: Limits | None = None) -> dict[str, bytes]:
-    fetcher = PictureFetcher(hosts, limits or Limits().with_pictures())
+async def looked_up(host: str, port: int) -> list[str]:
+    """Look no name up: tests name the addresses."""
+    raise AssertionError(f"{host} was looked up")
+
+
+def fetch(
+    hosts: list[str],
+    *urls: str,
+    limits: Limits | None = None,
+    look_up: Any = looked_up,
+    connect: Any = asyncio.open_connection,
+) -> dict[str, bytes]:
+    fetcher = PictureFetcher(hosts, limits or Limits().with_pictures(), look_up=look_up, connect=connect)
 
     async def run() -> dict[str, bytes]:
         async with fetcher.fetched(urls) as found:
@@ -123,58 +132,67 @@ def fetch(hosts: list[str], *urls: str, limits: Limits | None = None) -> dict[st
         assert fetcher._held == 0  # pyright: ignore[reportPrivateUsage]
 
 
-def resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
-    """Let every name have these addresses; return the names that are asked for."""
-    asked: list[str] = []
+class Names:
+    """Every name has these addresses; `asked` are the names that were looked up."""
 
-    def found(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
-        asked.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+    def __init__(self, *addresses: str) -> None:
+        self.addresses, self.asked = list(addresses), list[str]()
 
-    monkeypatch.setattr(socket, "getaddrinfo", found)
-    return asked
+    async def __call__(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        return self.addresses
 
 
 @pytest.mark.parametrize("kind", ADDRESSES)
 @pytest.mark.parametrize("public", [False, True], ids=["alone", "after a public one"])
-def test_a_name_with_an_address_that_is_not_public_is_refused(
-    monkeypatch: pytest.MonkeyPatch, kind: str, public: bool
-) -> None:
-    resolve(monkeypatch, *(["93.184.215.14"] if public else []), ADDRESSES[kind])
-    monkeypatch.setattr(asyncio, "open_connection", lambda *_, **__: pytest.fail("connected"))
+def test_a_name_with_an_address_that_is_not_public_is_refused(kind: str, public: bool) -> None:
+    async def connect(*place: Any, **options: Any) -> Any:
+        raise AssertionError(f"connected to {place}")
+
+    names = Names(*(["93.184.215.14"] if public else []), ADDRESSES[kind])
     for scheme in ("http", "https"):
         with pytest.raises(ApiError, match="which is not public") as caught:
-            fetch([NAME], f"{scheme}://{NAME}/a.png")
+            fetch([NAME], f"{scheme}://{NAME}/a.png", look_up=names, connect=connect)
         assert caught.value.status == 400
 
 
 @pytest.mark.parametrize(
     "address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8"]
 )
-def test_a_public_address_is_connected_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    asked, connected = resolve(monkeypatch, address), list[tuple[Any, ...]]()
+def test_a_public_address_is_connected_to(address: str) -> None:
+    names, connected = Names(address), list[tuple[Any, ...]]()
 
     async def connect(*place: Any, **options: Any) -> Any:
         connected.append((*place, options["server_hostname"]))
         raise ConnectionRefusedError("closed")
 
-    monkeypatch.setattr(asyncio, "open_connection", connect)
     with pytest.raises(ApiError, match="cannot be asked: closed"):
-        fetch([NAME], f"https://{NAME.upper()}./a.png")
-    assert asked == [NAME]
+        fetch([NAME], f"https://{NAME.upper()}./a.png", look_up=names, connect=connect)
+    assert names.asked == [NAME]
     assert connected == [(address, 443, NAME)]
 
 
-def test_the_checked_address_is_asked_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_this_machine_is_looked_up_and_refused() -> None:
+    with pytest.raises(ApiError, match=r"'localhost' has the address .*, which is not public"):
+        fetch(["localhost"], "http://localhost/a.png", look_up=look_up)
+
+
+def test_the_checked_address_is_asked_by_its_name() -> None:
     """A second look-up could lead elsewhere (DNS rebinding): there is none."""
+    names, connected = Names("93.184.215.14"), set[str]()
+
+    def connect(address: str, port: int, **options: Any) -> Any:
+        connected.add(address)
+        return asyncio.open_connection("127.0.0.1", port, **options)
+
     with pictures() as port:
-        asked = resolve(monkeypatch, "127.0.0.1")
-        monkeypatch.setattr(fetching, "is_public", lambda address: True)
         host = f"{NAME}:{port}"
-        found = fetch([host], f"http://{host}/a%20b.png?c=d#e", f"http://{host}/other")
-        assert list(found.values()) == [PNG, PNG]
-        assert sorted(Answers.seen) == [("/a%20b.png?c=d", host), ("/other", host)]
-        assert set(asked) <= {NAME, "127.0.0.1"}
+        urls = (f"http://{host}/a%20b.png?c=d#e", f"http://{host}/other")
+        found = fetch([host], *urls, look_up=names, connect=connect)
+    assert list(found.values()) == [PNG, PNG]
+    assert sorted(Answers.seen) == [("/a%20b.png?c=d", host), ("/other", host)]
+    assert names.asked == [NAME, NAME]  # once for each of the URLs
+    assert connected == set(names.addresses)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +216,7 @@ def test_the_checked_address_is_asked_by_its_name(monkeypatch: pytest.MonkeyPatc
         (["127.0.0.1:81"], "http://127.0.0.1/a.png"),
     ],
 )
-def test_a_host_that_was_not_named_is_refused_with_the_flag(
-    monkeypatch: pytest.MonkeyPatch, hosts: list[str], url: str
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked up"))
+def test_a_host_that_was_not_named_is_refused_with_the_flag(hosts: list[str], url: str) -> None:
     with pytest.raises(ApiError, match="start the server with --allow-url") as caught:
         fetch(hosts, url)
     assert caught.value.status == 400
@@ -224,8 +239,7 @@ def test_a_host_that_was_not_named_is_refused_with_the_flag(
         "http://pictures.test/" + "a" * 9000,
     ],
 )
-def test_a_url_with_two_meanings_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked up"))
+def test_a_url_with_two_meanings_is_refused(url: str) -> None:
     with pytest.raises(ApiError) as caught:
         fetch([NAME, "evil.test"], url)
     assert caught.value.status == 400
@@ -263,24 +277,29 @@ def test_pictures_of_a_request_and_of_all_are_bounded() -> None:
         assert caught.value.status == 429
 
 
-def test_a_few_are_fetched_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_are_fetched_at_the_same_time() -> None:
     running, most = 0, 0
 
-    async def answer(self: PictureFetcher, *_: Any) -> bytes:
+    class Writer:
+        def write(self, data: bytes) -> None: ...
+
+        def close(self) -> None:
+            nonlocal running
+            running -= 1
+
+    async def connect(*_: Any, **__: Any) -> Any:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await asyncio.sleep(0)
-        running -= 1
-        return b""
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        reader.feed_eof()
+        return reader, Writer()
 
-    async def connect(*_: Any, **__: Any) -> Any:
-        return None, type("Writer", (), {"close": lambda self: None})()
-
-    monkeypatch.setattr(PictureFetcher, "_answer", answer)
-    monkeypatch.setattr(asyncio, "open_connection", connect)
-    fetch(["127.0.0.1"], *[f"http://127.0.0.1/{number}" for number in range(50)], limits=Limits(fetches=3))
-    assert most == 3
+    urls = [f"http://127.0.0.1/{number}" for number in range(50)]
+    assert set(fetch(["127.0.0.1"], *urls, limits=Limits(fetches=3), connect=connect).values()) == {b""}
+    assert (most, running) == (3, 0)
 
 
 @pytest.mark.parametrize("host", ["http://a.test", "a.test/path", "user@a.test", "", "a b", "*.a.test"])

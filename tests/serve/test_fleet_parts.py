@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from torchwright import cli
+from torchwright.cli.serve import command, read_options
 from torchwright.core.errors import TorchwrightError, WorkloadError
 from torchwright.core.process.waited import how_it_ended
 from torchwright.serve.fleet import command as room
@@ -21,7 +22,7 @@ from torchwright.serve.fleet.cores import divide, on_cores
 from torchwright.serve.fleet.fleet import Lines
 from torchwright.serve.fleet.gateway import GatewayOptions, arguments
 from torchwright.serve.fleet.metrics import join
-from torchwright.serve.fleet.options import Replicas
+from torchwright.serve.fleet.options import FleetOptions, Replicas
 from torchwright.serve.fleet.status import own
 from torchwright.serve.options import EngineOptions, ServerOptions
 
@@ -259,33 +260,28 @@ def test_a_missing_gateway_names_the_extra(
     assert "torchwright[fleet]" in capsys.readouterr().err
 
 
-def test_every_option_of_a_fleet_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed: list[Any] = []
-    monkeypatch.setattr(room, "serve", lambda options, say: passed.append(options) or 0)
-    words = (
-        "serve --replicas 3 --policy least_load --metrics-port 5 --port 7 --drain-seconds 2.5 --max-running 8"
-    )
-    assert cli.main(words.split()) == 0
-    (options,) = passed
+def test_every_option_of_a_fleet_is_read() -> None:
+    words = "--replicas 3 --policy least_load --metrics-port 5 --port 7 --drain-seconds 2.5 --max-running 8"
+    options = read_options(command.make_context("serve", words.split()))
+    assert isinstance(options, FleetOptions)
     assert (options.replicas, options.policy, options.metrics_port) == (Replicas(count=3), "least_load", 5)
     server = ServerOptions(port=7, drain_seconds=2.5, engine=EngineOptions(max_running=8))
     assert options.server == server
 
 
-def test_replicas_share_the_memory_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "available_bytes", lambda: 8 * GIB)
-    checked = room.check_replicas(ServerOptions(api_keys=["k"], port=99), 4)
+def test_replicas_share_the_memory_for_keys_and_values() -> None:
+    checked = room.check_replicas(ServerOptions(api_keys=["k"], port=99), 4, 8 * GIB)
     assert checked.options.engine.kv_memory == GIB
     assert (checked.options.port, checked.options.api_keys) == (0, ["k"])
     asked = ServerOptions(engine=EngineOptions(kv_memory=5))
-    assert room.check_replicas(asked, 4).options.engine.kv_memory == 5
+    assert room.check_replicas(asked, 4, 8 * GIB).options.engine.kv_memory == 5
 
 
-def test_more_replicas_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.serve.preflight.available_bytes", lambda: 60 << 20)
-    assert room.check_replicas(ServerOptions(), 2).figures is not None  # weights of 24 MiB
+def test_more_replicas_than_memory_are_refused() -> None:
+    memory = 60 << 20
+    assert room.check_replicas(ServerOptions(), 2, memory).figures is not None  # weights of 24 MiB
     with pytest.raises(TorchwrightError, match=r"--replicas 3.*60.0 MiB of memory for 3 times.*at most 2"):
-        room.check_replicas(ServerOptions(), 3)
+        room.check_replicas(ServerOptions(), 3, memory)
 
 
 def test_replicas_share_no_device() -> None:

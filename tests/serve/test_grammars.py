@@ -11,21 +11,21 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import Trouble
-from http_support import Running, serving, wait_until
+from http_support import Running, serving, submits, wait_until
 
 from torchwright.serve.api_error import unavailable
 from torchwright.serve.folder import find
 from torchwright.serve.grammar.compile import COMMON, GrammarCompiler, GrammarJob
 from torchwright.serve.limits import Limits
-from torchwright.serve.wire import client as clients
-from torchwright.serve.wire.messages import EngineReady, Forget, Grammar, Submit, ToEngine, encode
-from torchwright.serve.workers import pool as workers
+from torchwright.serve.wire.messages import EngineReady, Forget, Grammar, ToEngine, encode
 from torchwright.serve.workers.pool import Workers
 
 SLOW = "root ::= " + '"a"? ' * 3000
 """It takes minutes to compile."""
 PROPERTIES = {f"field_{place}": {"type": "string", "maxLength": 40} for place in range(30)}
 SCHEMA = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}
+MOST_BYTES = 1000
+"""Less than two grammars of `["a", "b"]` have, and no less than two of `["a"]`."""
 READY = EngineReady(
     kind="decoder",
     vocabulary=4096,
@@ -42,7 +42,11 @@ READY = EngineReady(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(limits=Limits(grammar_seconds=60)) as running:
+    """Its engine keeps two grammars of at most `MOST_BYTES` together."""
+    limits = Limits(
+        grammar_seconds=60, grammars_kept=2, grammars_kept_bytes=MOST_BYTES, grammars_held_bytes=MOST_BYTES
+    )
+    with serving(limits=limits, backoff_seconds=(0.01,)) as running:
         yield running
 
 
@@ -50,16 +54,6 @@ def server() -> Iterator[Running]:
 def http(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-@pytest.fixture
-def sent(server: Running, monkeypatch: pytest.MonkeyPatch) -> list[ToEngine]:
-    """What the engine is told."""
-    found: list[ToEngine] = []
-    client = server.service.client
-    send = client._send  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(client, "_send", lambda message: found.append(message) or send(message))
-    return found
 
 
 @pytest.fixture
@@ -99,24 +93,20 @@ def test_a_fault_after_all_clients_have_left_is_not_logged(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_the_prompts_of_a_request_share_one_copy_of_their_grammar(
-    http: httpx.Client, sent: list[ToEngine]
-) -> None:
+def test_the_prompts_of_a_request_share_one_copy_of_their_grammar() -> None:
     body = _structured({"json": SCHEMA}, prompt=["x"] * 48)
-    for _ in range(2):  # the second request needs none
-        assert http.post("/v1/completions", json=body).status_code == 200
+    with serving(limits=Limits(grammar_seconds=60)) as server, server.client.recording() as sent:
+        for _ in range(2):  # the second request needs none
+            assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
     [grammar] = [message for message in sent if isinstance(message, Grammar)]
-    submits = [message for message in sent if isinstance(message, Submit)]
-    assert len(submits) == 96
-    assert {submit.grammar for submit in submits} == {grammar.key}
+    asked = submits(sent)
+    assert len(asked) == 96
+    assert {submit.grammar for submit in asked} == {grammar.key}
     assert len(grammar.json) > 1_000_000
-    assert max(len(encode(submit)) for submit in submits) < 1000
+    assert max(len(encode(submit)) for submit in asked) < 1000
 
 
-def test_the_engine_forgets_what_was_not_used_for_longest(
-    http: httpx.Client, sent: list[ToEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clients, "GRAMMARS_KEPT", 2)
+def test_the_engine_forgets_what_was_not_used_for_longest(http: httpx.Client, sent: list[ToEngine]) -> None:
     for word in ("a", "b", "a", "c", "b"):
         assert http.post("/v1/completions", json=_structured({"choice": [word]})).status_code == 200
     kept = dict.fromkeys(message.key for message in sent if isinstance(message, Grammar))
@@ -126,9 +116,8 @@ def test_the_engine_forgets_what_was_not_used_for_longest(
 
 
 def test_an_engine_that_was_started_again_is_told_again(
-    server: Running, http: httpx.Client, sent: list[ToEngine], monkeypatch: pytest.MonkeyPatch
+    server: Running, http: httpx.Client, sent: list[ToEngine]
 ) -> None:
-    monkeypatch.setattr(clients, "BACKOFF_SECONDS", (0.01,))
     for _ in range(2):
         assert http.post("/v1/completions", json=_structured({"choice": ["again"]})).status_code == 200
         assert http.post("/v1/completions", json={"prompt": "x", "priority": Trouble.DIE}).status_code == 503
@@ -137,14 +126,14 @@ def test_an_engine_that_was_started_again_is_told_again(
 
 
 @pytest.mark.slow
-def test_a_common_grammar_is_there_before_it_is_asked_for(
-    server: Running, http: httpx.Client, compiled: list[bytes], sent: list[ToEngine]
-) -> None:
-    warm = asyncio.run_coroutine_threadsafe(server.service.warm(READY), server.loop)
-    warm.result(60)
-    assert len(compiled) == len(COMMON)
-    body = {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
-    assert http.post("/v1/chat/completions", json=body).status_code == 200
+def test_a_common_grammar_is_there_before_it_is_asked_for(compiled: list[bytes]) -> None:
+    with serving() as server, server.client.recording() as sent:
+        warm = asyncio.run_coroutine_threadsafe(server.service.warm(READY), server.loop)
+        warm.result(60)
+        assert len(compiled) == len(COMMON)
+        body = {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
+        response = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 200
     assert len(compiled) == len(COMMON)
     assert sum(isinstance(message, Grammar) for message in sent) == len(COMMON)
 
@@ -154,21 +143,21 @@ def test_a_request_s_timeout_counts_from_its_arrival(http: httpx.Client, sent: l
     assert response.status_code == 408
     assert response.json()["error"]["code"] == "timeout"
     assert response.headers["x-should-retry"] == "false"
-    assert not [message for message in sent if isinstance(message, Submit)]
+    assert not submits(sent)
     http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, "timeout": 50})
-    (submit,) = [message for message in sent if isinstance(message, Submit)]
+    (submit,) = submits(sent)
     assert submit.timeout_s is not None
     assert submit.timeout_s < 50
 
 
 @pytest.mark.slow
 def test_slow_grammars_wait_for_themselves_and_equal_ones_are_compiled_once(
-    compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+    compiled: list[bytes],
 ) -> None:
-    monkeypatch.setattr(workers, "QUICK_SECONDS", 0.1)
 
     async def run() -> None:
-        compiler = GrammarCompiler(find(None).folder, Limits(grammar_seconds=60))
+        limits = Limits(grammar_seconds=60, grammar_quick_seconds=0.1)
+        compiler = GrammarCompiler(find(None).folder, limits)
         slow = [
             asyncio.create_task(
                 compiler.compile(GrammarJob(kind="grammar", text=f'{SLOW}"{end}"'), READY, "grammar")
@@ -190,13 +179,9 @@ def test_slow_grammars_wait_for_themselves_and_equal_ones_are_compiled_once(
     assert len(compiled) == 5
 
 
-def test_the_grammars_of_all_requests_take_bounded_memory(
-    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_grammars_of_all_requests_take_bounded_memory(server: Running, http: httpx.Client) -> None:
     client = server.service.client
     assert http.post("/v1/completions", json=_structured({"choice": ["a", "b"]})).status_code == 200
-    monkeypatch.setattr(clients, "GRAMMAR_BYTES_HELD", 1000)
-    monkeypatch.setattr(clients, "GRAMMAR_BYTES_KEPT", 1000)
     slow = _structured({"choice": ["c", "d"]}, max_tokens=900, priority=Trouble.SLOW, stream=True)
     with http.stream("POST", "/v1/completions", json=slow) as response:
         lines = response.iter_lines()

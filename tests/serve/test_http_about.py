@@ -10,6 +10,8 @@ import pytest
 from fake_engine import CONTEXT, Trouble
 from http_support import MODEL, Running, serving
 
+from torchwright.serve.limits import Limits
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
@@ -103,9 +105,9 @@ def test_a_probe_makes_the_engine_compute() -> None:
         assert stats.generated_tokens == 1
 
 
-def test_a_probe_that_takes_too_long_fails(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.serve.http.about.PROBE_SECONDS", 0.0)
-    response = http.get("/health_generate")
+def test_a_probe_that_takes_too_long_fails() -> None:
+    with serving(limits=Limits(probe_seconds=0.0)) as impatient:
+        response = httpx.get(impatient.url + "/health_generate")
     assert response.status_code == 503
     assert "computed nothing within 0 s" in response.json()["error"]["message"]
 

@@ -12,15 +12,15 @@ import httpx
 import openai
 import pytest
 from fake_engine import Trouble
-from http_support import MODEL, Running, error, serving, wait_until
+from http_support import MODEL, Running, error, serving, submits, wait_until
 from openai.types.chat import ChatCompletion
 from starlette.routing import Router
 
-from torchwright.serve.http import batch_host
+from torchwright.serve.http.batch_host import BatchHost
 from torchwright.serve.http.guard import Guard
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.limits import Limits
-from torchwright.serve.wire.messages import Submit
+from torchwright.serve.wire.messages import ToEngine
 
 CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = (
     "/v1/chat/completions",
@@ -193,22 +193,14 @@ def test_a_cancelled_batch_leaves_the_engine_and_keeps_its_answers(
 
 
 def test_rows_come_behind_interactive_requests(
-    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    server: Running, client: openai.OpenAI, sent: list[ToEngine]
 ) -> None:
-    priorities, submit = list[int](), server.service.client.submit
-
-    def noted(message: Any, mailbox: Any) -> None:
-        if isinstance(message, Submit):
-            priorities.append(message.priority)
-        submit(message, mailbox)
-
-    monkeypatch.setattr(server.service.client, "submit", noted)
     before = server.service.metrics.render()
     bodies = [SAYS, SAYS | {"priority": -100}, SAYS | {"priority": 60}]
     ended(client, begun(client, text(*bodies)))
-    assert sorted(priorities) == [50, 50, 60]
+    assert sorted(submit.priority for submit in submits(sent)) == [50, 50, 60]
     client.chat.completions.create(**SAYS)
-    assert priorities[-1] == 0
+    assert submits(sent)[-1].priority == 0
 
     def observed(metrics: bytes) -> float:
         line = next(each for each in metrics.splitlines() if b"time_to_first_token_seconds_count" in each)
@@ -220,7 +212,7 @@ def test_rows_come_behind_interactive_requests(
 
 def test_few_rows_run_next_to_interactive_requests(server: Running) -> None:
     guard = Guard(Router(), keys=[], hosts=Hosts(), log_requests=False, count=lambda path, status: None)
-    host = batch_host.BatchHost(server.service, guard, {})
+    host = BatchHost(server.service, guard, {})
     assert host.places() == 32
     guard.answering = 1
     assert host.places() == 4
@@ -228,10 +220,9 @@ def test_few_rows_run_next_to_interactive_requests(server: Running) -> None:
 
 @pytest.mark.slow
 def test_a_row_that_ends_the_engine_is_an_error_and_the_rest_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(batch_host, "SETTLED_SECONDS", 0.1)
-    with serving(batches=tmp_path / "batches") as server, client_of(server) as client:
+    with serving(batches=tmp_path / "batches", early_seconds=0.1) as server, client_of(server) as client:
         rows = [TEXT | {"priority": int(Trouble.DIE)} if place == 2 else TEXT for place in range(5)]
         batch = begun(client, text(*rows, url=COMPLETIONS), COMPLETIONS)
         wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)

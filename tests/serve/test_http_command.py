@@ -19,13 +19,13 @@ import pytest
 import drafts
 from torchwright import cli
 from torchwright.cli.options import parse_bytes
+from torchwright.cli.serve import command, read_options
 from torchwright.core.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.optimization.artifact.folder import RECIPE
-from torchwright.serve import preflight as room
 from torchwright.serve.command import KEY_VARIABLE, api_keys, engine_command, listen
 from torchwright.serve.folder import BUNDLED_NAME, draft_of, find
 from torchwright.serve.options import EngineOptions, ServerOptions
-from torchwright.serve.preflight import preflight
+from torchwright.serve.preflight import SECTIONS, SIZES, Preflight, preflight
 
 MIB = 1 << 20
 CONFIG = {
@@ -40,8 +40,7 @@ CONFIG = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model folder of which there are only headers, on a machine with 64 MiB and no measured ceilings."""
-    monkeypatch.setattr(room, "available_bytes", lambda: 64 * MIB)
+    """A model folder of which there are only headers, on a machine with no measured ceilings."""
     monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "some-model"
     path.mkdir()
@@ -59,8 +58,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def figures(path: Path, **wish: Any) -> room.Preflight:
-    found = preflight(find(str(path)), EngineOptions(**{"max_running": 8, **wish}))
+def figures(path: Path, *, mib: int = 64, **wish: Any) -> Preflight:
+    """The figures on a machine with so much memory."""
+    found = preflight(find(str(path)), EngineOptions(**{"max_running": 8, **wish}), mib * MIB)
     assert found is not None
     return found
 
@@ -149,7 +149,7 @@ def test_an_architecture_that_is_not_served_is_named_before_any_prediction(
     assert "predicted" not in captured.out + captured.err
 
 
-@pytest.mark.parametrize("key", [*room.SIZES, *room.SECTIONS])
+@pytest.mark.parametrize("key", [*SIZES, *SECTIONS])
 def test_a_size_that_the_engine_would_refuse_ends_the_preflight(folder: Path, key: str) -> None:
     for value in (1e30, "yarn", -1, [1], 2**40):
         (folder / "config.json").write_text(json.dumps(CONFIG | {key: value}))
@@ -246,11 +246,8 @@ def test_one_flag_is_named_where_something_does_not_fit(
         (1, {"quantize": "w4a8"}, "smaller"),
     ],
 )
-def test_a_small_machine_gets_advice(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, available: int, wish: dict[str, Any], words: str
-) -> None:
-    monkeypatch.setattr(room, "available_bytes", lambda: available * MIB)
-    assert words in (figures(folder, **wish).advice or "")
+def test_a_small_machine_gets_advice(folder: Path, available: int, wish: dict[str, Any], words: str) -> None:
+    assert words in (figures(folder, mib=available, **wish).advice or "")
 
 
 def test_times_are_predicted_from_measured_ceilings(folder: Path, tmp_path: Path) -> None:
@@ -331,15 +328,13 @@ def test_the_engine_is_told_what_the_server_was() -> None:
     assert EngineOptions.from_json("{}") == EngineOptions()
 
 
-def test_every_option_of_the_command_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed: list[ServerOptions] = []
-    monkeypatch.setattr("torchwright.serve.command.serve", lambda options, say: passed.append(options) or 0)
+def test_every_option_of_the_command_is_read() -> None:
     words = (
         "--port 0 --max-running 8 --max-queue 9 --step-tokens 10 --max-context 11 --kv-memory 1MiB --kv int8"
     )
     words += " --no-prefix-cache --no-deterministic --speculate none --quantize w8a8 --dtype fp32 --device cpu --trust"
     words += " --adapter merged --adapter a=one --adapter b.c-1=./x=y --adapter-memory 2MiB"
-    assert cli.main(["serve", "folder", *words.split()]) == 0
+    asked = read_options(command.make_context("serve", ["folder", *words.split()]))
     engine = EngineOptions(
         model="folder",
         quantize="w8a8",
@@ -359,9 +354,8 @@ def test_every_option_of_the_command_arrives(monkeypatch: pytest.MonkeyPatch) ->
         prefix_cache=False,
         deterministic=False,
     )
-    assert passed == [ServerOptions(port=0, engine=engine)]
-    assert cli.main(["serve"]) == 0
-    assert passed[1] == ServerOptions()
+    assert asked == ServerOptions(port=0, engine=engine)
+    assert read_options(command.make_context("serve", [])) == ServerOptions()
 
 
 def test_more_answers_than_a_step_has_tokens_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,26 +13,27 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from http_support import Running, error, serving
+from http_support import Running, error, serving, submits
 from picture_support import BOMBS, PLACE, TEMPLATE, TOKEN, part, picture, saved, text, url, user, write_folder
 from PIL import Image
 
 from torchwright.models.vision.reader import takes_pictures
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.folder import find
-from torchwright.serve.openai import picture_prompt
+from torchwright.serve.limits import Limits
 from torchwright.serve.openai.conversation import Tools
 from torchwright.serve.openai.language import Language, load_language
 from torchwright.serve.openai.parts import Message
 from torchwright.serve.openai.picture_prompt import prompt_of
-from torchwright.serve.wire.client import EngineClient
-from torchwright.serve.wire.messages import Submit
+from torchwright.serve.wire.messages import Submit, ToEngine
 
 NONE = Tools(functions=(), choice="none")
 SMALL = picture(56, 56)
 """Four tokens."""
 WIDE = picture(84, 56)
 """Six."""
+HELD_BYTES = 2 << 20
+"""More than the 64 smallest pictures, or five of 112 x 112 pixels, take once they are prepared; less than eight."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def language(folder: Path) -> Language:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    with serving(folder=folder) as running:
+    with serving(folder=folder, limits=Limits(pictures_held_bytes=HELD_BYTES)) as running:
         yield running
 
 
@@ -55,20 +56,6 @@ def server(folder: Path) -> Iterator[Running]:
 def http(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-@pytest.fixture
-def submitted(server: Running, monkeypatch: pytest.MonkeyPatch) -> list[Submit]:
-    """What the engine is sent."""
-    found: list[Submit] = []
-    submit = EngineClient.submit
-
-    def noted(self: EngineClient, message: Any, mailbox: Any) -> None:
-        found.append(message)
-        submit(self, message, mailbox)
-
-    monkeypatch.setattr(EngineClient, "submit", noted)
-    return found
 
 
 def shown(submit: Submit, language: Language) -> str:
@@ -192,14 +179,14 @@ ASKED: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_pictures_come_in_their_places(
-    http: httpx.Client, submitted: list[Submit], language: Language, name: str
+    http: httpx.Client, sent: list[ToEngine], language: Language, name: str
 ) -> None:
     path, body, expected, tokens = ASKED[name]
     if path == "/v1/chat/completions":
         body = body | {"max_tokens": 3}
     response = http.post(path, json=body)
     assert response.status_code == 200, response.text
-    [submit] = submitted
+    [submit] = submits(sent)
     assert expected in shown(submit, language)
     assert [one.tokens for one in submit.pictures] == tokens
     assert submit.ids.count(TOKEN) == sum(tokens)
@@ -210,12 +197,12 @@ def test_pictures_come_in_their_places(
 
 @pytest.mark.slow
 def test_what_is_sent_is_what_the_processor_prepares(
-    http: httpx.Client, submitted: list[Submit], language: Language
+    http: httpx.Client, sent: list[ToEngine], language: Language
 ) -> None:
     assert language.pictures is not None
     http.post("/v1/chat/completions", json={"messages": [user(part(SMALL), part(WIDE))], "max_tokens": 1})
     expected = [language.pictures.read(content).picture for content in (SMALL, WIDE)]
-    assert submitted[0].pictures == expected
+    assert submits(sent)[0].pictures == expected
 
 
 def test_counts_of_tokens_have_those_of_pictures(http: httpx.Client, language: Language) -> None:
@@ -255,7 +242,7 @@ WORDS = ["<|image_pad|>", "<|image_pad|>" * 3, PLACE, "a <|image_pad|>"]
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("pictures", [0, 1])
 def test_a_clients_own_words_are_no_places(
-    http: httpx.Client, submitted: list[Submit], language: Language, words: str, pictures: int
+    http: httpx.Client, sent: list[ToEngine], language: Language, words: str, pictures: int
 ) -> None:
     """Nor do they change where a picture is: vllm#57740, sglang#37579, transformers#47217."""
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": f'{{"a": "{words}"}}'}}
@@ -268,7 +255,7 @@ def test_a_clients_own_words_are_no_places(
     ]
     response = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
     assert response.status_code == 200, response.text
-    [submit] = submitted
+    [submit] = submits(sent)
     assert submit.ids.count(TOKEN) == 4 * pictures
     if pictures:
         [begin] = [at for at, one in enumerate(submit.ids) if one == TOKEN and submit.ids[at - 1] != TOKEN]
@@ -422,17 +409,14 @@ def test_videos_are_named_where_an_api_or_a_model_takes_none(http: httpx.Client)
     assert "videos (input_video)" in error(http.post("/v1/responses", json=wrong))["message"]
 
 
-def test_pictures_are_bounded_in_number_and_together(
-    http: httpx.Client, language: Language, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_bounded_in_number_and_together(http: httpx.Client, language: Language) -> None:
     tiny = part(picture(28, 28))
     for count, status in ((64, 200), (65, 400)):
         body = {"messages": [user(*[tiny] * count)], "max_tokens": 1}
         assert http.post("/v1/chat/completions", json=body).status_code == status
-    monkeypatch.setattr(picture_prompt, "PREPARED_BYTES", 200_000)
     messages = [Message.model_validate(user(*[part(WIDE)] * 2))]
     with pytest.raises(ApiError, match="picture 2 cannot be used: with it the model would read"):
-        prompt_of(language, messages, NONE, "messages")
+        prompt_of(language, messages, NONE, "messages", prepared_bytes=200_000)
 
 
 @pytest.mark.slow
@@ -451,14 +435,12 @@ def test_a_body_with_pictures_may_be_larger(server: Running, http: httpx.Client)
 JSON = {"content-type": "application/json"}
 
 
-def test_pictures_of_all_requests_are_bounded(
-    http: httpx.Client, server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = {"messages": [user(part(WIDE))], "max_tokens": 1}
+def test_pictures_of_all_requests_are_bounded(http: httpx.Client, server: Running) -> None:
+    large = part(picture(112, 112))
+    few, many = ({"messages": [user(*[large] * count)], "max_tokens": 1} for count in (5, 8))
     for _ in range(3):
-        assert http.post("/v1/chat/completions", json=asked).status_code == 200
-    monkeypatch.setattr("torchwright.serve.wire.client.PICTURE_BYTES_HELD", 1000)
-    response = http.post("/v1/chat/completions", json=asked)
+        assert http.post("/v1/chat/completions", json=few).status_code == 200
+    response = http.post("/v1/chat/completions", json=many)
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"
     assert server.service.client._pictures == {}  # pyright: ignore[reportPrivateUsage]

@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import events, serving
+from http_support import Running, events, serving, submits
 
-from torchwright.serve.wire.client import EngineClient
-from torchwright.serve.wire.messages import Submit
+from torchwright.serve.wire.messages import ToEngine
 
 # `open` in the message ends the prompt within reasoning, as DeepSeek's templates do.
 ECHO = (
@@ -29,8 +28,14 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with serving(template=ECHO) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+def server() -> Iterator[Running]:
+    with serving(template=ECHO) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
@@ -110,28 +115,20 @@ def test_one_call_ends_an_answer(http: httpx.Client) -> None:
 )
 def test_a_bound_of_reasoning_reaches_the_engine(
     http: httpx.Client,
-    monkeypatch: pytest.MonkeyPatch,
+    sent: list[ToEngine],
     length: int,
     path: str,
     field: dict[str, Any],
     name: str,
 ) -> None:
     """Long requests are read in another process."""
-    sent = list[Submit]()
-    submit = EngineClient.submit
-
-    def seen(client: EngineClient, wanted: Submit, mailbox: Any) -> None:
-        sent.append(wanted)
-        submit(client, wanted, mailbox)
-
-    monkeypatch.setattr(EngineClient, "submit", seen)
     body = {"messages": [{"role": "user", "content": WHOLE}], "max_tokens": 20}
     body |= {"chat_template_kwargs": {"padding": "x" * length}}
     response = http.post(path, json=body | field)
     assert response.status_code == 200, response.text
     assert name not in response.headers.get("x-torchwright-ignored", "")
     assert http.post(path, json=body).status_code == 200
-    bound, free = sent
+    bound, free = submits(sent)
     assert bound.thinking is not None
     assert (bound.thinking.begin, bound.thinking.end, bound.thinking.tokens) == ("<think>", "</think>", 7)
     assert (bound.grammar, free.thinking) == (None, None)

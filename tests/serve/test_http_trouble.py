@@ -19,7 +19,7 @@ import h11
 import httpx
 import pytest
 from fake_engine import LOADING, NEVER, Trouble
-from http_support import MODEL, Running, error, events, fake_command, serving, wait_until
+from http_support import MODEL, LastingServer, Running, error, events, fake_command, serving, wait_until
 
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.limits import Limits
@@ -244,10 +244,9 @@ def test_the_server_is_not_ready_while_its_engine_loads_again() -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_hangs_is_killed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("torchwright.serve.wire.client.SILENT_SECONDS", 0.4)
-    with serving() as running, httpx.Client(base_url=running.url, timeout=30) as http:
+    with serving(silent_seconds=0.4) as running, httpx.Client(base_url=running.url, timeout=30) as http:
         response = http.post("/v1/completions", json={"prompt": PROMPT, "priority": Trouble.HANG})
         assert response.status_code == 503
         assert "SIGKILL" in error(response)["message"]
@@ -264,21 +263,14 @@ def test_an_engine_that_hangs_is_killed(
         ("killed", "the engine died 4 times in a row (signal SIGKILL: most likely out of memory)"),
     ],
 )
-def test_an_engine_that_cannot_live_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, kind: str, said: str
-) -> None:
-    monkeypatch.setattr("torchwright.serve.wire.client.BACKOFF_SECONDS", (0.01,))
-    monkeypatch.setattr("torchwright.serve.http.server.Server._announce", _silent)
-    with serving(kind=kind) as running, httpx.Client(base_url=running.url) as http:
+def test_an_engine_that_cannot_live_is_given_up(kind: str, said: str) -> None:
+    lasting = serving(kind=kind, server=LastingServer, backoff_seconds=(0.01,))
+    with lasting as running, httpx.Client(base_url=running.url) as http:
         health = http.get("/health")
         assert health.status_code == 503
         assert said in health.json()["detail"]
         assert http.get("/ready").status_code == 503
         assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
-
-
-async def _silent(server: object) -> None:
-    """The command would end where an engine was never ready; here its last words are read."""
 
 
 def test_an_encoder_embeds_and_writes_nothing() -> None:

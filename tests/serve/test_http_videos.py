@@ -13,14 +13,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from http_support import Running, error, serving
+from http_support import Running, error, serving, submits
 from picture_support import PLACE, TEMPLATE, part, picture, url, user, write_folder
 from PIL import Image
 
 import videos
 from torchwright.serve.limits import INPUT_VIDEO_BYTES
-from torchwright.serve.wire.client import EngineClient
-from torchwright.serve.wire.messages import Submit
+from torchwright.serve.wire.messages import ToEngine
 
 pytest.importorskip(
     "torchvision", reason="transformers prepares videos with torchvision, which is not installed"
@@ -60,20 +59,6 @@ def http(server: Running) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
-def submitted(server: Running, monkeypatch: pytest.MonkeyPatch) -> list[Submit]:
-    """The messages that the engine is sent."""
-    found: list[Submit] = []
-    submit = EngineClient.submit
-
-    def noted(self: EngineClient, message: Any, mailbox: Any) -> None:
-        found.append(message)
-        submit(self, message, mailbox)
-
-    monkeypatch.setattr(EngineClient, "submit", noted)
-    return found
-
-
 def clip(content: bytes | str, kind: str = "video/mp4") -> dict[str, Any]:
     text = content if isinstance(content, str) else url(content, kind)
     return {"type": "video_url", "video_url": {"url": text}}
@@ -105,11 +90,11 @@ GOOD: dict[str, tuple[Any, int]] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_videos_come_in_their_places(http: httpx.Client, submitted: list[Submit], name: str) -> None:
+def test_videos_come_in_their_places(http: httpx.Client, sent: list[ToEngine], name: str) -> None:
     given, pairs = GOOD[name]
     response = ask(http, "A", given, "B", part(STILL), "C")
     assert response.status_code == 200, response.text
-    [submit] = submitted
+    [submit] = submits(sent)
     moving, still = submit.pictures
     assert (moving.moves, still.moves) == (True, False)
     assert moving.arrays["video_grid_thw"].numpy().tolist() == [[pairs, 4, 4]]
@@ -124,7 +109,7 @@ CALL = {"type": "function_call", "call_id": "call1", "name": "look", "arguments"
 
 @pytest.mark.parametrize("moves", [INPUT_VIDEO, clip(MP4)], ids=["a part of its own", "a chat's part"])
 def test_responses_take_videos_in_their_places(
-    http: httpx.Client, submitted: list[Submit], moves: dict[str, Any]
+    http: httpx.Client, sent: list[ToEngine], moves: dict[str, Any]
 ) -> None:
     """In messages, and in what functions return."""
     content = [{"type": "input_text", "text": "A"}, moves, {"type": "input_image", "image_url": url(STILL)}]
@@ -132,7 +117,7 @@ def test_responses_take_videos_in_their_places(
     asked = {"input": [{"role": "user", "content": content}, CALL, output], "max_output_tokens": 1}
     response = http.post("/v1/responses", json=asked)
     assert response.status_code == 200, response.text
-    [submit] = submitted
+    [submit] = submits(sent)
     assert [(shown.moves, shown.tokens) for shown in submit.pictures] == [(True, 8), (False, 4), (True, 8)]
 
 
@@ -155,11 +140,11 @@ def test_the_server_says_that_it_takes_videos(http: httpx.Client) -> None:
     assert model["input_modalities"] == ["text", "image", "video"]
 
 
-def test_a_clients_own_words_are_no_places(http: httpx.Client, submitted: list[Submit]) -> None:
+def test_a_clients_own_words_are_no_places(http: httpx.Client, sent: list[ToEngine]) -> None:
     place = PLACE.replace("image", "video")
     response = ask(http, place, clip(MP4), "<|video_pad|>" * 3)
     assert response.status_code == 200, response.text
-    assert submitted[0].ids.count(262) == 8
+    assert submits(sent)[0].ids.count(262) == 8
     assert http.post("/v1/completions", json={"prompt": "<|video_pad|>", "max_tokens": 1}).status_code == 400
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -235,32 +236,39 @@ GATEWAY = (
 @revision_option
 @trust_option
 @click.pass_context
-def command(context: click.Context, model: str | None, revision: str | None, **options: Any) -> int:
+def command(context: click.Context, **_: Any) -> int:
     """Serve a language model, a sentence encoder or a speech model by OpenAI's API.
 
     An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder. Ctrl-C lets
     running requests finish; a second one stops at once.
     """
-    from torchwright.hub.folder import at_revision
-
-    fleet = _fleet(context, options)
+    asked = read_options(context)
     with packages_of("serve", "the server's packages"):
         from torchwright.serve import command as room
 
-        if fleet is not None:
+        if isinstance(asked, FleetOptions):
             from torchwright.serve.fleet import command as fleet_room
-    model = at_revision(model, revision)
+
+            serve = functools.partial(fleet_room.serve, asked)
+        else:
+            serve = functools.partial(room.serve, asked)
+    code = serve(say)
+    end_command(code)
+    return code
+
+
+def read_options(context: click.Context) -> ServerOptions | FleetOptions:
+    """Return what the command line asks for; raise `WorkloadError` for options without effect."""
+    from torchwright.hub.folder import at_revision
+
+    options = dict(context.params)
+    fleet = _fleet(context, options)
+    model = at_revision(options.pop("model"), options.pop("revision"))
     options["adapter"], options["adapters"] = options.pop("adapters")
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
     engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
     server = ServerOptions(engine=engine, **options)
-    code = (
-        room.serve(server, say)
-        if fleet is None
-        else fleet_room.serve(FleetOptions(server=server, **fleet), say)
-    )
-    end_command(code)
-    return code
+    return server if fleet is None else FleetOptions(server=server, **fleet)
 
 
 def _fleet(context: click.Context, options: dict[str, Any]) -> dict[str, Any] | None:

@@ -69,8 +69,11 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     return 0
 
 
-def check(options: ServerOptions) -> Checked:
-    """Return what the options name; raises as `serve` does for what is known before anything is loaded."""
+def check(options: ServerOptions, available: int | None = None) -> Checked:
+    """Return what the options name; raises as `serve` does for what is known before anything is loaded.
+
+    `available` is the memory to plan for, as in `preflight`.
+    """
     if reason := only_linux("torchwright serve"):
         raise WorkloadError("the server cannot run here", found=reason)
     keys = api_keys(options)
@@ -89,7 +92,7 @@ def check(options: ServerOptions) -> Checked:
     if found.served_as in NEEDS:
         _check_needs(found, options.engine)
     engine = replace(options.engine, draft=draft_of(options.engine.draft, found))
-    figures = preflight(found, engine)
+    figures = preflight(found, engine, available)
     return Checked(options=options, found=found, keys=keys, adapters=adapters, figures=figures)
 
 

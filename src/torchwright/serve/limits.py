@@ -39,12 +39,22 @@ class Limits:
     """Memory for compiling one grammar."""
     grammars_waiting: int = 32
     """Requests that wait for a grammar to be compiled; the next is a 429."""
+    grammar_quick_seconds: float = 0.5
+    """The first part of `grammar_seconds`; a grammar that needs more is compiled again, behind other slow ones."""
+    grammars_kept: int = 64
+    """Grammars that the engine keeps for the next request with the same grammar."""
+    grammars_kept_bytes: int = 64 * MIB
+    """Those grammars together, as JSON; in the engine's memory they take five times as much."""
+    grammars_held_bytes: int = 128 * MIB
+    """Grammars of running and waiting requests together; the next is a 429."""
     tokenized_bytes: int = 4 * MIB
     """Text of one prompt."""
     scored_values: int = 128 * 1024
     """Log-probabilities of a request's prompts: its tokens, times one more than `logprobs`."""
     scored_answers: int = 1024 * 1024
     """Log-probabilities of a POST /generate's answers: the new tokens that there may be, times those at a place."""
+    probe_seconds: float = 20.0
+    """From a GET /health_generate to the engine's one token."""
     read_here_bytes: int = 16 * 1024
     """A request's body that the HTTP process reads itself; a longer one gets a process of its own."""
     bodies_bytes: int = 64 * MIB
@@ -75,6 +85,8 @@ class Limits:
     """The first part of that time, as `read_quick_seconds`: a photo takes one second."""
     picture_memory_bytes: int = 2048 * MIB
     """Memory for that."""
+    pictures_held_bytes: int = 2048 * MIB
+    """Prepared pictures of all requests together; what goes beyond is a 429."""
     fetches: int = 8
     """Pictures that are fetched from other hosts at the same time."""
     fetch_seconds: float = 20.0

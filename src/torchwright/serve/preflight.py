@@ -84,9 +84,11 @@ class Preflight:
         return "\n".join([*lines, *([f"advice     {self.advice}"] if self.advice else [])])
 
 
-def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
+def preflight(target: ServeTarget, options: EngineOptions, available: int | None = None) -> Preflight | None:
     """Return the figures of a language model on the CPU; None on other devices, whose memory only torch knows, and for
     any other model, which has no cache of pages.
+
+    `available` is the memory to plan for, in bytes; by default what this machine has now.
 
     Raises `WorkloadError` for a context longer than the model's own, and what `recognize` does.
     """
@@ -110,7 +112,7 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     longest = longest_context(described, config.integer("max_position_embeddings"))
     check_context(options.max_context, longest)
     context = min(longest, options.max_context or longest)
-    available = available_bytes()
+    available = available_bytes() if available is None else available
     room = max(0, available - weights)
     kv_bytes = options.kv_memory if options.kv_memory is not None else int(available * KV_SHARE)
     kv_bytes = min(kv_bytes, options.max_running * context * token_bytes)

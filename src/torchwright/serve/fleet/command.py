@@ -121,8 +121,10 @@ async def _run(
     await fleet.run(status, announce)
 
 
-def check_replicas(server: ServerOptions, count: int) -> Checked:
+def check_replicas(server: ServerOptions, count: int, available: int | None = None) -> Checked:
     """Return the options of each of `count` replicas of this machine.
+
+    `available` is the memory to share, in bytes; by default what this machine has now.
 
     Raises `TorchwrightError` for options that are not for them, and for too little memory: each has its own weights,
     and an equal share of what is there for keys and values.
@@ -136,7 +138,8 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
     for flag, value in one_server_only.items():
         if value is not None:
             raise WorkloadError(f"{flag} is not for --replicas", found=REASONS[flag])
-    checked = check(server)
+    available = available_bytes() if available is None else available
+    checked = check(server, available)
     if unknown := [name for name in server.served_model_names[1:] if "=" in name]:
         raise WorkloadError(
             f"--served-model-name '{unknown[0]}' is not for --replicas",
@@ -161,7 +164,7 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
             next=f"one server on {device}, without --replicas",
         )
     if engine.kv_memory is None and (checked.figures is not None or checked.found.served_as == "translator"):
-        engine = replace(engine, kv_memory=int(available_bytes() * KV_SHARE / count))
+        engine = replace(engine, kv_memory=int(available * KV_SHARE / count))
     mine = replace(
         server,
         engine=engine,
@@ -171,7 +174,7 @@ def check_replicas(server: ServerOptions, count: int) -> Checked:
         api_key_file=None,
         wait_ready=False,
     )
-    checked = check(mine)
+    checked = check(mine, available)
     figures = checked.figures
     if figures is not None and count * figures.weight_bytes > figures.available_bytes:
         fitting = figures.available_bytes // max(1, figures.weight_bytes)

@@ -110,6 +110,7 @@ class GrammarCompiler:
                 facts,
                 WorkLimits(
                     seconds=limits.grammar_seconds,
+                    quick_seconds=limits.grammar_quick_seconds,
                     memory_bytes=limits.grammar_memory_bytes,
                     waiting=limits.grammars_waiting,
                 ),

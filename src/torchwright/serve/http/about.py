@@ -33,8 +33,6 @@ from torchwright.serve.wire.messages import (
     Transcribe,
 )
 
-PROBE_SECONDS = 20.0
-"""Time limit of the engine for the one token of /health_generate."""
 PROBE_BYTES = 4 * 16_000
 """A second of silence."""
 Probe = Submit | Embed | Transcribe | Paint
@@ -133,7 +131,7 @@ async def load(service: Service, request: Request) -> Response:
 
 
 async def health_generate(service: Service, request: Request) -> Response:
-    """200 once the engine has computed something for this request; 503 where it has not within `PROBE_SECONDS`."""
+    """200 once the engine has computed something for this request; 503 where it has not within `probe_seconds`."""
     async with _probe(service) as probe:
         return await _probed(service, probe)
 
@@ -155,14 +153,14 @@ async def _probe(service: Service) -> AsyncIterator[Probe]:
 
 
 async def _probed(service: Service, probe: Probe) -> Response:
-    id, client = probe.id, service.client
+    id, client, seconds = probe.id, service.client, service.limits.probe_seconds
     mailbox = client.mailbox()
     client.submit(probe, mailbox)
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
+        async with asyncio.timeout(seconds):
             (first, *_) = await mailbox.take()
     except TimeoutError:
-        raise unavailable(f"the engine has computed nothing within {PROBE_SECONDS:g} s") from None
+        raise unavailable(f"the engine has computed nothing within {seconds:g} s") from None
     finally:
         client.cancel(id, "probed")
         client.finish(id)

@@ -17,7 +17,6 @@ from torchwright.serve.http.openapi import Handler
 from torchwright.serve.http.service import Service
 from torchwright.serve.ids import new_id
 from torchwright.serve.openai.generation import Gone
-from torchwright.serve.wire.client import EARLY_SECONDS
 
 log = logging.getLogger("torchwright.serve")
 ALONE_SHARE, BUSY_SHARE = 2, 16
@@ -25,8 +24,6 @@ ALONE_SHARE, BUSY_SHARE = 2, 16
 Half, so that an interactive request finds a place at once; a sixteenth, so that its steps are little longer."""
 WHOLE_REQUESTS = 2
 """Rows of an encoder at the same time: one is computed, the next is read meanwhile."""
-SETTLED_SECONDS = EARLY_SECONDS
-"""An engine that is older dies no early death, of which four in a row end the server."""
 LOOK_SECONDS = 0.05
 """Between two looks at an engine that is restarted, which takes seconds."""
 
@@ -90,6 +87,7 @@ class BatchHost:
                 life = -1
             elif life != client.restarts:
                 life, since = client.restarts, loop.time()
-            if life >= 0 and (not settled or loop.time() - since > SETTLED_SECONDS):
+            # A settled engine dies no early death, of which four in a row end the server.
+            if life >= 0 and (not settled or loop.time() - since > client.early_seconds):
                 return
             await asyncio.sleep(LOOK_SECONDS)

@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlsplit
@@ -29,6 +29,9 @@ AGENT = "torchwright"
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """IPv6 addresses whose last 32 bits are those of an IPv4 address."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+LookUp = Callable[[str, int], Awaitable[list[str]]]
+Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""Called as `asyncio.open_connection`: with an address, a port, `ssl` and `server_hostname`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +50,26 @@ class Target:
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
+async def look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of a host's name; raise `OSError` or `UnicodeError` for a name that has none."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
 class PictureFetcher:
     """Fetches pictures for all requests: a few at the same time, with bounds on size and time."""
 
-    def __init__(self, hosts: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        limits: Limits,
+        *,
+        look_up: LookUp = look_up,
+        connect: Connect = asyncio.open_connection,
+    ) -> None:
+        """`look_up` gives the addresses of a host's name; `connect` is called with one that was checked."""
         self._hosts, self._limits = frozenset(map(str.lower, hosts)), limits
+        self._look_up, self._connection = look_up, connect
         self._places = asyncio.Semaphore(limits.fetches)
         self._held = 0
         """Bytes of pictures whose requests have not been read."""
@@ -153,12 +171,12 @@ class PictureFetcher:
 
     async def _connect(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to an address that was checked; the name is not looked up a second time."""
-        addresses = [target.host] if _address(target.host) else await _resolved(target)
+        addresses = [target.host] if _address(target.host) else await self._resolved(target)
         encrypted = self._encryption if target.scheme == "https" else None
         fault: OSError = OSError("it has no address")
         for address in addresses:
             try:
-                return await asyncio.open_connection(
+                return await self._connection(
                     address,
                     target.port,
                     ssl=encrypted,
@@ -168,25 +186,21 @@ class PictureFetcher:
                 fault = error
         raise fault
 
+    async def _resolved(self, target: Target) -> list[str]:
+        """Return the addresses of a host's name; raises `ApiError` (400) where one of them is not public."""
+        try:
+            addresses = await self._look_up(target.host, target.port)
+        except (OSError, UnicodeError) as error:
+            raise OSError(f"its name is not known ({error})") from None
+        for text in addresses:
+            address = _address(text)
+            if address is None or not is_public(address):
+                raise _refused(f"'{target.name}' has the address {text}, which is not public")
+        return addresses
+
     @cached_property
     def _encryption(self) -> ssl.SSLContext:
         return ssl.create_default_context()
-
-
-async def _resolved(target: Target) -> list[str]:
-    """Return the addresses of a host's name; raises `ApiError` (400) where one of them is not public."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            target.host, target.port, type=socket.SOCK_STREAM
-        )
-    except (OSError, UnicodeError) as error:
-        raise OSError(f"its name is not known ({error})") from None
-    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
-    for text in addresses:
-        address = _address(text)
-        if address is None or not is_public(address):
-            raise _refused(f"'{target.name}' has the address {text}, which is not public")
-    return addresses
 
 
 def is_public(address: Address) -> bool:

@@ -31,7 +31,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
 from torchwright.serve.openai.served_model import load_model as load_model
 from torchwright.serve.preflight import gib
-from torchwright.serve.wire.client import LONG_SILENT_SECONDS, EngineClient
+from torchwright.serve.wire.client import LONG_SILENT_SECONDS, SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
 
 QUEUED = 2048
@@ -68,7 +68,8 @@ def run(
         say(f"at most {limits.connections} connections: this process may open {files} files (ulimit -n)")
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
-    silent_seconds = LONG_SILENT_SECONDS if target.served_as in ("recognizer", "painter") else None
+    long = target.served_as in ("recognizer", "painter")
+    silent_seconds = LONG_SILENT_SECONDS if long else SILENT_SECONDS
     store = Store(batches, limits) if batches is not None else None
     # Before anything is opened that would have to be closed: its files may be damaged.
     model = None
@@ -77,7 +78,7 @@ def run(
             limits = limits.with_pictures()
         model = load_model(target, limits, tool_call_format, reasoning_format)
         model.adapters.update(adapters)
-    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
+    client = EngineClient(launcher, limits, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,
         client=client,

@@ -50,11 +50,13 @@ def prompt_of(
     *,
     add_generation_prompt: bool = True,
     extra: dict[str, Any] | None = None,
+    prepared_bytes: int = PREPARED_BYTES,
 ) -> Prompts:
     """Return the prompt of a conversation, which the request's field `param` brings.
 
     Raises `ApiError` (400) as `prompt_text` does, for pictures that cannot be used, and where the template has not
-    one place for each. Raises `PicturesWanted` for URLs that are not in `language.fetched`.
+    one place for each, and for more than `prepared_bytes` of prepared pictures. Raises `PicturesWanted` for URLs that
+    are not in `language.fetched`.
     """
     template, reader = language.template, language.pictures
     media = [medium for message in messages for medium in message.media]
@@ -86,7 +88,7 @@ def prompt_of(
             param,
             "chat_template",
         )
-    prepared = _prepared(reader, ordered, language.fetched, param)
+    prepared = _prepared(reader, ordered, language.fetched, param, prepared_bytes)
     whole = joined(pieces, prepared)
     return Prompts(
         [whole],
@@ -159,6 +161,7 @@ def _prepared(
     media: Sequence[ImageUrl | VideoUrl],
     fetched: Mapping[str, bytes],
     param: str,
+    most: int,
 ) -> list[Prepared]:
     found, size = list[Prepared](), 0
     for number, medium in enumerate(media, 1):
@@ -167,10 +170,10 @@ def _prepared(
         except PictureError as error:
             raise _refused(number, str(error), param, _kind(medium)) from error
         size += found[-1].picture.bytes
-        if size > PREPARED_BYTES:
+        if size > most:
             raise _refused(
                 number,
-                f"with it the model would read {size} bytes of pictures, and at most {PREPARED_BYTES} are taken: "
+                f"with it the model would read {size} bytes of pictures, and at most {most} are taken: "
                 'send fewer or smaller ones, or with "detail": "low"',
                 param,
                 _kind(medium),

@@ -1,6 +1,6 @@
 """The HTTP process's end of the engine: it starts the engine, talks to it, notices its death and starts it again.
 
-client = EngineClient(Launcher(lambda endpoint: [sys.executable, "-m", …, "--endpoint", endpoint]))
+client = EngineClient(Launcher(lambda endpoint: [sys.executable, "-m", …, "--endpoint", endpoint]), Limits())
 await client.start()
 mailbox = client.mailbox()
 client.submit(Submit(…), mailbox)
@@ -14,6 +14,7 @@ import contextlib
 import logging
 import signal
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +23,7 @@ import zmq
 import zmq.asyncio
 
 from torchwright.core.process.waited import how_it_ended
-from torchwright.serve.limits import MIB
+from torchwright.serve.limits import Limits
 from torchwright.serve.wire.launch import Launched, Launcher
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.wire.messages import (
@@ -55,15 +56,8 @@ from torchwright.serve.wire.messages import (
 log = logging.getLogger("torchwright.serve")
 
 State = Literal["loading", "ready", "restarting", "failed", "closing"]
-GRAMMARS_KEPT, GRAMMAR_BYTES_KEPT = 64, 64 * MIB
-"""Grammars that the engine keeps for the next request with the same: how many, and their JSON together. In its memory
-they take five times as much."""
-GRAMMAR_BYTES_HELD = 128 * MIB
-"""Those of running and waiting requests together."""
-PICTURE_BYTES_HELD = 2048 * MIB
-"""Prepared pictures of all requests together."""
 EARLY_SECONDS = 10.0
-"""A death before the engine is ready, or sooner than this after, is an early one."""
+"""A death before the engine is ready, or sooner than this after the engine was ready, is an early one."""
 EARLY_DEATHS = 4
 """After so many early deaths in a row the engine is not started again."""
 COUNTERS = (
@@ -103,12 +97,22 @@ class EngineClient:
     """One engine process and the requests that wait for it."""
 
     def __init__(
-        self, launcher: Launcher, *, mailbox_capacity: int = 4096, silent_seconds: float | None = None
+        self,
+        launcher: Launcher,
+        limits: Limits,
+        *,
+        silent_seconds: float = SILENT_SECONDS,
+        early_seconds: float = EARLY_SECONDS,
+        backoff_seconds: Sequence[float] = BACKOFF_SECONDS,
     ) -> None:
-        """`silent_seconds`: how long the engine may say nothing while requests wait; by default `SILENT_SECONDS`."""
-        self._launcher = launcher
-        self._silent_seconds = SILENT_SECONDS if silent_seconds is None else silent_seconds
-        self._capacity = mailbox_capacity
+        """`silent_seconds`: how long the engine may say nothing while requests wait.
+
+        `early_seconds`: a death sooner than this after the engine was ready is an early one. `backoff_seconds`: pauses
+        before the next start, by the number of early deaths; the last one for all further ones.
+        """
+        self._launcher, self._limits = launcher, limits
+        self._silent_seconds, self._backoff_seconds = silent_seconds, backoff_seconds
+        self.early_seconds = early_seconds
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._engine: Launched | None = None
@@ -188,7 +192,7 @@ class EngineClient:
 
     def mailbox(self) -> Mailbox:
         """A place for what the engine sends for one request of a client, which may be several of the engine's."""
-        return Mailbox(self._capacity)
+        return Mailbox(self._limits.unread_outputs)
 
     def submit(
         self,
@@ -215,7 +219,7 @@ class EngineClient:
         """
         known = self._grammars.get(grammar.key) or _Known(len(grammar.json))
         held = sum(one.bytes for one in self._grammars.values() if one.holders)
-        if not known.holders and held and held + known.bytes > GRAMMAR_BYTES_HELD:
+        if not known.holders and held and held + known.bytes > self._limits.grammars_held_bytes:
             return False
         known.holders += 1
         if grammar.key not in self._grammars and self.state == "ready":
@@ -228,7 +232,7 @@ class EngineClient:
 
     def has_room_for(self, pictures: int) -> bool:
         """Check whether so many bytes of pictures may be submitted, with those of requests that have not ended."""
-        return not pictures or sum(self._pictures.values()) + pictures <= PICTURE_BYTES_HELD
+        return not pictures or sum(self._pictures.values()) + pictures <= self._limits.pictures_held_bytes
 
     def release(self, grammar: Grammar) -> None:
         """One request less holds it."""
@@ -238,10 +242,11 @@ class EngineClient:
 
     def _forget(self) -> None:
         """Have the engine forget grammars that nobody holds, those that were not used for longest first."""
+        limits = self._limits
         free = [key for key, known in self._grammars.items() if not known.holders]
         for key in free:
             size = sum(known.bytes for known in self._grammars.values())
-            if len(self._grammars) <= GRAMMARS_KEPT and size <= GRAMMAR_BYTES_KEPT:
+            if len(self._grammars) <= limits.grammars_kept and size <= limits.grammars_kept_bytes:
                 return
             del self._grammars[key]
             self._send(Forget(key=key))
@@ -315,7 +320,7 @@ class EngineClient:
                 log.error("%s", self.detail)
                 break
             self._lose(code)
-            early = self._ready_at is None or loop.time() - self._ready_at < EARLY_SECONDS
+            early = self._ready_at is None or loop.time() - self._ready_at < self.early_seconds
             self._early_deaths = self._early_deaths + 1 if early else 0
             if self._early_deaths >= EARLY_DEATHS:
                 self._become(
@@ -324,7 +329,9 @@ class EngineClient:
                 )
                 log.error("%s; it is not started again", self.detail)
                 break
-            await asyncio.sleep(BACKOFF_SECONDS[min(self._early_deaths, len(BACKOFF_SECONDS) - 1)])
+            await asyncio.sleep(
+                self._backoff_seconds[min(self._early_deaths, len(self._backoff_seconds) - 1)]
+            )
             self.restarts += 1
         for mailbox in self._mailboxes.values():
             mailbox.put(Lost(self.detail))
