@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from http_support import MODEL, Command, Running, command, serving, wait_until
 from page_support import opened
 
 from browser_support import Browser, chromium
+from torchwright.serve.engine import ahead
 from torchwright.serve.wire.messages import ToEngine
 
 
@@ -39,6 +41,27 @@ def sent(server: Running) -> Iterator[list[ToEngine]]:
     """The messages that the module's server sends its engine during the test."""
     with server.client.recording() as found:
         yield found
+
+
+@pytest.fixture
+def asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU stand for a device that computes while the host goes on."""
+    monkeypatch.setattr(ahead, "is_asynchronous", lambda device: True)
+
+
+@pytest.fixture
+def ahead_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the sequences of each step that were computed ahead."""
+    found: list[int] = []
+    planned = ahead.StepAhead.planned
+
+    def counted(self: ahead.StepAhead, *args: Any) -> Any:
+        early = planned(self, *args)
+        found.append(len(early))
+        return early
+
+    monkeypatch.setattr(ahead.StepAhead, "planned", counted)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from test_http_reasoning import ECHO
 
 from torchwright.cli import main
 from torchwright.core.errors import TorchwrightError
-from torchwright.serve import chat
 from torchwright.serve.chat import Chat, Conversation, Terminal, deltas
 
 
@@ -75,15 +74,24 @@ def test_what_fails_is_said_and_not_remembered(url: str) -> None:
     assert "/save FILE" in talk(url, "/unknown\n")[0]
 
 
-def test_an_answer_that_is_stopped_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*arguments: Any) -> Iterator[dict[str, Any]]:
-        yield {"content": "so far"}
-        raise KeyboardInterrupt
+def test_an_answer_that_is_stopped_stays(url: str) -> None:
+    class Stopped(io.StringIO):
+        """Ctrl-C is pressed when the first piece is shown."""
 
-    monkeypatch.setattr(chat, "deltas", stopped)
-    shown, conversation = talk(url, "hi\n")
-    assert shown == "so far\n"
-    assert conversation.turns[-1] == {"role": "assistant", "content": "so far"}
+        def write(self, text: str) -> int:
+            begins = not self.getvalue()
+            super().write(text)
+            if begins:
+                raise KeyboardInterrupt
+            return len(text)
+
+    whole = "a few words and a few more of them"
+    shown, conversation = Stopped(), Conversation()
+    Chat(url, conversation, Terminal(io.StringIO(f"{whole}\n"), shown), key=None).run()
+    first = shown.getvalue().removesuffix("\n")
+    assert first
+    assert first != whole
+    assert conversation.turns[-1] == {"role": "assistant", "content": first}
 
 
 def test_a_key_is_sent() -> None:

@@ -16,7 +16,6 @@ from torchwright.core.errors import TorchwrightError
 from torchwright.models.decoder import PAGE, LoadedDecoder
 from torchwright.models.decoder.feed_forward import RoutedExperts
 from torchwright.models.decoder.scores import Logits
-from torchwright.serve.engine import ahead
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.limits import PROMPTS, SEQUENCES
@@ -332,10 +331,9 @@ def test_logits_that_are_no_numbers_end_their_sequence_only(
 
 
 def test_only_rows_that_are_looked_at_leave_the_device(
-    model: LoadedDecoder, monkeypatch: pytest.MonkeyPatch
+    model: LoadedDecoder, asynchronous: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A greedy, a drawn and a reported answer in one step; the CPU stands for a device here."""
-    monkeypatch.setattr(ahead, "is_asynchronous", lambda device: True)
+    """A greedy, a drawn and a reported answer in one step."""
     asked: list[list[int]] = []
     fetched = Logits.fetched
     monkeypatch.setattr(Logits, "fetched", lambda self, rows: asked.append(list(rows)) or fetched(self, rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ import torch
 from torchwright.core.errors import TorchwrightError
 from torchwright.hardware.devices.cpu import available_memory_bytes
 from torchwright.models.decoder import PAGE, PagedCache, read_decoder_config
-from torchwright.serve.engine import process
 from torchwright.serve.engine.memory import is_out_of_memory, page_bytes, page_count
-from torchwright.serve.engine.process import ServedDecoder
+from torchwright.serve.engine.process import ServedDecoder, serve
 from torchwright.serve.wire.messages import OUT_OF_MEMORY
 from torchwright.workloads.language import BUNDLED
 
@@ -64,16 +64,8 @@ def test_a_lack_of_memory_is_known_by_what_allocators_raise(ask: Callable[[], ob
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_an_engine_without_memory_ends_with_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: Any = None
-    monkeypatch.setattr(process, "open_served", lambda *_: ServedDecoder(engine=nothing, ready=nothing))
-    monkeypatch.setattr(process.Channel, "send", lambda *_: None)
-    for name in ("begin_log", "retain_where_possible"):
-        monkeypatch.setattr(process, name, lambda *_: None)
-    monkeypatch.setattr(process.sys, "setswitchinterval", lambda seconds: None)
-
-    def step(*_: object) -> None:
-        torch.empty(1 << 60)
-
-    monkeypatch.setattr(process, "serve_decoder", step)
-    assert process.main(["--endpoint", "inproc://x", "--options", "{}"]) == OUT_OF_MEMORY
+def test_an_engine_without_memory_ends_with_its_own_exit_code() -> None:
+    engine: Any = SimpleNamespace(grammars=None, idle=False, step=lambda: torch.empty(1 << 60))
+    channel: Any = SimpleNamespace(receive=lambda wait_ms: ())
+    ready: Any = None
+    assert serve(ServedDecoder(engine, ready), channel) == OUT_OF_MEMORY

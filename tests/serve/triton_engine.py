@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from engine_support import alone, answers, request, tiny_decoder, words
 
+from recorded_steps import count_played
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.gpu import operators
 from torchwright.models.decoder import LoadedDecoder, recorded
-from torchwright.serve.engine import ahead
 from torchwright.serve.wire.messages import Submit
 
 pytestmark = [
@@ -45,42 +44,20 @@ def requests() -> list[Submit]:
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the steps that are played from recordings; without a card a recording is the calls themselves."""
-    played: list[int] = []
-    recorded_as_before = recorded.record
-
-    def record(compute: Any, pool: Any) -> Any:
-        play = compute if operators.INTERPRETED else recorded_as_before(compute, pool)
-        return lambda: played.append(1) or play()
-
-    monkeypatch.setattr(recorded, "record", record)
+    """Count the steps that are played from recordings, which are made at once."""
     monkeypatch.setattr(recorded, "SEEN", 0)
-    monkeypatch.setattr(recorded, "FIRST_PAGES", 1)
-    if operators.INTERPRETED:
-        monkeypatch.setattr(recorded, "_records", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return played
+    return count_played(monkeypatch)
 
 
 def test_steps_are_launched_ahead(
-    loaded: LoadedDecoder, recording: list[int], monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedDecoder, recording: list[int], asynchronous: None, ahead_rows: list[int]
 ) -> None:
     """From tokens on the device, into the tensors of a recording."""
     submits = [request(f"r{number}", words(4 + number, number), NEW) for number in range(3)]
     wanted = {(submit.id, 0): alone(loaded, submit)[0].tokens for submit in submits}
-    used: list[int] = []
-    planned = ahead.StepAhead.planned
-
-    def counted(self: ahead.StepAhead, *args: Any) -> Any:
-        early = planned(self, *args)
-        used.append(len(early))
-        return early
-
-    monkeypatch.setattr(ahead.StepAhead, "planned", counted)
-    monkeypatch.setattr(ahead, "is_asynchronous", lambda device: True)
     found = answers(loaded, submits, prefix_cache=False, speculate="none")
     assert {key: result.tokens for key, result in found.items()} == wanted
-    assert used == [3] * (NEW - 1)
+    assert ahead_rows == [3] * (NEW - 1)
 
 
 def test_answers_are_the_same_in_any_company(loaded: LoadedDecoder, recording: list[int]) -> None:

@@ -10,6 +10,7 @@ import tiny
 import torch
 from tiny import token_ids
 
+from recorded_steps import count_played
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.gpu import operators
 from torchwright.hardware.kernels.linear import PackedLinear
@@ -106,22 +107,8 @@ def test_generates(models: Any) -> None:
 def test_recorded_steps_are_the_calls(
     models: Any, name: str, scheme: str, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five sequences, then three of them, then one, to the bit.
-
-    Without a card the recording is the calls themselves, over the tensors of the recording.
-    """
-    played = []
-
-    def record(compute: Any, pool: Any) -> Any:
-        play = compute if operators.INTERPRETED else recorded_as_before(compute, pool)
-        return lambda: played.append(len(played)) or play()
-
-    recorded_as_before = recorded.record
-    monkeypatch.setattr(recorded, "record", record)
-    if operators.INTERPRETED:
-        monkeypatch.setattr(recorded, "_records", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(recorded, "FIRST_PAGES", 1)
+    """Five sequences, then three of them, then one, to the bit."""
+    played = count_played(monkeypatch)
     ours = load_decoder(models(name)[1], torch.bfloat16, scheme, kv, device=DEVICE)
     wanted, found = (_decoded(ours, monkeypatch, steps=steps) for steps in (recorded.SEEN + 99, 0))
     assert len(played) == len(found)

@@ -121,18 +121,23 @@ def main(arguments: list[str] | None = None) -> int:
             )
             return 1
         channel.send(served.ready)
-        try:
-            if isinstance(served, ServedDecoder):
-                serve_decoder(served, channel)
-            elif isinstance(served, ServedDiffuser):
-                serve_in_turn(served, channel)
-            else:
-                serve_reader(served, channel)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            log.error("the engine is out of memory, and ends: %s", first_line(error))
-            return OUT_OF_MEMORY
+        return serve(served, channel)
+
+
+def serve(served: Served, channel: Channel) -> int:
+    """Answer until a Shutdown, or until the engine is out of memory; return the process's exit code."""
+    try:
+        if isinstance(served, ServedDecoder):
+            serve_decoder(served, channel)
+        elif isinstance(served, ServedDiffuser):
+            serve_in_turn(served, channel)
+        else:
+            serve_reader(served, channel)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        log.error("the engine is out of memory, and ends: %s", first_line(error))
+        return OUT_OF_MEMORY
     return 0
 
 
@@ -175,6 +180,10 @@ class ServedDecoder:
     engine: ServingEngine | TranslatingEngine | WritingEngine
     ready: EngineReady
     control: EngineControl | None = None
+
+
+Reader = ServedEncoder | ServedRecognizer
+Served = ServedDecoder | Reader | ServedDiffuser
 
 
 def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
@@ -243,9 +252,6 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     engine.close()
 
 
-Reader = ServedEncoder | ServedRecognizer
-
-
 def serve_reader(served: Reader, channel: Channel) -> None:
     """Take messages and run calls until a Shutdown."""
     draining = False
@@ -304,7 +310,7 @@ def _taken(
     return RequestRefused(id=message.id, reason="invalid", text=served.purpose)
 
 
-def open_served(options: EngineOptions, channel: Told) -> ServedDecoder | Reader | ServedDiffuser:
+def open_served(options: EngineOptions, channel: Told) -> Served:
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
     target = find(options.model)
