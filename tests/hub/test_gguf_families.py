@@ -19,12 +19,7 @@ from torchwright.hub.gguf.folder import opened
 from torchwright.models.decoder import load_decoder
 from torchwright.workloads.huggingface import load_model
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of files alone go to a cache of the test: another place for kernels would compile them again."""
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setattr("torchwright.hub.gguf.folder.private_cache", lambda name: tmp_path / "cache")
+pytestmark = pytest.mark.usefixtures("gguf_cache")
 
 
 def token_ids(length: int = 40) -> torch.Tensor:

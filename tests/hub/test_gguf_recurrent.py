@@ -21,11 +21,7 @@ from torchwright.hub.weight import Grouped, Integers, Plain
 from torchwright.models.decoder import load_decoder
 from torchwright.workloads.huggingface import load_model
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setattr("torchwright.hub.gguf.folder.private_cache", lambda name: tmp_path / "cache")
+pytestmark = pytest.mark.usefixtures("gguf_cache")
 
 
 @pytest.mark.parametrize(

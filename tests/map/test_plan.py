@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
-from torchwright.map import plan
 from torchwright.map.plan import Part, cut
 from torchwright.map.sources import Record, Source
 
@@ -53,9 +50,8 @@ def test_a_limit_ends_the_input_and_keeps_the_parts_before_it() -> None:
     assert sum(len(part.records) for part in parts(WORDS, WORDS, limit=100)) == 16
 
 
-def test_long_rows_make_smaller_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PART_BYTES", 10)
-    found = parts(["x" * 100, "y" * 100, "z"], rows=100)
+def test_long_rows_make_smaller_parts() -> None:
+    found = parts(["x" * 100, "y" * 100, "z"], rows=100, part_bytes=10)
     assert [len(part.records) for part in found] == [1, 1, 1]
 
 

@@ -18,7 +18,6 @@ from pyarrow import parquet
 from folders import encoder, sentence_transformer
 from torchwright.core.cpu_load import affinity
 from torchwright.core.errors import ModelError, WorkloadError
-from torchwright.map import pool as pools
 from torchwright.map.compute import Computed, OutputForm
 from torchwright.map.options import ModelOptions, TaskOptions
 from torchwright.map.plan import Part
@@ -85,10 +84,13 @@ def test_a_killed_worker_loses_its_part_to_the_next(pool: Pool) -> None:
     assert pool._workers[0].process.pid != worker.process.pid
 
 
+DEADLY = (sys.executable, str(Path(__file__).with_name("deadly_worker.py")))
+"""Workers that the text `dies` ends, and that the text `sleeps` keeps for ever."""
+
+
 @pytest.fixture
-def deadly(monkeypatch: pytest.MonkeyPatch) -> TaskSpec:
-    """Workers that the text `dies` ends, and that the text `sleeps` keeps for ever; they need no model."""
-    monkeypatch.setattr(pools, "WORKER", (sys.executable, str(Path(__file__).with_name("deadly_worker.py"))))
+def deadly() -> TaskSpec:
+    """A task that needs no model."""
     options = TaskOptions(text_column="text")
     return TaskSpec(
         task="embed", kind="encoder", folder="", artifact=None, model=ModelOptions(), options=options
@@ -97,7 +99,7 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> TaskSpec:
 
 def computed(deadly: TaskSpec, form: OutputForm, *texts: str, **more: Any) -> tuple[Computed, list[str]]:
     """The one part of some texts, and what the user is told meanwhile."""
-    pool = Pool(deadly, form, workers=1, threads=1, **more)
+    pool = Pool(deadly, form, workers=1, threads=1, command=DEADLY, **more)
     records = [Record(line, text.encode()) for line, text in enumerate(texts, 1)]
     whole = Part(index=0, source="a", kind="text", first_row=0, records=records)
     try:
@@ -184,14 +186,11 @@ def test_what_a_worker_refuses_is_raised_here(spec: TaskSpec, tmp_path: Path) ->
         pool.close()
 
 
-def test_workers_and_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwright.map import pool
-
-    monkeypatch.setattr(pool, "affinity", lambda: list(range(8)))
-    assert shared_out(None, None, None) == (1, 8)
-    assert shared_out(None, None, 2) == (4, 2)
-    assert shared_out(None, None, 16) == (1, 8)
-    assert shared_out(4, None, 8) == (4, 2)
-    assert shared_out(None, 3, None) == (2, 3)
+def test_workers_and_threads_share_the_cores() -> None:
+    assert shared_out(None, None, None, cores=8) == (1, 8)
+    assert shared_out(None, None, 2, cores=8) == (4, 2)
+    assert shared_out(None, None, 16, cores=8) == (1, 8)
+    assert shared_out(4, None, 8, cores=8) == (4, 2)
+    assert shared_out(None, 3, None, cores=8) == (2, 3)
     with pytest.raises(WorkloadError, match="3 workers with 4 threads"):
-        shared_out(3, 4, None)
+        shared_out(3, 4, None, cores=8)

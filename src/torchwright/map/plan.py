@@ -43,8 +43,18 @@ class Part:
         return f"{self.first_row:,} to {self.first_row + len(self.records) - 1:,} of {self.source}"
 
 
-def cut(sources: Iterable[Source], identity: str, *, rows: int, limit: int | None = None) -> Iterator[Part]:
-    """Yield the parts of the sources: at most `rows` rows and `PART_BYTES` of one source each, `limit` rows in all."""
+def cut(
+    sources: Iterable[Source],
+    identity: str,
+    *,
+    rows: int,
+    limit: int | None = None,
+    part_bytes: int = PART_BYTES,
+) -> Iterator[Part]:
+    """Yield the parts of the sources, `limit` rows in all.
+
+    A part has rows of one source: at most `rows`, and no further one once it has `part_bytes`.
+    """
     index = first_row = 0
     for source in sources:
         part, size, read = _begin(index, source, first_row), 0, source.read
@@ -53,7 +63,7 @@ def cut(sources: Iterable[Source], identity: str, *, rows: int, limit: int | Non
                 break
             part.records.append(record)
             size += len(record.raw)
-            if len(part.records) == rows or size >= PART_BYTES:
+            if len(part.records) == rows or size >= part_bytes:
                 yield _finished(part, identity, source.read - read)
                 index, first_row = index + 1, first_row + len(part.records)
                 part, size, read = _begin(index, source, first_row), 0, source.read

@@ -62,14 +62,14 @@ class Executor(Protocol):
 class _Worker:
     """One process and the part that it computes."""
 
-    def __init__(self, cores: Sequence[int], threads: int, first: bytes) -> None:
+    def __init__(self, command: Sequence[str], cores: Sequence[int], threads: int, first: bytes) -> None:
         ours, theirs = socket.socketpair()
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [
-                *WORKER,
+                *command,
                 *(str(theirs.fileno()), str(os.getpid()), ",".join(map(str, cores))),
             ],
             stdin=subprocess.DEVNULL,
@@ -111,11 +111,12 @@ class Pool:
         workers: int,
         threads: int,
         part_seconds: float | None = None,
+        command: Sequence[str] = WORKER,
     ) -> None:
-        """A worker that takes longer than `part_seconds` for a part is killed."""
+        """A worker that takes longer than `part_seconds` for a part is killed; `command` starts one."""
         self._isolation, self._part_seconds = Isolation(form), part_seconds
         self.notices = self._isolation.notices
-        self._threads = threads
+        self._command, self._threads = command, threads
         self._first = pickle.dumps((spec, form, threads))
         cores = affinity()
         # One worker may use every core: the system moves its threads better than a fixed place would.
@@ -127,7 +128,7 @@ class Pool:
         self._early = 0
         try:
             for own in self._cores:
-                self._workers.append(_Worker(own, threads, self._first))
+                self._workers.append(_Worker(command, own, threads, self._first))
         except BaseException:
             self.close()
             raise
@@ -207,7 +208,7 @@ class Pool:
                     found=_cause(code) + (f"; it said: {log[-500:]}" if log else ""),
                     next="fewer --workers, if memory ran out; what is done is kept",
                 )
-        self._workers[place] = _Worker(self._cores[place], self._threads, self._first)
+        self._workers[place] = _Worker(self._command, self._cores[place], self._threads, self._first)
         if part is None:
             return []
         again, found = self._isolation.failed(part, cause, retry=not slow)
@@ -221,19 +222,24 @@ class Pool:
         return RuntimeError(f"a worker failed: {text}\n{trace}")
 
 
-def default_workers(threads: int | None) -> tuple[int, int]:
+def default_workers(threads: int | None, cores: int | None = None) -> tuple[int, int]:
     """Return (workers, threads of each): as many as the artifact's threads leave room for, or one with all cores."""
-    cores = len(affinity())
+    cores = cores or len(affinity())
     if threads is None:
         return 1, cores
     return max(1, cores // threads), min(threads, cores)
 
 
-def shared_out(workers: int | None, threads: int | None, measured: int | None) -> tuple[int, int]:
-    """Return (workers, threads of each) of what was asked. Raises `WorkloadError` for more than the cores."""
-    cores = len(affinity())
+def shared_out(
+    workers: int | None, threads: int | None, measured: int | None, cores: int | None = None
+) -> tuple[int, int]:
+    """Return (workers, threads of each) of what was asked; `cores` are by default those of this process.
+
+    Raises `WorkloadError` for more threads than cores.
+    """
+    cores = cores or len(affinity())
     if workers is None and threads is None:
-        return default_workers(measured)
+        return default_workers(measured, cores)
     each = threads or max(1, cores // (workers or 1))
     count = workers or max(1, cores // each)
     if count * each > cores:

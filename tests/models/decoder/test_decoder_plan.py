@@ -21,12 +21,13 @@ from torchwright.hardware.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.hardware.kernels.linear import PackedLinear
 from torchwright.hardware.kernels.pack import PANEL
 from torchwright.hub.weight import E2M1, SmallFloats
-from torchwright.models.decoder import LoadedDecoder, load_decoder, model, plan
+from torchwright.models.decoder import LoadedDecoder, load_decoder, plan
 from torchwright.models.decoder.batch import FeatureRows
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.plan import MOST_ROWS, DecodePlan
 from torchwright.models.decoder.program import Program
 from torchwright.models.decoder.scores import Logits
+from watched_layers import layers_called
 
 LENGTHS = (3, 25, 17, 1, 16)
 STEPS = 4
@@ -44,20 +45,6 @@ def compiled() -> None:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("llama-tied-biases"), tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def layers_only(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A context in which no step takes the plan."""
-
-    class Called:
-        def __enter__(self) -> None:
-            monkeypatch.setattr(model, "MOST_ROWS", 0)
-
-        def __exit__(self, *error: object) -> None:
-            monkeypatch.setattr(model, "MOST_ROWS", MOST_ROWS)
-
-    return Called()
 
 
 def fresh_cache(loaded: LoadedDecoder) -> PagedCache:
@@ -131,11 +118,11 @@ def same(got: tuple[list[torch.Tensor], PagedCache], wanted: tuple[list[torch.Te
     *("gemma4", "granite-hybrid"),
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_every_family(name: str, tmp_path: Path, layers_only: Any) -> None:
+def test_every_family(name: str, tmp_path: Path) -> None:
     loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
     got = run(loaded)
     assert plan_over(got[1]).unplanned is None
-    with layers_only:
+    with layers_called(loaded.decoder):
         same(got, run(loaded))
 
 
@@ -163,19 +150,19 @@ def test_special_layers_in_any_company_and_threads(name: str, tmp_path: Path) ->
 @pytest.mark.plain("gpt-oss-mxfp4", "gpt-oss-w4bf16", "deepseek-v2-w4a8")
 @pytest.mark.parametrize("scheme", ["w4a8", "w4a16", "mxfp4", "w4bf16"])
 @pytest.mark.parametrize("name", ["gpt-oss", "deepseek-v2"])
-def test_experts_of_every_kind_of_weight(name: str, scheme: str, tmp_path: Path, layers_only: Any) -> None:
+def test_experts_of_every_kind_of_weight(name: str, scheme: str, tmp_path: Path) -> None:
     loaded = loaded_as(save(build(name), tmp_path), (MADE | KEPT)[scheme], torch.bfloat16, "int8")
     got = run(loaded)
     assert plan_over(got[1]).unplanned is None
-    with layers_only:
+    with layers_called(loaded.decoder):
         same(got, run(loaded))
 
 
 @pytest.mark.parametrize("name", ["falcon-h1", "qwen3.5", "lfm2"])
-def test_copies_of_states_on_the_way(name: str, tmp_path: Path, layers_only: Any) -> None:
+def test_copies_of_states_on_the_way(name: str, tmp_path: Path) -> None:
     loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
     found = []
-    for context in (nullcontext(), layers_only):
+    for context in (nullcontext(), layers_called(loaded.decoder)):
         cache = loaded.new_cache([20, 9], copies=3)
         one, other = cache.sequence(12), cache.sequence(5)
         for length in (4, 12):
@@ -193,10 +180,10 @@ def test_copies_of_states_on_the_way(name: str, tmp_path: Path, layers_only: Any
 
 @pytest.mark.plain("olmo2", "gemma4")
 @pytest.mark.parametrize("name", ["olmo2", "gemma4", "falcon-h1", "deepseek-v3", "granite"])
-def test_the_inputs_of_layers_are_observed(name: str, tmp_path: Path, layers_only: Any) -> None:
+def test_the_inputs_of_layers_are_observed(name: str, tmp_path: Path) -> None:
     loaded = load_decoder(save(build(name), tmp_path), torch.bfloat16, "w8a8")
     layers, found = (0, 2, loaded.config.layers), []
-    for context in (nullcontext(), layers_only):
+    for context in (nullcontext(), layers_called(loaded.decoder)):
         cache = loaded.new_cache([8])
         batch = cache.append([(cache.sequence(6), [5, 6, 7, 8, 9, 10])])
         values_TF = torch.zeros(6, 3 * loaded.config.model, dtype=torch.bfloat16)
@@ -214,7 +201,7 @@ def test_a_router_of_pytorch_has_no_plan(tmp_path: Path) -> None:
     assert "router is an operator of PyTorch" in (plan_over(cache).unplanned or "")
 
 
-def test_another_expert_in_the_place_of_one(tmp_path: Path, layers_only: Any) -> None:
+def test_another_expert_in_the_place_of_one(tmp_path: Path) -> None:
     loaded = load_decoder(save(build("mixtral"), tmp_path), torch.bfloat16, "w8a8")
     _, cache = run(loaded)
     made = plan_over(cache)
@@ -226,7 +213,7 @@ def test_another_expert_in_the_place_of_one(tmp_path: Path, layers_only: Any) ->
     with torch.inference_mode():
         after = loaded.decoder(batch, cache)
         assert plan_over(cache) is not made
-        with layers_only:
+        with layers_called(loaded.decoder):
             assert torch.equal(after, loaded.decoder(batch, cache))
 
 
@@ -271,14 +258,12 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.plain("amx-bf16", "avx2-w8a8", "avx2-w4a8:group_size=32", "avx2-w4bf16:group_size=32")
 @pytest.mark.parametrize("scheme", [*MADE.values(), *KEPT.values()], ids=str)
-def test_every_scheme_on_every_instruction_set(
-    isa: str, scheme: Scheme, llama: Path, layers_only: Any
-) -> None:
+def test_every_scheme_on_every_instruction_set(isa: str, scheme: Scheme, llama: Path) -> None:
     for dtype, kv in ((torch.bfloat16, "bf16"), (torch.bfloat16, "int8"), (torch.float32, "fp32")):
         loaded = loaded_as(llama, scheme, dtype, kv)
         got = run(loaded)
         assert plan_over(got[1]).unplanned is None
-        with layers_only:
+        with layers_called(loaded.decoder):
             same(got, run(loaded))
 
 
@@ -293,11 +278,11 @@ def test_any_company_and_any_threads(llama: Path) -> None:
                 assert torch.equal(mine, theirs[: len(mine)])
 
 
-def test_long_contexts_are_divided_between_the_threads(llama: Path, layers_only: Any) -> None:
+def test_long_contexts_are_divided_between_the_threads(llama: Path) -> None:
     """More than a stretch of 1,024 keys, in fewer pieces than threads want."""
     loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
     found = []
-    for context in (nullcontext(), layers_only):
+    for context in (nullcontext(), layers_called(loaded.decoder)):
         cache = loaded.new_cache([2200])
         sequence = cache.sequence(2100)
         ids = token_ids(2100, seed=3).tolist()
@@ -326,7 +311,7 @@ def test_near_float64(name: str, tmp_path: Path) -> None:
     assert error.max() < 0.05
 
 
-def test_another_layer_in_the_place_of_one(llama: Path, layers_only: Any) -> None:
+def test_another_layer_in_the_place_of_one(llama: Path) -> None:
     loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
     cache = fresh_cache(loaded)
     sequence = cache.sequence(4)
@@ -337,7 +322,7 @@ def test_another_layer_in_the_place_of_one(llama: Path, layers_only: Any) -> Non
         cache.rewind(sequence, 0)
         batch = cache.append([(sequence, [4, 5, 6, 7])])
         after = loaded.decoder(batch, cache)
-        with layers_only:
+        with layers_called(loaded.decoder):
             assert torch.equal(after, loaded.decoder(batch, cache))
         assert not torch.equal(after, before)
         mlp.down = nn.Linear(mlp.down.in_features, mlp.down.out_features).bfloat16()
@@ -366,14 +351,14 @@ def answer(loaded: LoadedDecoder, ids: list[int], rows: list[int], cache: PagedC
 @pytest.mark.parametrize("vocabulary", [5, 64, 101, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_peaks_are_the_largest_of_each_panel(
-    isa: str, vocabulary: int, dtype: torch.dtype, llama: Path, layers_only: Any
+    isa: str, vocabulary: int, dtype: torch.dtype, llama: Path
 ) -> None:
     """Of another output layer than the model came with, as long as no whole number of panels."""
     loaded = loaded_as(llama, W8A8, dtype, "fp32")
     wide: Any = loaded.decoder.head
     made = loaded.decoder.head = PackedLinear(wide.wide_weight()[:vocabulary], torch.randn(vocabulary), W8A8)
     found = answer(loaded, [3, 4, 5, 6], [1, 3])
-    with layers_only:
+    with layers_called(loaded.decoder):
         assert torch.equal(found.values_NV, answer(loaded, [3, 4, 5, 6], [1, 3]).values_NV)
     assert found.peaks_NP is not None
     panels = found.values_NV.split(PANEL, dim=1)
@@ -393,7 +378,7 @@ def test_a_step_may_answer_nothing(llama: Path) -> None:
     assert answer(loaded, [3, 4], []).values_NV.shape == (0, loaded.config.vocabulary)
 
 
-def test_an_output_layer_of_pytorch_is_called(llama: Path, layers_only: Any) -> None:
+def test_an_output_layer_of_pytorch_is_called(llama: Path) -> None:
     loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
     wide: Any = loaded.decoder.head
     cache = fresh_cache(loaded)
@@ -401,7 +386,7 @@ def test_an_output_layer_of_pytorch_is_called(llama: Path, layers_only: Any) -> 
     loaded.decoder.head = nn.Linear(wide.in_features, wide.out_features).bfloat16()
     found = answer(loaded, [3, 4, 5], [2], cache)
     assert found.peaks_NP is None
-    with layers_only:
+    with layers_called(loaded.decoder):
         assert torch.equal(found.values_NV, answer(loaded, [3, 4, 5], [2]).values_NV)
 
 

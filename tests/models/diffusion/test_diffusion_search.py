@@ -135,7 +135,7 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
 
 @pytest.mark.slow
 def test_step_caching_without_steps_proposes_those_of_its_thresholds(
-    pixart: Path, monkeypatch: pytest.MonkeyPatch
+    pixart: Path,
 ) -> None:
     from torchwright.hardware.devices import get_device
     from torchwright.models.diffusion.workload import DiffusionWorkload
@@ -144,8 +144,11 @@ def test_step_caching_without_steps_proposes_those_of_its_thresholds(
     from torchwright.optimization.techniques.step_caching import StepCaching
 
     def proposed(changes: list[float]) -> list[tuple[list[str], str | None]]:
-        monkeypatch.setattr(DiffusionWorkload, "changes", lambda workload, model: changes)
-        target = make_target(DiffusionWorkload(pixart, steps=6), get_device("cpu").identify())
+        class Measured(DiffusionWorkload):
+            def changes(self, model: object) -> list[float]:
+                return changes
+
+        target = make_target(Measured(pixart, steps=6), get_device("cpu").identify())
         found = describe_target(target, ["step_caching"])
         assert found.features.pipeline
         return [(step.options.get("reused", []), reason) for step, reason in found.variants]

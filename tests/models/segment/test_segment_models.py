@@ -13,7 +13,7 @@ from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPi
 
 import torchwright as tw
 from torchwright.core.errors import ModelError, UnknownName, WorkloadError
-from torchwright.models.segment import everything
+from torchwright.models.segment.everything import ALIKE
 from torchwright.models.segment.masks import distinct, iou
 from torchwright.models.segment.prompts import Prompt
 
@@ -150,7 +150,7 @@ def test_pictures_of_different_sizes_are_encoded_together(
     assert seen == [1] * 5
 
 
-def test_everything_is_what_the_paper_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_what_the_paper_says(folder: Path) -> None:
     """Each point by itself, in the picture's size, all kept in memory: slow and plain."""
     segmenter, image = tw.load_segmenter(folder), picture(60, 90)
     encoded = segmenter.encode(image)
@@ -165,11 +165,10 @@ def test_everything_is_what_the_paper_says(folder: Path, monkeypatch: pytest.Mon
                 every.append(segmenter.finished(encoded, logits[0, which], float(scores[0, which]), (point,)))
     # Of random models hardly a mask is good: the limits are put where half of them pass.
     score, stable = np.median([mask.score for mask in every]), np.median([mask.stability for mask in every])
-    monkeypatch.setattr(everything, "SCORE", float(score))
-    monkeypatch.setattr(everything, "STABILITY", float(stable))
     good = [mask for mask in every if mask.score > score and mask.stability >= stable]
-    wanted = [good[i] for i in distinct([m.box for m in good], [m.score for m in good], everything.ALIKE)]
-    found = segmenter.everything(image, grid=4, batch=5)
+    wanted = [good[i] for i in distinct([m.box for m in good], [m.score for m in good], ALIKE)]
+    least = {"least_score": float(score), "least_stability": float(stable)}
+    found = segmenter.everything(image, grid=4, batch=5, **least)
     assert abs(len(found) - len(wanted)) <= 1  # a median lies on one of them, and batches round otherwise
     pairs = [max((iou(mine.pixels_HW, theirs.pixels_HW) for theirs in wanted), default=0.0) for mine in found]
     assert np.mean([alike > 0.99 for alike in pairs] or [1.0]) >= 0.75

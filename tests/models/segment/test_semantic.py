@@ -77,14 +77,11 @@ def test_it_answers_as_in_transformers(folder: Path, size: tuple[int, int]) -> N
     assert clear.float().mean() > 0.9
 
 
-def test_classes_in_several_parts_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwright.models.segment import semantic
-
+def test_classes_in_several_parts_are_all_of_them() -> None:
     logits = torch.randn(1, 7, 9, 5)
     whole = largest(logits, 40, 33)
     assert torch.equal(whole, F.interpolate(logits, (40, 33), mode="bilinear")[0].argmax(0))
-    monkeypatch.setattr(semantic, "AT_ONCE", 3 * 40 * 33)
-    assert torch.equal(largest(logits, 40, 33), whole)
+    assert torch.equal(largest(logits, 40, 33, at_once=3 * 40 * 33), whole)
 
 
 def test_class_iou_is_that_of_the_sets() -> None:

@@ -14,7 +14,6 @@ from transformers import WhisperForConditionalGeneration
 from torchwright.core.errors import ModelError, UnknownName
 from torchwright.hardware.kernels import ops
 from torchwright.hardware.kernels.cpu import build
-from torchwright.models.decoder import model as decoder_model
 from torchwright.models.decoder.cache import CacheFull
 from torchwright.models.decoder.plan import plans
 from torchwright.models.decoder.precision import read_precision
@@ -23,6 +22,7 @@ from torchwright.models.speech.native import NativeSpeech
 from torchwright.models.speech.native_family import NativeFamily
 from torchwright.models.speech.steps import TransformersSpeech
 from torchwright.models.speech.whisper.native import FAMILY
+from watched_layers import layers_called
 from whispers import SECONDS, noise, tiny
 
 FRAMES, VOCABULARY = SECONDS * 100, 400
@@ -124,9 +124,7 @@ def test_other_shapes(tmp_path: Path, overrides: dict[str, Any]) -> None:
 @pytest.mark.plain("avx2_vnni-w8a8", "avx2-None", "avx2_vnni-None", "avx512-w8a8")
 @pytest.mark.parametrize("quantize", [None, "w8a8"])
 @torch.inference_mode()
-def test_a_window_gives_the_same_bits_in_any_company(
-    isa: str, tmp_path: Path, quantize: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_gives_the_same_bits_in_any_company(isa: str, tmp_path: Path, quantize: str | None) -> None:
     """Alone and together, prompts of other lengths beside single tokens; as one operator and layer by layer."""
     whisper(tmp_path)
     ours = FAMILY.load_native(tmp_path, torch.bfloat16, read_precision(quantize))
@@ -139,9 +137,8 @@ def test_a_window_gives_the_same_bits_in_any_company(
     wanted = [alone(window) for window in range(5)]
     plan = plans[ours._cache]
     assert plan.unplanned is None
-    monkeypatch.setattr(decoder_model, "MOST_ROWS", 0)
-    assert torch.equal(alone(0), wanted[0])
-    monkeypatch.undo()
+    with layers_called(ours.decoder):
+        assert torch.equal(alone(0), wanted[0])
 
     steps = [ours.steps(ours.encode(window)) for window in heard]
     rest = [list(text) for text in texts]

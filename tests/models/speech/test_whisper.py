@@ -19,7 +19,6 @@ from torchwright.core.errors import ModelError, UnknownName, WorkloadError
 from torchwright.models.speech.load import load_speech
 from torchwright.models.speech.together import together
 from torchwright.models.speech.transcript import compression_ratio
-from torchwright.models.speech.whisper import attempt as attempts
 from torchwright.models.speech.whisper.attempt import Attempt, Limits
 from torchwright.models.speech.whisper.model import Whisper
 from torchwright.models.speech.whisper.pieces import cut
@@ -137,7 +136,7 @@ def test_the_language_is_the_one_that_transformers_detects(folder):
     assert model.transcribe(samples, language="de").language == "de"
 
 
-def test_an_improbable_window_is_tried_again_until_it_is_good(folder, monkeypatch):
+def test_an_improbable_window_is_tried_again_until_it_is_good(folder):
     model = opened(folder, Limits())
     asked, good = [], 0.4
 
@@ -148,14 +147,14 @@ def test_an_improbable_window_is_tried_again_until_it_is_good(folder, monkeypatc
             tokens=(vocabulary.first_tick, 70), mean_logprob=logprob, no_speech=0.1, temperature=temperature
         )
 
-    monkeypatch.setattr(attempts, "attempt", at_once(answer))
+    model.attempt = at_once(answer)
     assert model.transcribe(noise(SECONDS)).segments[0].temperature == good
     assert asked == [0.0, 0.2, good]
     good = None
     assert model.transcribe(noise(SECONDS)).segments[0].temperature == 1.0
 
 
-def test_a_text_that_repeats_itself_is_tried_again(folder, monkeypatch):
+def test_a_text_that_repeats_itself_is_tried_again(folder):
     model = opened(folder, Limits(temperatures=(0.0, 0.2)))
     assert compression_ratio("") < 1 < 2.4 < compression_ratio("so " * 60)
 
@@ -163,30 +162,30 @@ def test_a_text_that_repeats_itself_is_tried_again(folder, monkeypatch):
         tokens = (vocabulary.first_tick, *([70] * 200 if not temperature else range(60, 80)))
         return Attempt(tokens=tokens, mean_logprob=-0.1, no_speech=0.9, temperature=temperature)
 
-    monkeypatch.setattr(attempts, "attempt", at_once(answer))
+    model.attempt = at_once(answer)
     assert model.transcribe(noise(SECONDS)).segments[0].temperature == 0.2
 
 
-def test_silence_has_no_text_and_takes_no_retries(folder, monkeypatch):
+def test_silence_has_no_text_and_takes_no_retries(folder):
     model, asked = opened(folder, Limits()), []
 
     def answer(steps, prompt, vocabulary, *, temperature, **rest):
         asked.append(temperature)
         return Attempt(tokens=(70,), mean_logprob=-2.0, no_speech=0.7, temperature=temperature)
 
-    monkeypatch.setattr(attempts, "attempt", at_once(answer))
+    model.attempt = at_once(answer)
     found = model.transcribe(noise(SECONDS))
     assert (found.segments, found.seconds, asked) == ((), SECONDS, [0.0])
 
 
-def test_text_that_took_a_high_temperature_prompts_nothing(folder, monkeypatch):
+def test_text_that_took_a_high_temperature_prompts_nothing(folder):
     model, prompts = opened(folder, Limits(temperatures=(1.0,))), []
 
     def answer(steps, prompt, vocabulary, **rest):
         prompts.append(list(prompt))
         return Attempt(tokens=(vocabulary.first_tick, 70), mean_logprob=-0.1, no_speech=0, temperature=1.0)
 
-    monkeypatch.setattr(attempts, "attempt", at_once(answer))
+    model.attempt = at_once(answer)
     model.transcribe(noise(2 * SECONDS), language="en")
     assert prompts[0] == prompts[1]
 
@@ -198,7 +197,7 @@ def test_the_mean_logprob_and_the_draws_are_those_of_the_steps(folder):
     prompt, words = model.vocabulary.prompt("fr", "transcribe"), model.vocabulary
 
     def draw(seed: int) -> Attempt:
-        reading = attempts.attempt(
+        reading = model.attempt(
             model.model.steps(encoded), prompt, words, room=20, temperature=0.7,
             random=torch.Generator().manual_seed(seed),
         )  # fmt: skip

@@ -27,7 +27,7 @@ from torchwright.models.vision import video
 from torchwright.models.vision.encoder import PictureEncoder
 from torchwright.models.vision.picture import PictureError
 from torchwright.models.vision.reader import PictureReader
-from torchwright.models.vision.video import VideoFacts, read_video, video_of_frames
+from torchwright.models.vision.video import Bounds, VideoFacts, read_video, video_of_frames
 
 pytest.importorskip(
     "torchvision", reason="transformers prepares videos with torchvision, which is not installed"
@@ -218,11 +218,11 @@ def test_common_containers_and_codecs_are_read(form: str, codec: str) -> None:
     assert found.facts.rate == pytest.approx(8, rel=0.05)
 
 
-def test_large_frames_are_scaled_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video, "SAMPLED_PIXELS", 26 * 24 * 32)
-    found = read_video(MP4, every)
+def test_large_frames_are_scaled_to_the_bound() -> None:
+    bounds = Bounds(sampled_pixels=26 * 24 * 32)
+    found = read_video(MP4, every, bounds)
     assert found.frames_NHWC.shape == (26, 24, 32, 3)
-    gif = read_video(videos.animated(FRAMES), every)
+    gif = read_video(videos.animated(FRAMES), every, bounds)
     assert gif.frames_NHWC.shape == (26, 24, 32, 3)
 
 
@@ -259,24 +259,20 @@ def test_what_is_no_whole_video_is_refused(name: str) -> None:
         read_video(content, every)
 
 
-def test_bounds_are_checked_before_frames_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video, "MOST_FRAMES", 20)
-    with pytest.raises(PictureError, match="21 frames"):
-        read_video(MP4, every)
-    with pytest.raises(PictureError, match="21 frames"):
-        read_video(videos.animated(FRAMES), every)
-    monkeypatch.setattr(video, "MOST_FRAMES", 100)
-    monkeypatch.setattr(video, "MOST_SECONDS", 2.0)
-    with pytest.raises(PictureError, match="too long"):
-        read_video(MP4, every)
-    monkeypatch.setattr(video, "MOST_SECONDS", 100.0)
-    monkeypatch.setattr(video, "MOST_PIXELS", 1000)
-    with pytest.raises(PictureError, match="unusable size"):
-        read_video(MP4, every)
-    monkeypatch.setattr(video, "MOST_PIXELS", 10**6)
-    monkeypatch.setattr(video, "SAMPLED", 10)
-    with pytest.raises(PictureError, match="sampled in 26 frames"):
-        read_video(MP4, every)
+@pytest.mark.parametrize(
+    ("content", "bounds", "said"),
+    [
+        (MP4, Bounds(frames=20), "21 frames"),
+        (videos.animated(FRAMES), Bounds(frames=20), "21 frames"),
+        (MP4, Bounds(seconds=2.0), "too long"),
+        (MP4, Bounds(pixels=1000), "unusable size"),
+        (MP4, Bounds(sampled=10), "sampled in 26 frames"),
+    ],
+    ids=["frames", "frames of a GIF", "seconds", "pixels", "sampled"],
+)
+def test_bounds_are_checked_before_frames_are_decoded(content: bytes, bounds: Bounds, said: str) -> None:
+    with pytest.raises(PictureError, match=said):
+        read_video(content, every, bounds)
 
 
 def test_the_last_frame_stands_in_for_a_few_that_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

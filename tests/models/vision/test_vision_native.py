@@ -112,7 +112,7 @@ def test_pictures_in_one_call_do_not_touch_each_other(name: str, tmp_path: Path)
                     assert torch.equal(rows, wanted)
 
 
-def test_a_sequence_too_long_for_the_kernel_goes_through_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_too_long_for_the_kernel_goes_through_sdpa() -> None:
     torch.manual_seed(0)
     lengths, heads, size = [40, 90, 3], 2, 24
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -121,8 +121,7 @@ def test_a_sequence_too_long_for_the_kernel_goes_through_sdpa(monkeypatch: pytes
     arguments = (angles.cos(), angles.sin(), starts, heads, 0.2)
     wanted = reference.varlen_attention(qkv.double(), *arguments)
     short = native.varlen_attention(qkv, *arguments)
-    monkeypatch.setattr(native, "LONGEST", 64)
-    long = native.varlen_attention(qkv, *arguments)
+    long = native.varlen_attention(qkv, *arguments, longest=64)
     assert error(short, wanted) < 8e-3
     assert error(long, wanted) < 8e-3
     assert torch.equal(short[:40], long[:40])
@@ -148,15 +147,14 @@ def test_a_layer_that_computes_another_thing_stays(tmp_path: Path) -> None:
 
 
 def test_an_encoder_that_disagrees_runs_on_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     vlms.save("Qwen2_5_VL", tmp_path)
     picture = PictureReader(tmp_path).read(vlms.picture(0)).picture
     wanted = plain(tmp_path, picture).rows_NE
-    monkeypatch.setattr(module, "LEAST_COSINE", 1.5)
     with pytest.raises(ModelError, match=r"w8a8: its embeddings have a cosine of 0\.9"):
-        PictureEncoder(tmp_path, torch.bfloat16, quantize="w8a8").load()
-    found = PictureEncoder(tmp_path, torch.bfloat16, rounded=True)
+        PictureEncoder(tmp_path, torch.bfloat16, quantize="w8a8", least_cosine=1.5).load()
+    found = PictureEncoder(tmp_path, torch.bfloat16, rounded=True, least_cosine=1.5)
     assert torch.equal(found.embed(picture).rows_NE, wanted)
     assert found.runs_as is not None
     assert found.runs_as.startswith("transformers' modules; w8a8: its embeddings have a cosine of 0.9")

@@ -13,7 +13,7 @@ import torch
 
 from torchwright.core import nested
 from torchwright.core.errors import WorkloadError
-from torchwright.models.segment.everything import find
+from torchwright.models.segment.everything import SCORE, STABILITY, find
 from torchwright.models.segment.masks import Mask, Points, stability
 from torchwright.models.segment.network import INSIDE, LEFT_TOP, NO_POINT, OUTSIDE, RIGHT_BOTTOM, Network
 from torchwright.models.segment.prompts import Encoded, Prompt, check_within, grid_over, prompts_of
@@ -178,12 +178,29 @@ class Segmenter(ABC):
         return [self.mask(encoded, prompt) for prompt in wanted]
 
     def everything(
-        self, source: Any, *, grid: int = 32, batch: int = 64, tell: Callable[[int, int], None] | None = None
+        self,
+        source: Any,
+        *,
+        grid: int = 32,
+        batch: int = 64,
+        least_score: float = SCORE,
+        least_stability: float = STABILITY,
+        tell: Callable[[int, int], None] | None = None,
     ) -> list[Mask]:
         """All objects that `grid` x `grid` points find, best first; see `everything.py`.
 
+        A mask stays whose score is above `least_score`, and whose stability is no less than `least_stability`.
         `batch` points are decoded at once, after which `tell` gets how many of how many are done.
         """
         encoded = self.encode(source)
         decode = partial(self.decode, encoded, several=True)
-        return find(grid_over(encoded, grid), decode, partial(self.finished, encoded), batch=batch, tell=tell)
+        finished = partial(self.finished, encoded)
+        return find(
+            grid_over(encoded, grid),
+            decode,
+            finished,
+            batch=batch,
+            least_score=least_score,
+            least_stability=least_stability,
+            tell=tell,
+        )

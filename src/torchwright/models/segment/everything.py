@@ -34,19 +34,24 @@ def find(
     finished: Callable[[torch.Tensor, float, Points], Mask],
     *,
     batch: int,
+    least_score: float = SCORE,
+    least_stability: float = STABILITY,
     tell: Callable[[int, int], None] | None = None,
 ) -> list[Mask]:
-    """The masks, best first, of prompts of one point each; `decode` and `finished` are a `Segmenter`'s."""
+    """The masks, best first, of prompts of one point each; `decode` and `finished` are a `Segmenter`'s.
+
+    A mask stays whose score is above `least_score`, and whose stability is no less than `least_stability`.
+    """
     if batch < 1:
         raise WorkloadError(f"batches of {batch} points", allowed="1 or more")
     candidates = list[_Candidate]()
     for first in range(0, len(prompts), batch):
         some = prompts[first : first + batch]
         logits_PMSS, score_PM = decode(some)
-        for place, which in (score_PM > SCORE).nonzero().tolist():
+        for place, which in (score_PM > least_score).nonzero().tolist():
             logits_SS, score = logits_PMSS[place, which], float(score_PM[place, which])
             mask = finished(logits_SS, score, some[place].points)
-            if mask.stability >= STABILITY:
+            if mask.stability >= least_stability:
                 found = _Candidate(logits_SS=logits_SS.clone(), score=score, box=mask.box, points=mask.points)
                 candidates.append(found)
         if tell is not None:

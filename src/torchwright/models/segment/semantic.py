@@ -25,7 +25,6 @@ AUTO = "AutoModelForSemanticSegmentation"
 LARGEST_SIDE = 8192
 MOST_CLASSES = 10_000
 AT_ONCE = 2**26
-"""Values of the logits that are in the picture's size at any time."""
 BILINEAR = 2
 RESAMPLING = range(6)
 """Pillow's numbers."""
@@ -178,9 +177,12 @@ class ClassSegmenter:
         return ClassMap(classes_HW=largest(logits_1CSS, height, width).numpy(), labels=self.labels)
 
 
-def largest(logits_1CSS: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(height, width) numbers of the likeliest classes, of logits made so large bilinearly, a few classes at a time."""
-    count = max(1, AT_ONCE // (height * width))
+def largest(logits_1CSS: torch.Tensor, height: int, width: int, *, at_once: int = AT_ONCE) -> torch.Tensor:
+    """(height, width) numbers of the likeliest classes, of logits made so large bilinearly, a few classes at a time.
+
+    `at_once` values of the enlarged logits are in memory at any time.
+    """
+    count = max(1, at_once // (height * width))
     best_HW = torch.full((height, width), -math.inf)
     number_HW = torch.zeros(height, width, dtype=torch.int64)
     for first in range(0, logits_1CSS.shape[1], count):

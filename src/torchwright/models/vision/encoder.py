@@ -60,8 +60,12 @@ class PictureEncoder:
         quantize: str | None = None,
         rounded: bool = False,
         model: Any = None,
+        least_cosine: float = LEAST_COSINE,
     ) -> None:
-        """`model` is the folder's whole model where it is loaded already; its encoder is used as it is."""
+        """`model` is the folder's whole model where it is loaded already; its encoder is used as it is.
+
+        Our kernels are used where their embeddings have a cosine of `least_cosine` or more to transformers' own.
+        """
         self.tokens, self.device = media_tokens(folder), torch.device(device)
         self.whole = read_config(folder).get("model_type") in WHOLE
         self.runs_as: str | None = None
@@ -69,6 +73,7 @@ class PictureEncoder:
         self._folder, self._dtype = folder, dtype
         self._schemes = _schemes(quantize, rounded)
         self._asked = quantize not in (None, "none")
+        self._least_cosine = least_cosine
         self._model: Any = None
         if model is not None:
             self._model, self.runs_as = model.base_model, "transformers' modules"
@@ -109,7 +114,7 @@ class PictureEncoder:
                 return model
             faults.append(f"{scheme or BF16}: {fault}")
             if self._asked:
-                allowed = f"a cosine of {LEAST_COSINE} or more, on an example"
+                allowed = f"a cosine of {self._least_cosine} or more, on an example"
                 raise ModelError(f"the vision encoder of {self._folder}", found=faults[0], allowed=allowed)
             model = vision_part(self._folder, self._dtype).to(self.device)  # its layers have been replaced
         self.runs_as = "; ".join(["transformers' modules", *faults])
@@ -124,7 +129,10 @@ class PictureEncoder:
             cosine = _cosine(wanted, self._embed(model, example))
         except (ModelError, RuntimeError, ValueError, AttributeError) as error:
             return 0.0, first_line(error)
-        return cosine, None if cosine >= LEAST_COSINE else f"its embeddings have a cosine of {cosine:.4f}"
+        return (
+            cosine,
+            None if cosine >= self._least_cosine else f"its embeddings have a cosine of {cosine:.4f}",
+        )
 
     def embed(self, picture: Picture) -> Embedded:
         """Encode one picture or video. Raises `ModelError` where that fails, or where it does not fill its places."""

@@ -226,19 +226,21 @@ def varlen_attention(
     starts: torch.Tensor,
     heads: int,
     scale: float,
+    *,
+    longest: int = LONGEST,
 ) -> torch.Tensor:
-    """See `reference.varlen_attention`; a sequence that is too long for the kernel goes through SDPA by itself.
+    """See `reference.varlen_attention`; a sequence of more than `longest` patches goes through SDPA by itself.
 
     Which of the two computes a sequence depends on its own length alone.
     """
     ends = list(pairwise(starts.tolist()))
-    if max((stop - start for start, stop in ends), default=0) <= LONGEST:
+    if max((stop - start for start, stop in ends), default=0) <= longest:
         return ops.varlen_attention(qkv_NF, cos_NR, sin_NR, starts, heads, scale)
     found: list[torch.Tensor] = []
     for start, stop in ends:
         own = slice(start, stop)
         part = qkv_NF[own], cos_NR[own], sin_NR[own]
-        if stop - start > LONGEST:
+        if stop - start > longest:
             found.append(_sdpa(*part, heads, scale))
         else:
             alone = starts.new_tensor([0, stop - start])

@@ -72,10 +72,11 @@ def decode(
     limits: Limits,
     ratio: Callable[[Sequence[int]], float],
     seed: int,
+    attempt: Callable[..., Reading[Attempt]],
 ) -> Reading[Attempt]:
     """The first attempt that is within the limits, else the last one; `begin` gives a decoder with an empty cache.
 
-    `room` is how many tokens fit behind the prompt.
+    `room` is how many tokens fit behind the prompt. `attempt` decodes once at one temperature.
     """
     for temperature in limits.temperatures:
         random = torch.Generator().manual_seed(seed)

@@ -23,7 +23,7 @@ from torchwright.models.speech.together import Reading, together
 from torchwright.models.speech.transcript import Options, Segment, Unheard, Window, Word, compression_ratio
 from torchwright.models.speech.voice import Voice, find_voice
 from torchwright.models.speech.whisper.align import read_heads, smooth, starts
-from torchwright.models.speech.whisper.attempt import Attempt, Limits, decode, unsure
+from torchwright.models.speech.whisper.attempt import Attempt, Limits, attempt, decode, unsure
 from torchwright.models.speech.whisper.features import HOP, LogMel
 from torchwright.models.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
 from torchwright.models.speech.whisper.times import Span, apart, trimmed
@@ -53,7 +53,7 @@ class Whisper(Recognizer):
             folder, bands=config.integer("num_mel_bins", 80), frames=positions * FRAMES_PER_TICK
         )
         self.window = self.features.frames * HOP
-        self.limits = Limits()
+        self.limits, self.attempt = Limits(), attempt
         self.heads = read_heads(
             folder, config.integer("decoder_layers", 4), config.integer("decoder_attention_heads", 6)
         )
@@ -142,6 +142,7 @@ class Whisper(Recognizer):
             limits=limits,
             ratio=lambda tokens: compression_ratio(self.text(tokens)),
             seed=seed,
+            attempt=self.attempt,
         )
 
     def _prompted(self, text: str) -> list[int]:
