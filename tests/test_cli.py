@@ -236,10 +236,10 @@ def test_optimize_ends_with_the_waterfall_and_shows_progress_apart(api, capsys):
     assert "measuring the original" in captured.err
 
 
-def test_optimize_tells_what_was_refused_with_all(api, capsys, monkeypatch):
+def test_optimize_tells_what_was_refused_with_all(api, capsys):
     refused = [make_rung("refused", step=Step(name=name), reason=f"no {name}") for name in ("one", "two")]
     result = SimpleNamespace(recipe=make_recipe(rungs=tuple(refused)), path=Path("out"))
-    monkeypatch.setattr(api, "optimize_cli", lambda *args, **kwargs: result)
+    api.optimize_cli = lambda *args, **kwargs: result
     assert main(["optimize", "--quiet"]) == 0
     assert "refused: no one" not in capsys.readouterr().out
     assert main(["optimize", "--quiet", "--all"]) == 0
@@ -319,14 +319,14 @@ def test_results_are_readable_without_json(api, capsys):
     assert "seconds" not in out
 
 
-def test_a_size_has_a_label_and_a_unit_for_people(api, capsys, monkeypatch):
+def test_a_size_has_a_label_and_a_unit_for_people(api, capsys):
     facts = {
         "peak_memory_bytes": 435_642_368,
         "files": [{"name": "a", "bytes": 2_000}],
         "ready_seconds": None,
         "forward_s": 0.0005,
     }
-    monkeypatch.setattr(api, "bench", lambda model, **options: facts)
+    api.bench = lambda model, **options: facts
     assert main(["bench", "out"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["peak", "memory", "436", "MB"] in lines
@@ -340,16 +340,16 @@ def test_a_size_has_a_label_and_a_unit_for_people(api, capsys, monkeypatch):
     ("value", "text"),
     [(21170.4, "21,170"), (0.00002117, "0.00002117"), (0.0, "0"), (12.3456, "12.35"), (1e300, None)],
 )
-def test_no_number_has_an_exponent(api, capsys, monkeypatch, value, text):
-    monkeypatch.setattr(api, "bench", lambda model, **options: {"tokens_per_s": value})
+def test_no_number_has_an_exponent(api, capsys, value, text):
+    api.bench = lambda model, **options: {"tokens_per_s": value}
     assert main(["bench", "out"]) == 0
     shown = capsys.readouterr().out.split()[-1]
     assert "e" not in shown
     assert text in (shown, None)
 
 
-def test_sentences_of_a_result_are_one_a_line(api, capsys, monkeypatch):
-    monkeypatch.setattr(api, "bench", lambda model, **options: {"notices": ["no fast kernels", "busy"]})
+def test_sentences_of_a_result_are_one_a_line(api, capsys):
+    api.bench = lambda model, **options: {"notices": ["no fast kernels", "busy"]}
     assert main(["bench", "out"]) == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["out", "kernels", "busy"]
 

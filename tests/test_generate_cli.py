@@ -64,6 +64,39 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
+@pytest.fixture
+def stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let standard output be another file."""
+    return lambda file: monkeypatch.setattr(sys, "stdout", file)
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the model's answer be a text, which may be interrupted at its end."""
+
+    def answers(text: str, end: type[BaseException] | None = None) -> None:
+        def generate(*arguments: Any, on_text: Callable[[str], None], **options: Any) -> Any:
+            on_text(text)
+            if end is not None:
+                raise end
+            return SimpleNamespace(text=text)
+
+        monkeypatch.setattr(continuation, "generate", generate)
+
+    return answers
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]], None]:
+    """Let artifacts be loaded, and changed by a function before they are used."""
+    load = open_model.load
+
+    def changes(change: Callable[[Any], Any]) -> None:
+        monkeypatch.setattr(open_model, "load", lambda target, trust: change(load(target, trust=trust)))
+
+    return changes
+
+
 def default_dtype() -> torch.dtype:
     return torch.bfloat16 if ops.fault("cpu") is None else torch.float32
 
@@ -86,7 +119,7 @@ def test_the_text_and_nothing_else_is_on_standard_output(kept, capsys):
     assert capsys.readouterr().out == line(expected)
 
 
-def test_pieces_are_flushed_as_they_appear(kept, monkeypatch):
+def test_pieces_are_flushed_as_they_appear(kept, stdout):
     events: list[str] = []
     out = SimpleNamespace(
         write=lambda text: events.append(text),
@@ -94,7 +127,7 @@ def test_pieces_are_flushed_as_they_appear(kept, monkeypatch):
         isatty=lambda: False,
         encoding="utf-8",
     )
-    monkeypatch.setattr(sys, "stdout", out)
+    stdout(out)
     assert generate(kept, "--prompt", HELLO, "--max-new-tokens", 12, "--dtype", "fp32") == 0
     pieces = [text for text in events if text != "<flush>"]
     assert "".join(pieces) == line(tw.load_decoder(kept).generate(HELLO, max_new_tokens=12))
@@ -102,25 +135,17 @@ def test_pieces_are_flushed_as_they_appear(kept, monkeypatch):
     assert all(events[place + 1] == "<flush>" for place, text in enumerate(events) if text in pieces)
 
 
-def test_characters_that_standard_output_does_not_have_are_replaced(capsys, monkeypatch):
-    def say(*arguments: Any, on_text: Callable[[str], None], **options: Any) -> Any:
-        on_text("é is one")
-        return SimpleNamespace(text="é is one")
-
-    monkeypatch.setattr(continuation, "generate", say)
+def test_characters_that_standard_output_does_not_have_are_replaced(says, stdout):
+    says("é is one")
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
+    stdout(out)
     assert generate("--prompt", HELLO) == 0
     assert out.buffer.getvalue() == b"? is one\n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(("text", "shown"), [("a", "a\n"), ("a\n", "a\n"), ("", "\n")])
-def test_the_text_ends_with_one_line_break(capsys, monkeypatch, text, shown):
-    def say(*arguments: Any, on_text: Callable[[str], None], **options: Any) -> Any:
-        on_text(text)
-        return SimpleNamespace(text=text)
-
-    monkeypatch.setattr(continuation, "generate", say)
+def test_the_text_ends_with_one_line_break(capsys, says, text, shown):
+    says(text)
     assert generate("--prompt", HELLO) == 0
     assert capsys.readouterr().out == shown
 
@@ -260,37 +285,29 @@ def test_an_artifact_has_its_own_weights_and_types(kept, tmp_path, capsys, verb)
     assert captured.out == ""
 
 
-def test_an_artifact_of_another_kind_is_named(tmp_path, capsys, monkeypatch):
-    (tmp_path / "recipe.json").touch()
+def test_an_artifact_of_another_kind_is_named(kept, tmp_path, capsys, loads):
+    out = fixed_artifact(kept, tmp_path / "out")
     recipe = make_recipe(workload={"kind": "image"})
-    loaded = SimpleNamespace(model=torch.nn.Identity(), notices=[], recipe=recipe)
-    monkeypatch.setattr("torchwright.optimization.open_model.load", lambda target, trust: loaded)
-    assert generate(tmp_path, "--prompt", HELLO) == 2
+    loads(lambda found: dataclasses.replace(found, model=torch.nn.Identity(), recipe=recipe))
+    assert generate(out, "--prompt", HELLO) == 2
     assert "holds no language model. Found: the workload 'image'." in capsys.readouterr().err
 
 
-def test_notices_of_an_artifact_go_to_standard_error(kept, tmp_path, capsys, monkeypatch):
+def test_notices_of_an_artifact_go_to_standard_error(kept, tmp_path, capsys, loads):
     out = fixed_artifact(kept, tmp_path / "out")
-    real = open_model.load
-    monkeypatch.setattr(
-        "torchwright.optimization.open_model.load",
-        lambda target, trust: dataclasses.replace(real(target, trust=trust), notices=["compiling afresh"]),
-    )
+    loads(lambda found: dataclasses.replace(found, notices=["compiling afresh"]))
     assert generate(out, "--prompt", HELLO, "--max-new-tokens", 2) == 0
     assert capsys.readouterr().err == "torchwright: compiling afresh\n"
 
 
-def test_what_runs_otherwise_than_it_was_measured_says_so(kept, tmp_path, capsys, monkeypatch):
+def test_what_runs_otherwise_than_it_was_measured_says_so(kept, tmp_path, capsys, loads):
     out = fixed_artifact(kept, tmp_path / "out")
-    real = open_model.load
 
-    def elsewhere(target, trust):
-        found = real(target, trust=trust)
-        return dataclasses.replace(
-            found, recipe=dataclasses.replace(found.recipe, runs_as="ahead-of-time package")
-        )
+    def measured_elsewhere(found: Any) -> Any:
+        recipe = dataclasses.replace(found.recipe, runs_as="ahead-of-time package")
+        return dataclasses.replace(found, recipe=recipe)
 
-    monkeypatch.setattr("torchwright.optimization.open_model.load", elsewhere)
+    loads(measured_elsewhere)
     assert generate(out, "--prompt", HELLO, "--max-new-tokens", 2) == 0
     said = "torchwright: runs as eager; 2.88x [2.79, 2.97] was measured as ahead-of-time package\n"
     assert capsys.readouterr().err == said
@@ -454,12 +471,8 @@ def is_one_paragraph(capsys: pytest.CaptureFixture[str], said: str) -> None:
 # ----------------------------------------------------------------------------------------------------- how it leaves
 
 
-def test_ctrl_c_keeps_what_was_written(capsys, monkeypatch):
-    def interrupted(*args: Any, on_text: Callable[[str], None], **options: Any) -> None:
-        on_text("so far")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(continuation, "generate", interrupted)
+def test_ctrl_c_keeps_what_was_written(capsys, says):
+    says("so far", KeyboardInterrupt)
     assert generate("--prompt", HELLO) == 130
     captured = capsys.readouterr()
     assert captured.out == "so far"

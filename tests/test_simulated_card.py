@@ -85,11 +85,16 @@ def test_it_refuses_what_a_card_refuses(card: None) -> None:
     assert not y.cpu().is_cuda
 
 
+@pytest.fixture
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge a language model by few tokens, which are slow here."""
+    for name, value in (("MAX_TOKENS", 64), ("DECODE_STEPS", 2)):
+        monkeypatch.setattr(f"torchwright.workloads.language.{name}", value)
+
+
 @pytest.mark.plain("steps0", "steps3")
 @pytest.mark.parametrize("steps", [(), ("dtype",), ("native",), ("native", "w4a8", "kv8")])
-def test_language(folder: Path, text: Path, steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.workloads.language.MAX_TOKENS", 64)
-    monkeypatch.setattr("torchwright.workloads.language.DECODE_STEPS", 2)
+def test_language(folder: Path, text: Path, steps: tuple[str, ...], few_tokens: None) -> None:
     workload = language(folder, text)
     _, wanted = observe(workload, "cpu")
     with simulated_card():
@@ -158,9 +163,8 @@ def test_generate_and_bench_run_where_they_are_told(card: None, folder: Path) ->
 
 @pytest.mark.slow
 def test_a_language_model_is_optimized_kept_and_loaded(
-    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, text: Path, tmp_path: Path, few_tokens: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchwright.workloads.language.MAX_TOKENS", 64)
     trials_in_process(monkeypatch, 2.0, tried=("native", "w8a8"))
     with simulated_card():
         budget = Budget(max_drop=0.5, objective="latency", time_seconds=250.0)
