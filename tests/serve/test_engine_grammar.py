@@ -11,7 +11,6 @@ import pytest
 from engine_support import alone, answers, bundled, compiled, drain, engine, know, request, words
 
 from torchwright.models.decoder import LoadedDecoder
-from torchwright.serve.grammar import masks as grammars
 from torchwright.serve.wire.messages import Cancel, Grammar, ThinkingBudget
 
 SCHEMA: dict[str, Any] = {
@@ -110,11 +109,9 @@ def test_a_request_can_be_cancelled_while_its_grammar_is_read(model: LoadedDecod
         check(json.loads(model.text.decode(results["a", index].tokens)))
 
 
-def test_a_grammar_that_is_too_slow_ends_its_own_request_only(
-    model: LoadedDecoder, schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammars, "TOKEN_SECONDS", 0.0)
+def test_a_grammar_that_is_too_slow_ends_its_own_request_only(model: LoadedDecoder, schema: str) -> None:
     made = engine(model)
+    made.grammars.token_seconds = 0.0
     know(made, schema)
     made.submit(request("slow", [5], 60, grammar=schema, n=2, stop_ids=list(model.stop)))
     made.submit(request("free", [5], 8))

@@ -213,9 +213,10 @@ def test_rows_come_behind_interactive_requests(
 def test_few_rows_run_next_to_interactive_requests(server: Running) -> None:
     guard = Guard(Router(), keys=[], hosts=Hosts(), log_requests=False, count=lambda path, status: None)
     host = BatchHost(server.service, guard, {})
-    assert host.places() == 32
+    alone = host.places()
     guard.answering = 1
-    assert host.places() == 4
+    assert server.client.ready is not None
+    assert 1 <= host.places() < alone < server.client.ready.max_running
 
 
 @pytest.mark.slow

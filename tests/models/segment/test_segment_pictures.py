@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, features
 from sams import picture
 
-from torchwright.models.vision.picture import MOST_BYTES, PictureError, read_picture
+from torchwright.models.vision.picture import MOST_BYTES, MOST_PIXELS, PictureError, read_picture
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".webp"])
@@ -70,7 +70,7 @@ def test_what_is_no_picture_is_told(tmp_path: Path) -> None:
         "cut.png": (whole.read_bytes()[:-700], "damaged|cut short"),
         "huge.png": (
             _png(20_000, 20_000, zlib.compress(bytes(1000))),
-            "huge.png is too large. Found: 400,000,000 pixels. Allowed: 80,000,000 pixels.",
+            f"huge.png is too large. Found: 400,000,000 pixels. Allowed: {MOST_PIXELS:,} pixels.",
         ),
         "wide.png": (_png(60_000, 2_000, zlib.compress(bytes(1000))), "too large"),
         "dot.png": (_png(1, 1, zlib.compress(bytes(4))), "too small"),

@@ -52,10 +52,15 @@ class Constraint:
     """The grammar state of one sequence, which has accepted the sequence's answer so far."""
 
     def __init__(
-        self, grammar: Future[Any], stop_ids: list[int], thinking: Callable[[], Thinking] | None = None
+        self,
+        grammar: Future[Any],
+        stop_ids: list[int],
+        thinking: Callable[[], Thinking] | None,
+        token_seconds: float,
     ) -> None:
-        """`grammar` gives None for an answer of any text."""
+        """`grammar` gives None for an answer of any text; `token_seconds` limits the cost of one token."""
         self._grammar, self._stop_ids, self._make_thinking = grammar, stop_ids, thinking
+        self._token_seconds = token_seconds
         self.seconds = 0.0
         """Time spent on the grammar's masks, mostly while the model ran."""
         self.fault: str | None = None
@@ -113,9 +118,10 @@ class Constraint:
         begun = time.thread_time()
         yield
         seconds = time.thread_time() - begun
-        if seconds > TOKEN_SECONDS:
+        if seconds > self._token_seconds:
             self.fault = (
-                f"the grammar took {seconds:.2f} s to follow by one token, and at most {TOKEN_SECONDS} may be"
+                f"the grammar took {seconds:.2f} s to follow by one token, "
+                f"and at most {self._token_seconds} may be"
             )
 
     @cached_property
@@ -170,6 +176,8 @@ class Grammars:
 
     def __init__(self, folder: Path, vocabulary: int, stop_ids: list[int]) -> None:
         self._folder, self._vocabulary, self._stop_ids = folder, vocabulary, stop_ids
+        self.token_seconds = TOKEN_SECONDS
+        """The longest that a grammar may take to follow by one token; more ends its request."""
         # Reading a large grammar takes longer than a step, and must not delay other requests' masks.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-grammar")
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="fill-masks")
@@ -197,7 +205,7 @@ class Grammars:
             return None
         thinking = None if budget is None else lambda: Thinking(budget, self._pieces)
         grammar = self._any_text if submit.grammar is None else self._kept[submit.grammar]
-        return Constraint(grammar, submit.stop_ids, thinking)
+        return Constraint(grammar, submit.stop_ids, thinking, self.token_seconds)
 
     def fill(self, rows: int, wanted: list[tuple[Constraint, int, list[int]]]) -> Masks:
         """Begin to fill masks for `rows` rows: of each constraint from its first row on, one for each proposal more."""
