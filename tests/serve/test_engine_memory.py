@@ -66,6 +66,6 @@ def test_a_lack_of_memory_is_known_by_what_allocators_raise(ask: Callable[[], ob
 
 def test_an_engine_without_memory_ends_with_its_own_exit_code() -> None:
     engine: Any = SimpleNamespace(grammars=None, idle=False, step=lambda: torch.empty(1 << 60))
-    channel: Any = SimpleNamespace(receive=lambda wait_ms: ())
+    channel: Any = SimpleNamespace(receive=lambda wait_ms: (), send=lambda message: None)
     ready: Any = None
     assert serve(ServedDecoder(engine, ready), channel) == OUT_OF_MEMORY

@@ -24,8 +24,9 @@ SLOW = "root ::= " + '"a"? ' * 3000
 """It takes minutes to compile."""
 PROPERTIES = {f"field_{place}": {"type": "string", "maxLength": 40} for place in range(30)}
 SCHEMA = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}
-MOST_BYTES = 1000
-"""Less than two grammars of `["a", "b"]` have, and no less than two of `["a"]`."""
+MOST_BYTES = 15_000
+"""Ten times what a grammar of a word has, and less than two of these have."""
+ONE, OTHER = ([f"{letter}{number}" for number in range(250)] for letter in "ab")
 READY = EngineReady(
     kind="decoder",
     vocabulary=4096,
@@ -181,15 +182,15 @@ def test_slow_grammars_wait_for_themselves_and_equal_ones_are_compiled_once(
 
 def test_the_grammars_of_all_requests_take_bounded_memory(server: Running, http: httpx.Client) -> None:
     client = server.service.client
-    assert http.post("/v1/completions", json=_structured({"choice": ["a", "b"]})).status_code == 200
-    slow = _structured({"choice": ["c", "d"]}, max_tokens=900, priority=Trouble.SLOW, stream=True)
+    assert http.post("/v1/completions", json=_structured({"choice": ONE})).status_code == 200
+    slow = _structured({"choice": OTHER}, max_tokens=900, priority=Trouble.SLOW, stream=True)
     with http.stream("POST", "/v1/completions", json=slow) as response:
         lines = response.iter_lines()
         next(lines)
-        refused = http.post("/v1/completions", json=_structured({"choice": ["a", "b"]}))
+        refused = http.post("/v1/completions", json=_structured({"choice": ONE}))
         assert refused.status_code == 429
         assert "take too much memory" in refused.json()["error"]["message"]
-        assert http.post("/v1/completions", json=_structured({"choice": ["c", "d"]})).status_code == 200
+        assert http.post("/v1/completions", json=_structured({"choice": OTHER})).status_code == 200
         assert len(client._grammars) == 1  # pyright: ignore[reportPrivateUsage]
     wait_until(server.cancelled)
-    assert http.post("/v1/completions", json=_structured({"choice": ["a", "b"]})).status_code == 200
+    assert http.post("/v1/completions", json=_structured({"choice": ONE})).status_code == 200

@@ -195,8 +195,9 @@ def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, m
 
 
 @pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
+@pytest.mark.plain("tiny_sam-openvino")
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize("make", [tiny_sam, pytest.param(tiny_sam2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [tiny_sam, tiny_sam2])
 def test_converted_calls_take_any_number_of_marks(
     tmp_path: Path, make: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
