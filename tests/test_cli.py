@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,26 +77,34 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
 # ---------------------------------------------------------------------------------------------------------- start-up
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["optimize", "--help"], ["generate", "--help"], ["serve", "--help"], ["optimise"], []],
-)
-def test_help_and_usage_errors_import_nothing_heavy(arguments):
-    code = f"import sys; from torchwright.cli import main; main({arguments!r}); "
-    code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize("words", [["techniques"], ["workloads", "--json"], ["report"], ["report", "--all"]])
-def test_what_only_lists_or_prints_imports_no_torch(words: list[str], tmp_path: Path):
-    where = [str(artifact_of(make_recipe(), tmp_path))] if "report" in words else []
-    code = f"import sys; from torchwright.cli import main; code = main({words + where!r}); "
-    code += "sys.exit(code or str([name for name in ('torch', 'transformers') if name in sys.modules]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=tmp_path, check=False
+def imported_by(heavy: Sequence[str], *lines: list[str], folder: Path | None = None) -> list[Any]:
+    """Return [exit code, the heavy modules that were imported so far] of each command line, in one process."""
+    code = (
+        "import contextlib, json, os, sys; from torchwright.cli import main\n"
+        "found = []\n"
+        f"for line in {list(lines)!r}:\n"
+        "    with open(os.devnull, 'w') as null, contextlib.redirect_stdout(null):\n"
+        "        code = main(line)\n"
+        f"    found.append([code, [name for name in {list(heavy)!r} if name in sys.modules]])\n"
+        "print(json.dumps(found))"
     )
-    assert done.stderr == "[]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=folder, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_help_and_usage_errors_import_nothing_heavy():
+    helps = [["--help"], ["optimize", "--help"], ["generate", "--help"], ["serve", "--help"]]
+    found = imported_by(HEAVY, *helps, ["optimise"], [])
+    assert found == [[0, []]] * len(helps) + [[2, []]] * 2
+
+
+def test_what_only_lists_or_prints_imports_no_torch(tmp_path: Path):
+    artifact = str(artifact_of(make_recipe(), tmp_path))
+    lines = [["techniques"], ["workloads", "--json"], ["report", artifact], ["report", "--all", artifact]]
+    found = imported_by(("torch", "transformers"), *lines, folder=tmp_path)
+    assert found == [[0, []]] * len(lines)
 
 
 def test_the_table_of_the_registries_is_that_of_the_code():
