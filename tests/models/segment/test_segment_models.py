@@ -167,8 +167,9 @@ def test_everything_is_what_the_paper_says(folder: Path) -> None:
     score, stable = np.median([mask.score for mask in every]), np.median([mask.stability for mask in every])
     good = [mask for mask in every if mask.score > score and mask.stability >= stable]
     wanted = [good[i] for i in distinct([m.box for m in good], [m.score for m in good], ALIKE)]
-    least = {"least_score": float(score), "least_stability": float(stable)}
-    found = segmenter.everything(image, grid=4, batch=5, **least)
+    found = segmenter.everything(
+        image, grid=4, batch=5, least_score=float(score), least_stability=float(stable)
+    )
     assert abs(len(found) - len(wanted)) <= 1  # a median lies on one of them, and batches round otherwise
     pairs = [max((iou(mine.pixels_HW, theirs.pixels_HW) for theirs in wanted), default=0.0) for mine in found]
     assert np.mean([alike > 0.99 for alike in pairs] or [1.0]) >= 0.75

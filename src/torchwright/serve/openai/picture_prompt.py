@@ -55,8 +55,8 @@ def prompt_of(
     """Return the prompt of a conversation, which the request's field `param` brings.
 
     Raises `ApiError` (400) as `prompt_text` does, for pictures that cannot be used, and where the template has not
-    one place for each, and for more than `prepared_bytes` of prepared pictures. Raises `PicturesWanted` for URLs that
-    are not in `language.fetched`.
+    one place for each. The same for pictures that take more than `prepared_bytes` once they are prepared. Raises
+    `PicturesWanted` for URLs that are not in `language.fetched`.
     """
     template, reader = language.template, language.pictures
     media = [medium for message in messages for medium in message.media]
