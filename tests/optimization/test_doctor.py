@@ -13,6 +13,7 @@ from rich.console import Console
 
 from factories import make_device
 from torchwright.cli import main
+from torchwright.core.paths import cache_folder
 from torchwright.hardware.devices import devices
 from torchwright.hardware.devices.base import Ceilings
 from torchwright.hardware.devices.cpu import CPU
@@ -20,6 +21,9 @@ from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization import doctor
 from torchwright.optimization.doctor import Available, Compiler, Diagnosis, diagnose, render
 from torchwright.optimization.techniques import techniques
+
+SHARED = cache_folder()
+"""The cache of all tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +224,7 @@ def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(without_k
 def test_the_kernels_are_built_ahead(capsys, monkeypatch, tmp_path):
     if build.load_fault():
         pytest.skip(f"no kernels: {build.load_fault()}")
-    monkeypatch.delenv("TORCHWRIGHT_CACHE")  # the library of all tests is there
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(SHARED))  # the library of all tests is there
     path = build.build_ahead(tmp_path / "ahead")
     monkeypatch.setenv(build.AHEAD, str(path.parent))
     assert main(["doctor", "--build"]) == 0
