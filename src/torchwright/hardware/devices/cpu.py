@@ -167,8 +167,8 @@ def instruction_sets(
 def onednn_computes(dtype: str) -> bool:
     """Check whether oneDNN has layers in "bfloat16" or "float16" for this processor.
 
-    Where it has none, PyTorch's own loops take over. On a Zen 4 whose AVX-512 was hidden, convolutions took 11 to 41
-    times as long as in float32, an LSTM 6.6 times and linear layers of 8 and more rows 2 to 5 times.
+    PyTorch's own loops take over where it has none. With AVX2 alone convolutions took 11 to 41 times as long as in
+    float32, an LSTM 6.6 times, and linear layers of 8 and more rows 2 to 5 times (Zen 4).
     """
     if not torch.backends.mkldnn.is_available():
         return False
