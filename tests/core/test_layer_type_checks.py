@@ -38,6 +38,7 @@ ALLOWED = {
     "optimization.techniques.shared.batchnorm": "watches candidates in a call, which shows what each computes",
     "optimization.techniques.shared.int8": "tells linear layers from convolutions among those that were asked",
     "optimization.techniques.shared.int8_layers": "tells linear layers from convolutions among those that were asked",
+    "optimization.techniques.shared.own_padding": "watches candidates in a call, which shows what each computes",
     "optimization.techniques.shared.purity": "refuses calls, and a subclass is refused before",
     "optimization.techniques.shared.rounding": "tells linear layers from convolutions among exact types",
     "optimization.techniques.shared.wrapping": "switches off a fast path that subclasses have, too",

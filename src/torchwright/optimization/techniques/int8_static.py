@@ -16,6 +16,7 @@ from torchwright.optimization.techniques.base import Target
 from torchwright.optimization.techniques.shared.batchnorm import fold
 from torchwright.optimization.techniques.shared.int8 import LAYERS, Int8Layer, observe_inputs
 from torchwright.optimization.techniques.shared.int8_layers import Int8Layers, Replacement
+from torchwright.optimization.techniques.shared.own_padding import make_explicit, pads_itself
 from torchwright.optimization.techniques.shared.rounded_products import Rounded
 from torchwright.optimization.techniques.shared.rounding import Calibrated
 from torchwright.optimization.techniques.shared.smoothing import Smoothing
@@ -38,6 +39,8 @@ class Int8Static(Int8Layers):
         return True
 
     def replacements(self, target: Target) -> Replacement:
+        case = target.workload.cases(target.compute_dtype)[0]
+        make_explicit(target.model, case)
         if "batch_norm" in target.properties:
             # What stands between a convolution and its activation keeps both from one kernel.
             fold(target.model, target.workload.cases(target.compute_dtype))
@@ -69,4 +72,5 @@ class Int8Static(Int8Layers):
         return stand_in_error(module, self.stand_in(module), x)
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
-        return None if overridden(module, self.kinds) else Rounded(module, smooth=self.smooth)
+        taken = not overridden(module, self.kinds) or pads_itself(module)
+        return Rounded(module, smooth=self.smooth) if taken else None

@@ -24,10 +24,11 @@ import torch.ao.quantization.fx._decomposed  # registers the quantized_decompose
 from torch import nn
 
 from torchwright.optimization.techniques.base import Target
+from torchwright.optimization.techniques.shared.own_padding import PaddedConv2d, Padding
 from torchwright.optimization.techniques.shared.wrapping import layer_input
 
 ops = torch.ops.quantized_decomposed
-LAYERS = (nn.Linear, nn.Conv2d)
+LAYERS = (nn.Linear, nn.Conv2d, PaddedConv2d)
 SMALLEST_STEP = 1e-38
 """About the smallest normal float32: rows of smaller steps become zeros."""
 BODIES = (torch.float32, torch.bfloat16)
@@ -124,6 +125,7 @@ class Int8Layer(nn.Module):
         self.activation, self.dtype = activation, layer.weight.dtype
         self.largest = largest_activation()
         self.convolution: Any = None
+        self.zeros: Padding | None = layer.zeros if isinstance(layer, PaddedConv2d) else None
         if isinstance(layer, nn.Conv2d):
             self.convolution = {
                 key: getattr(layer, key) for key in ("stride", "padding", "dilation", "groups")
@@ -142,11 +144,15 @@ class Int8Layer(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x, top = input if self.smooth is None else self.smooth(input), self.largest
+        sides = None if self.zeros is None else self.zeros.around(x.shape[-2:])
         if self.activation is None:
+            x = x if sides is None else nn.functional.pad(x, sides)
             wide = round_rows(x.float(), top, 1 if self.convolution is None else 3)
         else:
             scale, zero = self.activation
             q = ops.quantize_per_tensor.default(x, scale, zero, 0, top, torch.uint8)
+            if sides is not None:  # of integers, which the layer before writes directly
+                q, x = nn.functional.pad(q, sides, value=zero), nn.functional.pad(x, sides)
             wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, top, torch.uint8)
             if (
                 not torch.compiler.is_compiling()

@@ -17,6 +17,7 @@ ops = torch.ops.quantized_decomposed
 aten = torch.ops.aten
 QUANTIZE, DEQUANTIZE = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
 POOL = aten.max_pool2d.default
+PADS = (aten.pad.default, aten.constant_pad_nd.default)
 LAYERS = (aten.conv2d.default, aten.linear.default)
 
 
@@ -57,14 +58,16 @@ def keep_not_finite(graph_module: GraphModule) -> None:
 
 
 def _quantized_value(integers: Any) -> Node | None:
-    """Return the value that was rounded to these integers, pooled as they were; None for constants."""
+    """Return the value that was rounded to these integers, pooled or padded as they were; None for constants."""
     if integers.target is QUANTIZE:
         return integers.args[0]
-    if integers.target is POOL and integers.args[0].target is QUANTIZE:
-        graph = integers.graph
-        with graph.inserting_before(integers):
-            return graph.call_function(POOL, (integers.args[0].args[0], *integers.args[1:]), integers.kwargs)
-    return None
+    if integers.target not in (POOL, *PADS) or integers.args[0].target is not QUANTIZE:
+        return None
+    graph, value = integers.graph, integers.args[0].args[0]
+    with graph.inserting_before(integers):
+        if integers.target is POOL:
+            return graph.call_function(POOL, (value, *integers.args[1:]), integers.kwargs)
+        return graph.call_function(integers.target, (value, integers.args[1]))
 
 
 def _share_products(graph: Graph) -> None:

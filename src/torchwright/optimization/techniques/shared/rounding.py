@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.optimization.techniques.shared.int8 import LAYERS, RoundedWeight
+from torchwright.optimization.techniques.shared.own_padding import PaddedConv2d
 
 ROWS = 4096
 """Most patches of a call that are counted: more change the covariance by less than a hundredth."""
@@ -124,6 +125,8 @@ def patches_of(layer: Any, x: torch.Tensor) -> torch.Tensor:
     if not isinstance(layer, nn.Conv2d):
         return linear_patches(x)
     padding: Any = layer.padding
+    if isinstance(layer, PaddedConv2d):
+        x = F.pad(x, layer.zeros.around(x.shape[-2:]))
     return convolution_patches(
         x if x.dim() == 4 else x[None],
         layer.kernel_size,
