@@ -26,6 +26,7 @@ from torchwright.optimization.techniques.shared.smoothing import (
     Smooth,
     Smoothing,
     best_scales,
+    rounded_rows,
     scales_of,
     smooth_of,
 )
@@ -92,14 +93,38 @@ def test_a_model_that_smoothing_harms_is_left_alone() -> None:
     """The large features meet the largest weights: what is taken from the one spoils the other's steps."""
     layer, x = nn.Linear(128, 48), outlying(factor=4.0)
     layer.weight[:, OUTLIERS] *= 40
-    features = Features(low_K=x.amin(0), high_K=x.amax(0), rows=[x])
+    features = Features(128)
+    features.add(x)
     exact = layer.double()(x.double())
     plain = relative(reference(layer, x, torch.ones(128)), exact)
-    found = [scales_of(layer.weight.float(), features, strength) for strength in STRENGTHS]
+    found = [scales_of(layer.weight.float(), features.all, strength) for strength in STRENGTHS]
     errors = [relative(reference(layer, x, scales_K), exact) for scales_K in found]
     assert min(errors) > WORTH * plain
     assert max(errors) > plain
     assert best_scales([layer.weight.float()], features) is None
+
+
+@torch.no_grad()
+def test_features_that_go_beyond_their_ranges_are_left_alone() -> None:
+    """Pooled features, few rows and wide tails: the rows of the ranges themselves show a gain, other rows a loss."""
+    layer, x, fresh = nn.Linear(128, 48), wide_tails(80), wide_tails(2000)
+    features = Features(128)
+    features.add(x)
+    ones, scales_K = torch.ones(128), scales_of(layer.weight, features.all, 0.8)
+
+    def error(rows: torch.Tensor, scales_K: torch.Tensor) -> float:
+        product = rounded_rows(rows, features.all, scales_K) @ (layer.weight * scales_K).T
+        return relative(product, rows @ layer.weight.T)
+
+    assert error(x, scales_K) < error(x, ones)
+    assert error(fresh, scales_K) > error(fresh, ones)
+    assert smooth_of(layer, x) is None
+
+
+def wide_tails(rows: int) -> torch.Tensor:
+    """Rows of 128 features, each with a size of its own and now and then a value far above it."""
+    sizes = torch.rand(128, generator=torch.Generator().manual_seed(1)) * 3
+    return sizes * torch.randn(rows, 128).abs() ** 3
 
 
 class Attends(nn.Module):

@@ -11,9 +11,9 @@ A layer is smoothed if its output's error on calibration rows, both operands rou
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,43 +30,58 @@ STRENGTHS = (0.35, 0.5, 0.65, 0.8, 0.95)
 WORTH = 0.8
 """The largest share of a layer's error that may remain: the multiplication costs time where no norm is before it."""
 PER_CALL, ROWS = 32, 128
-"""Input rows that a layer keeps of each call and in all. Half of them choose a strength, the others accept it."""
+"""Rows that are put to the test, of each call and in all. Half of them choose a strength, the others accept it."""
 ENOUGH = 32
 """Rows from which a layer is smoothed: of fewer the range of a single feature is a guess, and cuts other inputs."""
 SMALLEST = 1e-5
 """Columns of smaller weights have scales as if they were this large."""
 
 
-@dataclass(kw_only=True)
-class Features:
-    """The input features of a linear layer over calibration calls: their ranges, and some rows."""
+class Ranges:
+    """The least and the largest value of each input feature."""
 
-    low_K: torch.Tensor
-    high_K: torch.Tensor
-    rows: list[torch.Tensor] = field(default_factory=list)
-    """Parts of (R, K)."""
-    seen: int = 0
-    """Rows that the ranges are of."""
+    def __init__(self, features: int) -> None:
+        self.low_K, self.high_K = torch.full((features,), math.inf), torch.full((features,), -math.inf)
 
     def add(self, rows_RK: torch.Tensor) -> None:
+        if len(rows_RK):
+            low_K, high_K = rows_RK.aminmax(dim=0)
+            self.low_K, self.high_K = torch.minimum(self.low_K, low_K), torch.maximum(self.high_K, high_K)
+
+    def divided(self, scales_K: torch.Tensor) -> tuple[float, int]:
+        """Return (scale, zero point) of an input that is divided by these scales."""
+        return activation_range((self.low_K / scales_K).min().item(), (self.high_K / scales_K).max().item())
+
+
+class Features:
+    """The input features of a linear layer over calibration calls.
+
+    Every second row is put to the test: other rows have values beyond the ranges that calibration found, most of all
+    where each feature has a range of its own. A choice by the rows of the ranges themselves does not see that.
+    """
+
+    def __init__(self, features: int) -> None:
+        self.all, self.half = Ranges(features), Ranges(features)
+        """The ranges of all rows, and those of the rows that are not put to the test."""
+        self.tested: list[torch.Tensor] = []
+        """Some of the other rows, in parts of (R, K)."""
+        self.seen = 0
+        """Rows of all calls."""
+
+    def add(self, rows_RK: torch.Tensor) -> None:
+        odd = self.seen % 2
         self.seen += len(rows_RK)
-        low_K, high_K = rows_RK.aminmax(dim=0)
-        self.low_K, self.high_K = torch.minimum(self.low_K, low_K), torch.maximum(self.high_K, high_K)
-        if sum(map(len, self.rows)) < ROWS:
-            self.rows.append(rows_RK[:: max(1, len(rows_RK) // PER_CALL)][:PER_CALL].clone())
+        self.all.add(rows_RK)
+        self.half.add(rows_RK[odd::2])
+        if sum(map(len, self.tested)) < ROWS:
+            others_RK = rows_RK[1 - odd :: 2]
+            self.tested.append(others_RK[:: max(1, len(others_RK) // PER_CALL)][:PER_CALL].clone())
 
 
-def smoothed_range(features: Features, scales_K: torch.Tensor) -> tuple[float, int]:
-    """Return (scale, zero point) of an input that is divided by these scales."""
-    return activation_range(
-        (features.low_K / scales_K).min().item(), (features.high_K / scales_K).max().item()
-    )
-
-
-def rounded_rows(rows_RK: torch.Tensor, features: Features, scales_K: torch.Tensor) -> torch.Tensor:
+def rounded_rows(rows_RK: torch.Tensor, ranges: Ranges, scales_K: torch.Tensor) -> torch.Tensor:
     """Divide input rows by the scales, and round them to 8 bits."""
     divided_RK, top = rows_RK / scales_K, largest_activation()
-    step, zero = smoothed_range(features, scales_K)
+    step, zero = ranges.divided(scales_K)
     return ((torch.round(divided_RK / step) + zero).clamp(0, top) - zero) * step
 
 
@@ -107,8 +122,7 @@ class Smoothing:
             return
         rows_RK = x.detach().float().reshape(-1, x.shape[-1])
         if layer not in self._features:
-            low_K, high_K = rows_RK.aminmax(dim=0)
-            self._features[layer] = Features(low_K=low_K, high_K=high_K)
+            self._features[layer] = Features(x.shape[-1])
             self._readers[layer] = self._readers_of(x)
             self._readers[layer].append(layer)
         self._features[layer].add(rows_RK)
@@ -126,7 +140,7 @@ class Smoothing:
 
     def activation(self, layer: nn.Module, smooth: Smooth) -> tuple[float, int]:
         """Return (scale, zero point) of the layer's multiplied input."""
-        return smoothed_range(self._features[layer], smooth.scales_K)
+        return self._features[layer].all.divided(smooth.scales_K)
 
     def _readers_of(self, x: torch.Tensor) -> list[Any]:
         """Return the layers that have read this tensor so far. Another may have its address later."""
@@ -149,31 +163,31 @@ def best_scales(weights: Sequence[torch.Tensor], features: Features) -> torch.Te
 
     None if the error does not shrink to `WORTH`.
     """
-    rows_RK = torch.cat(features.rows)
-    if features.seen < ENOUGH or not (features.low_K.isfinite() & features.high_K.isfinite()).all():
+    known, ranges = features.half, features.all
+    if features.seen < ENOUGH or not (ranges.low_K.isfinite() & ranges.high_K.isfinite()).all():
         return None
+    rows_RK = torch.cat(features.tested)
     weight_NK = torch.cat([weight.detach().float() for weight in weights])
     exact_RN = rows_RK @ weight_NK.T
 
     def errors_R(scales_K: torch.Tensor) -> torch.Tensor:
-        rounded_RK = rounded_rows(rows_RK, features, scales_K)
+        rounded_RK = rounded_rows(rows_RK, known, scales_K)
         error_RN = rounded_RK @ round_weight(weight_NK * scales_K).T - exact_RN
         return (error_RN - error_RN.mean(0)).square().sum(1)  # the bias takes the mean back
 
-    plain = errors_R(torch.ones_like(features.low_K))
-    found = [scales_of(weight_NK, features, strength) for strength in STRENGTHS]
-    errors = [errors_R(scales_K) for scales_K in found]
-    best = min(range(len(found)), key=lambda place: errors[place][::2].sum().item())
+    plain = errors_R(torch.ones_like(known.low_K))
+    errors = [errors_R(scales_of(weight_NK, known, strength)) for strength in STRENGTHS]
+    best = min(range(len(errors)), key=lambda place: errors[place][::2].sum().item())
     is_worth_it = errors[best][1::2].sum() < WORTH**2 * plain[1::2].sum()
-    return found[best] if is_worth_it else None
+    return scales_of(weight_NK, ranges, STRENGTHS[best]) if is_worth_it else None
 
 
-def scales_of(weight_NK: torch.Tensor, features: Features, strength: float) -> torch.Tensor:
+def scales_of(weight_NK: torch.Tensor, ranges: Ranges, strength: float) -> torch.Tensor:
     """Return SmoothQuant's scales, the smallest being 1.
 
     A feature that is quiet in the calibration calls has the room of a typical one.
     """
-    ranges_K = torch.maximum(features.high_K, -features.low_K)
+    ranges_K = torch.maximum(ranges.high_K, -ranges.low_K)
     ranges_K = ranges_K.clamp_min(ranges_K.median()).clamp_min(SMALLEST)
     columns_K = weight_NK.abs().amax(0).clamp_min(SMALLEST)
     scales_K = ranges_K**strength / columns_K ** (1 - strength)
