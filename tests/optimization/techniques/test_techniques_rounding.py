@@ -16,7 +16,7 @@ from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.optimization.techniques.shared import rounding
-from torchwright.optimization.techniques.shared.int8 import RoundedWeight, quantize_weight
+from torchwright.optimization.techniques.shared.int8 import RoundedWeight, largest_activation, quantize_weight
 from torchwright.optimization.techniques.shared.rounding import (
     Calibrated,
     Moments,
@@ -177,7 +177,8 @@ def test_a_corrected_model_has_outputs_of_the_same_mean() -> None:
         layer.bias.zero_()
         before = layer(x) - model[0](x)
     assert error.mean((0, 2, 3)).abs().max() < 0.2 * before.mean((0, 2, 3)).abs().max()
-    assert error.norm() < 0.7 * before.norm()
+    # Activations of 7 bits, on processors without VNNI, leave more of the error that has no mean.
+    assert error.norm() < (0.7 if largest_activation() == 255 else 0.8) * before.norm()
 
 
 class Doubled(nn.Linear):

@@ -2,8 +2,8 @@
 
 EfficientNet-Lite's convolutions hold an `nn.ZeroPad2d`, timm's `Conv2dSame` pads by the size of its input. Both are
 subclasses of `nn.Conv2d` with a forward of their own, which a rewrite by type has to leave alone. Here a layer is
-called on images of known values. If its result is one product with its own weight and bias, of the image with zeros
-around it, and the number of zeros follows one rule at all sizes that are tried, an equal layer can take its place.
+called on images of known values. Its result must be one product with its own weight and bias, of the image with zeros
+around it. If the number of zeros follows one rule at all sizes that are tried, an equal layer takes its place.
 """
 
 from __future__ import annotations

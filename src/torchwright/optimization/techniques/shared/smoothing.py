@@ -56,7 +56,7 @@ class Ranges:
 class Features:
     """The input features of a linear layer over calibration calls.
 
-    Every second row is put to the test: other rows have values beyond the ranges that calibration found, most of all
+    Every second row is put to the test: unseen rows have values beyond the ranges that calibration found, most of all
     where each feature has a range of its own. A choice by the rows of the ranges themselves does not see that.
     """
 
@@ -64,7 +64,7 @@ class Features:
         self.all, self.half = Ranges(features), Ranges(features)
         """The ranges of all rows, and those of the rows that are not put to the test."""
         self.tested: list[torch.Tensor] = []
-        """Some of the other rows, in parts of (R, K)."""
+        """Some of those that are, in parts of (R, K)."""
         self.seen = 0
         """Rows of all calls."""
 
