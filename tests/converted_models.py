@@ -10,15 +10,19 @@ import torch
 from torch import nn
 
 from torchwright.hardware.devices import get_device
+from torchwright.hardware.devices.cpu import onednn_computes
 from torchwright.optimization.engines.apply import make_target
 from torchwright.optimization.engines.base import engines
 from torchwright.optimization.techniques.base import from_step, parse_step
 from torchwright.workloads.module import ModuleWorkload
 
 
-def needs(name: str) -> None:
-    if reason := engines.get(name).unavailable():
+def needs(step: str) -> None:
+    """Skip where the library of a step is missing, or OpenVINO has no arithmetic in the bfloat16 that it asks for."""
+    if reason := engines.get(step.partition(":")[0]).unavailable():
         pytest.skip(reason)
+    if "bf16" in step and not onednn_computes("bfloat16"):
+        pytest.skip("OpenVINO has no bf16 arithmetic on this processor")
 
 
 def prepared(
@@ -29,6 +33,9 @@ def prepared(
     conversion: Path | None = None,
 ) -> Any:
     """The engine that the last step asks for, with a model; in `folder`, or run in this process."""
+    for step in steps:
+        if "bf16" in step:
+            needs(step)
     target = make_target(ModuleWorkload(model, inputs), get_device("cpu").identify())
     target.conversion = conversion
     for step in steps:

@@ -24,7 +24,6 @@ ALLOWED = {
     "optimization/proof/recipe.py": "`created` of a recipe",
     "train/run/observe/page.py": "the time of day at which a page was written",
     "train/ledger/launcher.py": "when a process began, from its age by the boot clock",
-    "train/ledger/write.py": "the beginning of an account, put after the last one's end",
     "train/hang/record.py": "stamps that ranks compare; the beginning follows a clock that is set back",
     "train/hang/watch.py": "the beginning, beside the stamps of dumps that lay there before",
     "hardware/kernels/cpu/build.py": "age of a failure: out of its range either way, the compiler is asked again",

@@ -156,6 +156,8 @@ class TestOnModels:
         cls = techniques.get(name)
         for technique in forms(name, model):
             target, inputs = make(model)
+            if technique.half in target.device.without:
+                continue  # PyTorch has no recurrent layers in it, and others are too slow to be tried
             original = copy.deepcopy(target.model)
             target.model = copy.deepcopy(target.model)
             kept = target.model
@@ -186,7 +188,8 @@ class TestOnModels:
             original = _original(workload)
             target = make_target(workload, get_device("cpu").identify())
             target.properties |= {"compiled", "exportable"} & technique.needs
-            if try_to_apply(target, technique) is not None or target.settings.engine != "eager":
+            unfit = technique.half in target.device.without or try_to_apply(target, technique) is not None
+            if unfit or target.settings.engine != "eager":
                 continue
 
             def run(given: Sequence[torch.Tensor], adapted: nn.Module = target.model) -> Any:

@@ -66,7 +66,7 @@ def test_prefill(pair: tuple[Any, Path], ours: LoadedDecoder) -> None:
 
 def test_chunked_prefill_is_whole_prefill(ours: LoadedDecoder) -> None:
     ids_BT = token_ids(2, TOKENS)
-    close(ours.logits(ids_BT, prefill_chunk=7), ours.logits(ids_BT), 2e-5)
+    close(ours.logits(ids_BT, prefill_chunk=7), ours.logits(ids_BT), 4e-5)
 
 
 @pytest.mark.plain("glm-no-bias", "ernie", "glm", "gemma3")

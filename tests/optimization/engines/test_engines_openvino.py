@@ -238,7 +238,7 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
 ) -> None:
     """Of bfloat16 that loses more where sizes are free, they have float32, or else pieces of the example's size; and
     float32 where there is no time to judge it."""
-    needs("openvino")
+    needs("openvino:precision=bf16")
 
     class Lossier(OpenVino):
         def widen_others(self) -> bool:

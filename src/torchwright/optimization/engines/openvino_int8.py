@@ -59,8 +59,9 @@ def quantized(
 def _parameters(target: Target, *, transformer: bool) -> Any:
     """Return NNCF's parameters.
 
-    `round_weights` corrects the biases, and needs the weights before rounding. The first layer has all 8 bits where the
-    processor sums 8-bit products exactly.
+    `round_weights` corrects the biases, and needs the weights before rounding. Weights have 8 bits where the processor
+    sums 8-bit products exactly, and 7 bits elsewhere, because two products overflow 16 bits without VNNI. By default NNCF
+    narrows the first layer alone: EfficientNet-Lite0 lost 11.6% so on AVX2, and 2.5% with 7 bits for all.
 
     Activations have one range, also those that a depthwise convolution reads, to which NNCF gives a range per channel:
     EfficientNet-Lite0 lost 21% of its output so, and 9% by one range, biases corrected.
@@ -78,8 +79,7 @@ def _parameters(target: Target, *, transformer: bool) -> Any:
         given["disable_bias_correction"] = True
         given["backend_params"] = {BackendParameters.COMPRESS_WEIGHTS: False}
         given["activations_quantization_params"] = QuantizationParameters(per_channel=False)
-    if largest_activation() == 255:
-        given["overflow_fix"] = OverflowFix.DISABLE
+    given["overflow_fix"] = OverflowFix.DISABLE if largest_activation() == 255 else OverflowFix.ENABLE
     if target.workload.varied() is not None:
         given["activations_range_estimator_params"] = RangeEstimatorParametersSet.MINMAX
     return AdvancedQuantizationParameters(**given)
