@@ -60,8 +60,8 @@ def _parameters(target: Target, *, transformer: bool) -> Any:
     """Return NNCF's parameters.
 
     `round_weights` corrects the biases, and needs the weights before rounding. Weights have 8 bits where the processor
-    sums 8-bit products exactly, and 7 bits elsewhere, because two products overflow 16 bits without VNNI. By default NNCF
-    narrows the first layer alone: EfficientNet-Lite0 lost 11.6% so on AVX2, and 2.5% with 7 bits for all.
+    sums 8-bit products exactly. Elsewhere, without VNNI, two products overflow 16 bits, and weights have 7. By default
+    NNCF narrows the first layer alone: EfficientNet-Lite0 lost 11.6% so on AVX2, and 2.5% with 7 bits for all.
 
     Activations have one range, also those that a depthwise convolution reads, to which NNCF gives a range per channel:
     EfficientNet-Lite0 lost 21% of its output so, and 9% by one range, biases corrected.
