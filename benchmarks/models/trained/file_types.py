@@ -103,8 +103,8 @@ def magika() -> Trained:
 
 def load() -> Magika:
     """Return the layers with the package's weights."""
-    import onnx
-    from onnx import numpy_helper
+    import onnx  # pyright: ignore[reportMissingImports]
+    from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
     graph = onnx.load(folder() / "model.onnx").graph
     state: dict[str, Any] = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
