@@ -49,13 +49,24 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count_played(monkeypatch)
 
 
+def growing() -> list[Submit]:
+    return [request(f"r{number}", words(4 + number, number), NEW) for number in range(3)]
+
+
+@pytest.fixture
+def wanted(loaded: LoadedDecoder, recording: list[int]) -> dict[tuple[str, int], list[int]]:
+    """The answers of an engine that launches nothing ahead."""
+    return {(submit.id, 0): alone(loaded, submit)[0].tokens for submit in growing()}
+
+
 def test_steps_are_launched_ahead(
-    loaded: LoadedDecoder, recording: list[int], asynchronous: None, ahead_rows: list[int]
+    loaded: LoadedDecoder,
+    wanted: dict[tuple[str, int], list[int]],
+    asynchronous: None,  # behind `wanted`
+    ahead_rows: list[int],
 ) -> None:
     """From tokens on the device, into the tensors of a recording."""
-    submits = [request(f"r{number}", words(4 + number, number), NEW) for number in range(3)]
-    wanted = {(submit.id, 0): alone(loaded, submit)[0].tokens for submit in submits}
-    found = answers(loaded, submits, prefix_cache=False, speculate="none")
+    found = answers(loaded, growing(), prefix_cache=False, speculate="none")
     assert {key: result.tokens for key, result in found.items()} == wanted
     assert ahead_rows == [3] * (NEW - 1)
 
