@@ -156,8 +156,8 @@ class TestOnModels:
         cls = techniques.get(name)
         for technique in forms(name, model):
             target, inputs = make(model)
-            if technique.half in target.device.without:
-                continue  # PyTorch has no recurrent layers in it, and others are too slow to be tried
+            if not _runs(technique, target):
+                continue
             original = copy.deepcopy(target.model)
             target.model = copy.deepcopy(target.model)
             kept = target.model
@@ -188,7 +188,7 @@ class TestOnModels:
             original = _original(workload)
             target = make_target(workload, get_device("cpu").identify())
             target.properties |= {"compiled", "exportable"} & technique.needs
-            unfit = technique.half in target.device.without or try_to_apply(target, technique) is not None
+            unfit = not _runs(technique, target) or try_to_apply(target, technique) is not None
             if unfit or target.settings.engine != "eager":
                 continue
 
@@ -249,6 +249,12 @@ def _original(workload: ModuleWorkload) -> Callable[[Sequence[torch.Tensor]], to
             return model(*(_double(x) for x in given))
 
     return run
+
+
+def _runs(technique: Technique, target: Target) -> bool:
+    """Check whether PyTorch can run the model in the technique's type: recurrent layers need oneDNN's kernels."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in target.model.modules())
+    return not (recurrent and technique.half in target.device.without)
 
 
 def try_to_apply(target: Target, technique: Technique) -> str | None:
