@@ -44,6 +44,7 @@ ALLOWED = {
     "optimization.techniques.shared.wrapping": "switches off a fast path that subclasses have, too",
     "testing.models": "fills statistics of its own models",
     "testing.subclasses": "fills statistics of its own models",
+    "testing.test_techniques": "skips recurrent layers of its own models where no kernel has their type",
     "train.media.adapt": "asks layer_types.overridden; an adapter replaces nothing",
     "train.media.model": "averages statistics that subclasses keep, too",
     "train.model.foreign": "tells which way round a weight lies, and whether convolutions stand beside",
