@@ -197,7 +197,7 @@ def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, m
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("make", [tiny_sam, tiny_sam2])
 def test_converted_calls_take_any_number_of_marks(tmp_path: Path, make: Any, name: str) -> None:
-    """Of three calls one has free sizes; they are converted once for all folders."""
+    """One of three calls has free sizes; they are converted once for all folders."""
     if reason := engines.get(name).unavailable():
         pytest.skip(reason)
     workload = from_target(str(make(tmp_path / "model")), points="3x3")

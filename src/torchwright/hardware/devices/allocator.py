@@ -81,7 +81,7 @@ def retain_fault() -> str | None:
 
 
 def huge_pages_fault(setting: Path = KERNEL_SETTING) -> str | None:
-    """Why asking for huge pages cannot work or changes nothing here, or None; `setting` is the kernel's file."""
+    """Return a reason against asking for huge pages, or None; `setting` is the kernel's file."""
     if not sys.platform.startswith("linux"):
         return f"transparent huge pages are Linux's; this is {sys.platform}"
     try:

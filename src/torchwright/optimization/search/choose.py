@@ -313,7 +313,7 @@ def _few_faults(search: Search) -> str | None:
 
 
 def _no_instructions(search: Search, technique: Technique) -> str | None:
-    """Why layers in 16 bits would be slower: the processor does not compute in them.
+    """Return a reason against layers in 16 bits where the processor does not compute in them, or None.
 
     Linear layers of a few rows may gain all the same, because their weights are read in half the bytes.
     """

@@ -39,11 +39,11 @@ class Int8Static(Int8Layers):
         return True
 
     def replacements(self, target: Target) -> Replacement:
-        case = target.workload.cases(target.compute_dtype)[0]
-        make_explicit(target.model, case)
+        cases = target.workload.cases(target.compute_dtype)
+        make_explicit(target.model, cases[0])
         if "batch_norm" in target.properties:
             # What stands between a convolution and its activation keeps both from one kernel.
-            fold(target.model, target.workload.cases(target.compute_dtype))
+            fold(target.model, cases)
         calibrated, smoothing = Calibrated(), Smoothing()
 
         def watch(layer: nn.Module, x: torch.Tensor) -> None:

@@ -109,7 +109,7 @@ class RunOpenVino(Technique):
         if self.precision == "int8" and "layers" not in target.properties:
             return "no layer of the model has weights that int8 would narrow"
         rates = target.device.tflops
-        fast, full = rates.get(RATES.get(self.precision, "")), rates.get("float32")
+        fast, full = rates.get(self.half or ""), rates.get("float32")
         if fast and full and fast < full:
             return f"{self.precision} matrix products reach {fast:.2f} TFLOP/s here, float32 {full:.2f}"
         return writes(target)

@@ -141,10 +141,9 @@ def own_reasons(reasons: Mapping[str, str], asked: Mapping[str, Any]) -> dict[st
 
 def choose_precision(values: dict[str, Any], reasons: dict[str, str]) -> None:
     """Train in float32 where this machine's bfloat16 is slower."""
-    from torchwright.hardware.devices import default_name
     from torchwright.train.run.objectives.precision import slow_in_bf16
 
-    if slow_in_bf16(default_name()):
+    if slow_in_bf16(get_device().name):
         values["precision"] = "fp32"
         reasons["precision"] = (
             "this processor has no instructions for bfloat16, which takes several times as long"
