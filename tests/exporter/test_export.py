@@ -49,7 +49,6 @@ from torchwright.exporter.verification.locate import first_parting, smallest
 from torchwright.exporter.verification.reference import PAST, calls_of, graph_values, layers_of
 from torchwright.exporter.verification.verify import REFUSED, RIGHT, Tried, _sizes
 from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
-from torchwright.optimization.techniques.shared.int8 import largest_activation
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
@@ -182,7 +181,6 @@ def spoil(folder: Path, fault: Callable[[ExportedProgram], None]) -> None:
     torch.export.save(program, folder / MODEL)
 
 
-@pytest.mark.skipif(largest_activation() < 255, reason="ONNX Runtime's 8-bit products overflow without VNNI")
 def test_the_layer_at_which_8_bits_do_not_suffice_is_named(tmp_path: Path) -> None:
     target = available("onnx")
     outputs, allowed = {}, target.tolerances["int8"]

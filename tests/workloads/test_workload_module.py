@@ -21,7 +21,7 @@ from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import make_target
 from torchwright.optimization.proof.recipe import calibration_notes
 from torchwright.optimization.proof.verify_artifact import disturbance_note
-from torchwright.optimization.techniques.shared.int8 import largest_activation, observe_inputs
+from torchwright.optimization.techniques.shared.int8 import STEPS, observe_inputs
 from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
 from torchwright.workloads.module import ModuleWorkload, from_factory, normalise
 
@@ -544,9 +544,7 @@ class TestCalibration:
         workload = ModuleWorkload(nn.Sequential(nn.Linear(4, 3)), [small, 10 * small])
         target = make_target(workload, get_device("cpu").identify())
         ranges = observe_inputs(target, (nn.Linear,))
-        assert [scale for scale, _ in ranges.values()] == [
-            pytest.approx(small.max().item() / largest_activation())
-        ]
+        assert [scale for scale, _ in ranges.values()] == [pytest.approx(small.max().item() / STEPS)]
 
     def test_one_input_calibrates_and_is_judged_and_the_report_says_so(self, model):
         x = torch.rand(2, 4)

@@ -29,9 +29,10 @@ from torchwright.optimization.engines.rewrites.layout import ROW_BY_ROW
 from torchwright.optimization.engines.sensitivity import rank_modules
 from torchwright.optimization.techniques.int8_static import Int8Static
 from torchwright.optimization.techniques.shared.int8 import (
+    STEPS,
     Int8Layer,
     activation_range,
-    largest_activation,
+    largest_weight,
     quantize_weight,
 )
 from torchwright.optimization.techniques.shared.int8_graph import (
@@ -117,10 +118,9 @@ def test_a_layer_computes_on_rounded_weights_and_inputs(
     low, high = (end.item() for end in x.float().aminmax())
     scale, zero = activation_range(low, high)
     wide: Any = layer.double()
-    integers, weight_scale = quantize_weight(wide.weight)
+    integers, weight_scale = quantize_weight(wide.weight, largest_weight())
     weight = integers.double() * weight_scale.double().view(-1, *[1] * (integers.dim() - 1))
-    top = largest_activation()
-    rounded = (torch.round(x.double() / scale + zero).clamp(0, top) - zero) * scale
+    rounded = (torch.round(x.double() / scale + zero).clamp(0, STEPS) - zero) * scale
     with torch.no_grad():
         original = wide.weight.clone()
         wide.weight.copy_(weight)
@@ -444,31 +444,31 @@ def test_a_layer_to_skip_that_is_not_there_is_refused(name: str) -> None:
 ON_AVX2 = """
 import torch
 from torch import nn
-from torchwright.optimization.techniques.shared.int8 import Int8Layer, activation_range, largest_activation
+from torchwright.optimization.techniques.shared.int8 import STEPS, Int8Layer, activation_range, largest_weight
 layer = nn.Linear(64, 32, bias=False)
 nn.init.constant_(layer.weight, 1.0)
 packed = Int8Layer(layer, activation_range(0.0, 1.0))
 (scale, zero), x = packed.activation, torch.ones(16, 64)
-q = torch.round(x / scale + zero).clamp(0, packed.largest).to(torch.uint8)
+q = torch.round(x / scale + zero).clamp(0, STEPS).to(torch.uint8)
 weight = torch.ops.onednn.qlinear_prepack(packed.integers, None)
 got = torch.ops.onednn.qlinear_pointwise(
     q, scale, zero, weight, packed.weight_scale, torch.zeros(32, dtype=torch.int32), None, 1.0, 0, torch.float32,
     "none", [], "",
 )
-print(largest_activation(), (got - packed(x)).abs().max().item() / 64)
+print(largest_weight(), packed.integers.max().item(), (got - packed(x)).abs().max().item() / 64)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's kernels for AVX2")
-def test_without_vnni_activations_are_as_small_as_sums_in_16_bits_need() -> None:
+def test_without_vnni_weights_are_as_small_as_sums_in_16_bits_need() -> None:
     """What the layer says that it computes is what oneDNN computes, where it adds products in 16 bits."""
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run(
         [sys.executable, "-c", ON_AVX2], env=environment, capture_output=True, text=True, check=True
     )
-    largest, error = done.stdout.split()
-    assert int(largest) == 127
+    largest, integer, error = done.stdout.split()
+    assert int(largest) == int(integer) == 63
     assert float(error) < 1e-5
 
 

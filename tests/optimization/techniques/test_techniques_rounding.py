@@ -16,7 +16,7 @@ from torchwright.core.records import Step
 from torchwright.hardware.devices import get_device
 from torchwright.optimization.engines.apply import apply_steps, make_target
 from torchwright.optimization.techniques.shared import rounding
-from torchwright.optimization.techniques.shared.int8 import RoundedWeight, largest_activation, quantize_weight
+from torchwright.optimization.techniques.shared.int8 import RoundedWeight, largest_weight, quantize_weight
 from torchwright.optimization.techniques.shared.rounding import (
     Calibrated,
     Moments,
@@ -73,7 +73,7 @@ def test_the_mean_is_kept_and_the_rest_of_the_error_is_no_larger(layer: Any, sha
     """On the calibration calls, against rounding to the nearest."""
     calls = [torch.rand(rows, *shape) + torch.rand(rows, *[1] * len(shape)) for rows in (4, 9)]
     rounded = calibrated(layer, calls)
-    integers, scale = quantize_weight(layer.weight)
+    integers, scale = quantize_weight(layer.weight, largest_weight())
     nearest = RoundedWeight(integers=integers, scale=scale, shift=torch.zeros(len(scale)))
     errors = []
     with torch.no_grad():
@@ -87,14 +87,14 @@ def test_the_mean_is_kept_and_the_rest_of_the_error_is_no_larger(layer: Any, sha
     assert (mean + rounded.shift).abs().max() < 1e-6
     deviations = [error.var(others, unbiased=False) for error in errors]
     assert (deviations[0] <= deviations[1] * 1.0001 + 1e-12).all()
-    assert rounded.integers.abs().max() <= 127
+    assert rounded.integers.abs().max() <= largest_weight()
 
 
 def test_a_depthwise_convolution_loses_a_fraction_where_its_inputs_go_together() -> None:
     """Pixels of a picture: a common value and a little of their own."""
     layer = nn.Conv2d(16, 16, 3, groups=16)
     calls = [torch.rand(8, 16, 1, 1) * 3 + 0.3 * torch.rand(8, 16, 12, 12) for _ in range(4)]
-    rounded, (integers, scale) = calibrated(layer, calls), quantize_weight(layer.weight)
+    rounded, (integers, scale) = calibrated(layer, calls), quantize_weight(layer.weight, largest_weight())
     fresh = torch.rand(8, 16, 1, 1) * 3 + 0.3 * torch.rand(8, 16, 12, 12)
 
     def spread(weight: torch.Tensor) -> float:
@@ -107,9 +107,9 @@ def test_a_depthwise_convolution_loses_a_fraction_where_its_inputs_go_together()
 
 def test_one_scale_is_as_good_as_most_of_all_roundings() -> None:
     """Beside every way to round each of seven weights up or down, without other scales."""
-    weight_GNK, moments = torch.randn(1, 5, 7), Moments()
+    weight_GNK, moments = torch.randn(1, 5, 7), Moments(convolves=False)
     moments.add((torch.randn(1, 4000, 3) @ torch.randn(3, 7)) + 0.2 * torch.randn(1, 4000, 7))
-    integers, scale = round_by(weight_GNK, moments, scales=1)
+    integers, scale = round_by(weight_GNK, moments, 127, scales=1)
     covariance = moments.covariance_GKK
     assert covariance is not None
     for row in range(5):
@@ -123,8 +123,47 @@ def test_one_scale_is_as_good_as_most_of_all_roundings() -> None:
         assert (all_errors < own @ covariance[0] @ own * 0.999).double().mean() < 0.25
 
 
+def test_a_linear_layer_loses_a_fraction_where_its_features_go_together() -> None:
+    """300 features of 40 degrees of freedom, more than one block of weights; judged on fresh rows."""
+    layer, mixing = nn.Linear(300, 32), torch.randn(40, 300)
+    fresh = torch.randn(500, 40) @ mixing
+    rounded = calibrated(layer, [torch.randn(1000, 40) @ mixing for _ in range(4)])
+    integers, scale = quantize_weight(layer.weight, largest_weight())
+    exact = fresh @ layer.weight.T
+    with torch.no_grad():
+        errors = [
+            (fresh @ weight.T - exact).norm() for weight in (wide(layer, rounded), integers * scale[:, None])
+        ]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_blocks_of_weights_are_rounded_as_one_after_another_is() -> None:
+    """Against the correction of all later weights by each one."""
+    weight_GNK, moments = torch.randn(2, 5, 300), Moments(convolves=False)
+    moments.add(torch.randn(2, 900, 60) @ torch.randn(2, 60, 300) + 0.5 * torch.randn(2, 900, 300))
+    covariance = moments.covariance_GKK
+    assert covariance is not None
+    integers, scale = round_by(weight_GNK, moments, 127)
+    variance = covariance.diagonal(dim1=1, dim2=2).mean(1).double()
+    damping = (300 / 900) * variance[:, None, None] * torch.eye(300)
+    upper = torch.linalg.cholesky(torch.linalg.inv(covariance.double() + damping)).mT
+    wide = weight_GNK.double().clone()
+    expected = torch.zeros_like(wide)
+    for k in range(300):
+        expected[..., k] = torch.round(wide[..., k] / scale).clamp(-127, 127)
+        error = (wide[..., k] - expected[..., k] * scale) / upper[:, k, k, None]
+        wide[..., k + 1 :] -= error[..., None] * upper[:, None, k, k + 1 :]
+    assert (integers != expected).double().mean() < 0.15  # a tie changes what follows it in its row
+
+    def loss(found: torch.Tensor) -> float:
+        missing = weight_GNK.double() - found * scale[..., None]
+        return ((missing @ covariance.double()) * missing).sum().item()
+
+    assert loss(integers) == pytest.approx(loss(expected), rel=0.02)
+
+
 def test_seven_bits_stay_in_seven_bits() -> None:
-    moments = Moments()
+    moments = Moments(convolves=False)
     moments.add(torch.rand(2, 500, 9))
     integers, scale = round_by(torch.randn(2, 3, 9), moments, largest=63)
     assert integers.abs().max() <= 63
@@ -133,18 +172,21 @@ def test_seven_bits_stay_in_seven_bits() -> None:
 
 
 def test_many_weights_and_few_rows_are_rounded_to_the_nearest() -> None:
-    layer = nn.Linear(rounding.LARGEST + 1, 4)
-    calls = [torch.rand(500, rounding.LARGEST + 1)]
-    rounded, (integers, scale) = calibrated(layer, calls), quantize_weight(layer.weight)
+    layer = nn.Conv2d(8, 4, 3)
+    calls = [torch.rand(500, 8, 3, 3)]
+    rounded, (integers, scale) = calibrated(layer, calls), quantize_weight(layer.weight, largest_weight())
     assert torch.equal(rounded.integers, integers)
     assert torch.equal(rounded.scale, scale)
     layer = nn.Linear(300, 4)  # a single row says nothing of what goes together
-    rounded, (integers, _) = calibrated(layer, [torch.rand(1, 300)]), quantize_weight(layer.weight)
+    rounded, (integers, _) = (
+        calibrated(layer, [torch.rand(1, 300)]),
+        quantize_weight(layer.weight, largest_weight()),
+    )
     assert torch.equal(rounded.integers, integers)
 
 
 def test_moments_are_those_of_all_rows_together() -> None:
-    rows, moments = torch.randn(1, 700, 5) * 3 + 100, Moments()
+    rows, moments = torch.randn(1, 700, 5) * 3 + 100, Moments(convolves=False)
     for part in rows.split(190, dim=1):
         moments.add(part)
     assert moments.covariance_GKK is not None
@@ -177,8 +219,7 @@ def test_a_corrected_model_has_outputs_of_the_same_mean() -> None:
         layer.bias.zero_()
         before = layer(x) - model[0](x)
     assert error.mean((0, 2, 3)).abs().max() < 0.2 * before.mean((0, 2, 3)).abs().max()
-    # Activations of 7 bits, on processors without VNNI, leave more of the error that has no mean.
-    assert error.norm() < (0.7 if largest_activation() == 255 else 0.8) * before.norm()
+    assert error.norm() < 0.7 * before.norm()
 
 
 class Doubled(nn.Linear):

@@ -11,7 +11,7 @@ from torchwright.core.errors import RefusedTechnique
 from torchwright.optimization.engines.dispatch.input_capabilities import tensors_of
 from torchwright.optimization.engines.dispatch.spec import CallSpec
 from torchwright.optimization.engines.rewrites.openvino_rounding import round_weights
-from torchwright.optimization.techniques.shared.int8 import largest_activation
+from torchwright.optimization.techniques.shared.int8 import largest_weight
 
 if TYPE_CHECKING:
     from torchwright.optimization.techniques.base import Target
@@ -79,7 +79,7 @@ def _parameters(target: Target, *, transformer: bool) -> Any:
         given["disable_bias_correction"] = True
         given["backend_params"] = {BackendParameters.COMPRESS_WEIGHTS: False}
         given["activations_quantization_params"] = QuantizationParameters(per_channel=False)
-    given["overflow_fix"] = OverflowFix.DISABLE if largest_activation() == 255 else OverflowFix.ENABLE
+    given["overflow_fix"] = OverflowFix.DISABLE if largest_weight() == 127 else OverflowFix.ENABLE
     if target.workload.varied() is not None:
         given["activations_range_estimator_params"] = RangeEstimatorParametersSet.MINMAX
     return AdvancedQuantizationParameters(**given)

@@ -159,7 +159,8 @@ def _moments(wide: Any, layers: dict[str, Layer], calls: Sequence[Sequence[Any]]
     model = make([operators.result(op.input_value(0)) for op in ops], wide.get_parameters(), "part")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     request = openvino_core().compile_model(model, "CPU", settings).create_infer_request()
-    found = {op.get_friendly_name(): Moments() for op in ops}
+    names = [op.get_friendly_name() for op in ops]
+    found = {name: Moments(convolves=layers[name].convolves) for name in names}
     for call in calls:
         request.infer(list(call))
         for place, (name, moments) in enumerate(found.items()):

@@ -29,6 +29,8 @@ from torchwright.optimization.techniques.shared.wrapping import layer_input
 
 ops = torch.ops.quantized_decomposed
 LAYERS = (nn.Linear, nn.Conv2d, PaddedConv2d)
+STEPS = 255
+"""Steps between the least and the largest 8-bit activation."""
 SMALLEST_STEP = 1e-38
 """About the smallest normal float32: rows of smaller steps become zeros."""
 BODIES = (torch.float32, torch.bfloat16)
@@ -48,26 +50,27 @@ class RoundedWeight:
     shift: torch.Tensor
 
 
-def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int8 weight, float32 scale per output channel): symmetric, round to nearest, range ±127."""
+def quantize_weight(weight: torch.Tensor, largest: int = 127) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 weight, float32 scale per output channel): symmetric, round to nearest, range ±`largest`."""
     flat = weight.detach().float().flatten(1)
-    scale = flat.abs().amax(1).clamp_min(1e-12) / 127
-    shape = (-1,) + (1,) * (weight.dim() - 1)
-    return torch.round(weight.detach().float() / scale.view(shape)).clamp(-127, 127).to(torch.int8), scale
+    scale = flat.abs().amax(1).clamp_min(1e-12) / largest
+    steps = weight.detach().float() / scale.view(-1, *[1] * (weight.dim() - 1))
+    return torch.round(steps).clamp(-largest, largest).to(torch.int8), scale
 
 
 def round_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight that the 8-bit numbers stand for, in its own type."""
-    integers, scale = quantize_weight(weight)
+    """Return the weight that its 8-bit numbers beside 8-bit activations stand for, in its own type."""
+    integers, scale = quantize_weight(weight, largest_weight())
     return (integers * scale.view(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
 
 
 @functools.cache
-def largest_activation() -> int:
-    """The largest integer that oneDNN multiplies exactly by 8-bit weights on this machine: 255, or 127.
+def largest_weight() -> int:
+    """The largest weight by which oneDNN multiplies 8-bit activations exactly on this machine: 127, or 63.
 
     Without VNNI it sums the products of two neighbours in 16 bits, which 2 · 255 · 127 overflows: on AVX2 half of such
-    a sum is lost, and up to 31% of the largest output of random integers.
+    a sum is lost, and up to 31% of the largest output of random integers. ONNX Runtime and OpenVINO do the same. It is
+    the weights that give up a bit: they have a scale per output channel, and activations have one in all.
     """
     x, weight = torch.full((1, 4), 255, dtype=torch.uint8), torch.full((1, 4), 127, dtype=torch.int8)
     scale, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
@@ -78,19 +81,19 @@ def largest_activation() -> int:
             x, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
         )
     except (AttributeError, RuntimeError, NotImplementedError):  # a build or processor without the kernel
-        return 255
-    return 255 if got.item() == 4 * 255 * 127 else 127
+        return 127
+    return 127 if got.item() == 4 * 255 * 127 else 63
 
 
 def activation_range(low: float, high: float) -> tuple[float, int]:
-    """Return (scale, zero point) of `largest_activation` steps for values in [low, high].
+    """Return (scale, zero point) of `STEPS` steps for values in [low, high].
 
     The whole range is kept, because clipping for the least squared error moves the mean of an activation. Over the
     layers of a random ResNet-50 clipping costs 14% of the output, the full range 2% (MiniLM's shape: 2.0% and 0.8%).
     """
-    low, high, top = min(low, 0.0), max(high, 0.0), largest_activation()
-    scale = max((high - low) / top, 1e-9)
-    return scale, max(0, min(top, round(-low / scale)))
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max((high - low) / STEPS, 1e-9)
+    return scale, max(0, min(STEPS, round(-low / scale)))
 
 
 class Int8Layer(nn.Module):
@@ -114,7 +117,9 @@ class Int8Layer(nn.Module):
         assert isinstance(layer, LAYERS)
         assert smooth is None or rounded is not None
         self.smooth = smooth
-        integers, scale = (rounded.integers, rounded.scale) if rounded else quantize_weight(layer.weight)
+        integers, scale = (
+            (rounded.integers, rounded.scale) if rounded else quantize_weight(layer.weight, largest_weight())
+        )
         self.register_buffer("integers", integers)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
@@ -123,7 +128,6 @@ class Int8Layer(nn.Module):
             bias = rounded.shift if bias is None else bias + rounded.shift
         self.register_buffer("bias", bias)
         self.activation, self.dtype = activation, layer.weight.dtype
-        self.largest = largest_activation()
         self.convolution: Any = None
         self.zeros: Padding | None = layer.zeros if isinstance(layer, PaddedConv2d) else None
         if isinstance(layer, nn.Conv2d):
@@ -143,17 +147,17 @@ class Int8Layer(nn.Module):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x, top = input if self.smooth is None else self.smooth(input), self.largest
+        x = input if self.smooth is None else self.smooth(input)
         sides = None if self.zeros is None else self.zeros.around(x.shape[-2:])
         if self.activation is None:
             x = x if sides is None else nn.functional.pad(x, sides)
-            wide = round_rows(x.float(), top, 1 if self.convolution is None else 3)
+            wide = round_rows(x.float(), 1 if self.convolution is None else 3)
         else:
             scale, zero = self.activation
-            q = ops.quantize_per_tensor.default(x, scale, zero, 0, top, torch.uint8)
+            q = ops.quantize_per_tensor.default(x, scale, zero, 0, STEPS, torch.uint8)
             if sides is not None:  # of integers, which the layer before writes directly
                 q, x = nn.functional.pad(q, sides, value=zero), nn.functional.pad(x, sides)
-            wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, top, torch.uint8)
+            wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, STEPS, torch.uint8)
             if (
                 not torch.compiler.is_compiling()
             ):  # a graph has the pattern alone (`int8_graph.keep_not_finite`)
@@ -168,17 +172,17 @@ class Int8Layer(nn.Module):
         return y if body == x.dtype else y.to(x.dtype)
 
 
-def round_rows(x: torch.Tensor, top: int, dims: int) -> torch.Tensor:
-    """Round each row, the last `dims` dimensions of x, to `top` equal steps from its minimum to its maximum.
+def round_rows(x: torch.Tensor, dims: int) -> torch.Tensor:
+    """Round each row, the last `dims` dimensions of x, to `STEPS` equal steps from its minimum to its maximum.
 
     The range includes zero. A row that holds NaN or infinity becomes NaN.
     """
     rows = tuple(range(-dims, 0))
     low = x.amin(rows, keepdim=True).clamp_max(0.0)
     high = x.amax(rows, keepdim=True).clamp_min(0.0)
-    step = (high / top - low / top).clamp_min(SMALLEST_STEP)
+    step = (high / STEPS - low / STEPS).clamp_min(SMALLEST_STEP)
     zero = torch.round(-low / step)
-    return (torch.round(x / step) + zero).clamp(0, top).sub(zero) * step
+    return (torch.round(x / step) + zero).clamp(0, STEPS).sub(zero) * step
 
 
 def register_patterns() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from torchwright.optimization.techniques.shared.int8 import RoundedWeight, largest_activation, round_rows
+from torchwright.optimization.techniques.shared.int8 import RoundedWeight, round_rows
 from torchwright.optimization.techniques.shared.rounding import (
     Moments,
     convolution_patches,
@@ -85,8 +85,9 @@ class RoundProducts(TorchFunctionMode):
 
 def _product(func: Any, given: dict[str, Any], *, smooth: bool) -> Product:
     """Return the product that calibration by this call alone would choose."""
-    moments, x, weight = Moments(), given["input"], given["weight"]
+    x, weight = given["input"], given["weight"]
     if func is F.linear:
+        moments = Moments(convolves=False)
         moments.add(linear_patches(x))
         found = smooth_of(linear_of(weight, None), x) if smooth else None
         if found is None:
@@ -96,6 +97,7 @@ def _product(func: Any, given: dict[str, Any], *, smooth: bool) -> Product:
     sides = {
         key: _pair(given.get(key, other)) for key, other in (("stride", 1), ("padding", 0), ("dilation", 1))
     }
+    moments = Moments(convolves=True)
     moments.add(
         convolution_patches(
             x if x.dim() == 4 else x[None],
@@ -118,4 +120,4 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 def round_input(x: torch.Tensor) -> torch.Tensor:
     """Round to the steps that a calibration by this tensor alone would choose."""
-    return round_rows(x.float(), largest_activation(), x.dim()).to(x.dtype)
+    return round_rows(x.float(), x.dim()).to(x.dtype)

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from torchwright.optimization.techniques.shared.int8 import (
+    STEPS,
     activation_range,
-    largest_activation,
     round_weight,
 )
 
@@ -80,9 +80,8 @@ class Features:
 
 def rounded_rows(rows_RK: torch.Tensor, ranges: Ranges, scales_K: torch.Tensor) -> torch.Tensor:
     """Divide input rows by the scales, and round them to 8 bits."""
-    divided_RK, top = rows_RK / scales_K, largest_activation()
     step, zero = ranges.divided(scales_K)
-    return ((torch.round(divided_RK / step) + zero).clamp(0, top) - zero) * step
+    return ((torch.round(rows_RK / scales_K / step) + zero).clamp(0, STEPS) - zero) * step
 
 
 class Smooth(nn.Module):
