@@ -192,6 +192,15 @@ def test_experience_decides_what_is_tried_first(world: World):
     assert tried(world)[0] == "fuse"
 
 
+@pytest.mark.parametrize(("metric", "first"), [("relative error", "half"), ("perplexity", "fuse")])
+def test_what_outputs_lose_says_nothing_of_a_tasks_metric(world: World, metric: str, first: str):
+    world.metric = metric
+    world.gain = product(fuse=1.5, half=1.5, fold=1.2)
+    lossy = make_record(max_drop=0.5, trials={"fuse": make_trial(gain=4.0, drop=0.4)})
+    world.search(step("fold"), step("half"), step("fuse"), records=(lossy,))
+    assert tried(world)[0] == first
+
+
 def test_a_far_model_changes_nothing(world: World):
     tries = (step("fold"), step("half"), step("fuse"))
     far = make_record(

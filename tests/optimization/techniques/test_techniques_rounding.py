@@ -196,6 +196,7 @@ def test_moments_are_those_of_all_rows_together() -> None:
 
 def test_of_many_patches_some_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounding, "ROWS", 100)
+    monkeypatch.setattr(rounding, "PLACES", 100)
     layer = nn.Conv2d(4, 4, 3, padding=1)
     found = patches_of(layer, torch.rand(4, 4, 20, 20))
     assert 50 <= found.shape[1] <= 200

@@ -35,7 +35,7 @@ class Trial:
     """Its speed-up: of a step that runs the whole model over the original; of any other in the recipe that the search
     ended with, or of the best recipe with it over the best without. None where it was not timed."""
     drop: float | None
-    """Loss of the metric, where it was judged."""
+    """Relative error, where it was judged."""
     cost: float
     """Seconds of its trial over those that it took to measure and describe the original."""
 
@@ -84,6 +84,7 @@ class Experience:
     """The recorded searches near one, each with its weight: 1 for a model of the same features, 0 for one too far."""
 
     max_drop: float = 0.0
+    """Relative error that the budget allows; infinity where another metric judges."""
     near: tuple[tuple[float, SearchRecord], ...] = ()
 
     def given(self, losses: Mapping[str, float]) -> Experience:

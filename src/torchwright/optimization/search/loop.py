@@ -14,11 +14,12 @@ Writing the artifact and proving it is another room's (`proof`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from torchwright.core.errors import RefusedTechnique, TorchwrightError
 from torchwright.core.process import interrupts
-from torchwright.core.records import Step
+from torchwright.core.records import RELATIVE_ERROR, Step
 from torchwright.optimization.search import choose, components, estimate, experience, resume
 from torchwright.optimization.search.asked import given_by, raise_refused
 from torchwright.optimization.search.attempt import attempt
@@ -112,10 +113,17 @@ def _check_asked(search: Search) -> None:
 
 
 def _recall(search: Search) -> None:
-    """Find what other searches say of a model like this one, on a machine like this one."""
-    description = search.description
+    """Find what other searches say of a model like this one, on a machine like this one.
+
+    Their losses are relative errors: a task's metric may allow a step that changes the outputs by more.
+    """
+    description, judged = search.description, search.baseline.quality
+    by_error = judged is not None and judged.metric == RELATIVE_ERROR
     search.experience = experience.near(
-        search.records, description.features, description.device, search.budget.max_drop
+        search.records,
+        description.features,
+        description.device,
+        search.budget.max_drop if by_error else math.inf,
     )
     if search.experience.near:
         models = [record.model for _, record in search.experience.near]

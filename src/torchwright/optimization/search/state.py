@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.core.records import (
+    RELATIVE_ERROR,
     Budget,
     Event,
     Interval,
@@ -299,8 +300,9 @@ class Search:
 
     def informed(self) -> Experience:
         """Experience with other models, in the light of what steps have lost here."""
+        judged = [(str(rung.step), rung.quality) for rung in self.rungs if rung.quality is not None]
         return self.experience.given(
-            {str(rung.step): rung.quality.drop_high for rung in self.rungs if rung.quality is not None}
+            {step: quality.drop_high for step, quality in judged if quality.metric == RELATIVE_ERROR}
         )
 
     def found_any(self) -> bool:

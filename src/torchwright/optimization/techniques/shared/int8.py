@@ -59,7 +59,7 @@ def quantize_weight(weight: torch.Tensor, largest: int = 127) -> tuple[torch.Ten
 
 
 def round_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight that its 8-bit numbers beside 8-bit activations stand for, in its own type."""
+    """Return the weight that 8-bit layers would multiply by, in its own type."""
     integers, scale = quantize_weight(weight, largest_weight())
     return (integers * scale.view(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
 
