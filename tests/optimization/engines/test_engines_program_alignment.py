@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,13 @@ import torch
 from torch import nn
 
 from torchwright.optimization.engines.compiled.graphs import graph_in
-from torchwright.optimization.engines.compiled.program import ALIGNMENT, export, read_programs, write_programs
+from torchwright.optimization.engines.compiled.program import (
+    ALIGNMENT,
+    compile_program,
+    export,
+    read_programs,
+    write_programs,
+)
 from torchwright.workloads.base import Case
 
 
@@ -41,3 +49,19 @@ def test_8_bit_weights_are_aligned_and_can_be_multiplied(outputs: int, tmp_path:
     answer = graph_in(tmp_path, "forward").run([x])
     expected = x.double() @ (model.integers.double() * model.scale.double()[:, None]).T + model.first
     torch.testing.assert_close(answer.double(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the header is for glibc")
+def test_compiled_packages_allocate_their_weights_by_pages(tmp_path: Path) -> None:
+    """Their runtime's own `malloc` leaves large blocks 16 bytes past a cache line."""
+    torch.manual_seed(0)
+    model, x, path = nn.Linear(64, 32), torch.randn(3, 64), tmp_path / "model.pt2"
+    (program,) = export(model, [Case("forward", (x,))]).values()
+    compile_program(program, path, {"freezing": True})
+    with zipfile.ZipFile(path) as package:
+        (library,) = [name for name in package.namelist() if name.endswith(".wrapper.so")]
+        imported = package.read(library).split(b"\0")
+    assert b"valloc" in imported
+    with torch.no_grad():
+        answer = torch._inductor.aoti_load_package(str(path))(x)
+        torch.testing.assert_close(answer, model(x))
