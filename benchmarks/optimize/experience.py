@@ -6,9 +6,9 @@
 
 `search` records exhaustive searches, each in a process of its own and a file of DIR; existing files are kept.
 `zoo.py --recipes DIR` records its own there, which end with their time. `table` puts these files into
-src/torchwright/optimization/search/experience.json, each in place of the entry of the same model. `apart` searches
-each model once more, with a table of all the others (leave one out), and prints both searches side by side. The gain
-is the speed-up less one, as measured when a step was kept.
+src/torchwright/optimization/search/experience.json, each in place of the same model's entry for that kind of machine.
+`apart` searches each model once more, with a table of all the others (leave one out), and prints both searches side by
+side. The gain is the speed-up less one, as measured when a step was kept.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def main() -> None:
         for name in options.only:
             in_process(name, options.folder / f"{name}.json", options)
     elif options.what == "table":
-        found = {each.model: each for each in (*experience.read(), *records(options.folder))}
-        experience.TABLE.write_text(as_text([found[name] for name in sorted(found)]))
+        both = (*experience.read(), *records(options.folder))
+        found = {(each.model, each.instructions): each for each in both}
+        experience.TABLE.write_text(as_text([found[key] for key in sorted(found)]))
     elif options.what == APART:
         apart(options)
     else:

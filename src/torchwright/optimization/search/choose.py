@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torchwright.core.records import Step, StepResult
 from torchwright.optimization.search import components, estimate
@@ -92,12 +92,14 @@ def _is_settled(rung: StepResult) -> bool:
 
 def take(search: Search, queue: list[Step]) -> Step:
     """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time."""
-    ready = [step for step in queue if not waits(search, step, queue)] or queue
+    waiting = [step for step in queue if waits(search, step, queue)]
+    ready = [step for step in queue if step not in waiting] or queue
 
     def place(step: Step) -> tuple[bool, bool, float]:
         steps = plan(search, step)
         wanted = step in search.wanted and not search.has_variant(step)
-        return wanted, estimate.no_time(search, steps) is None, _rank(search, step, steps)
+        rank = max(_rank(search, step, steps), *_ranks_with(search, step, waiting), 0.0)
+        return wanted, estimate.no_time(search, steps) is None, rank
 
     chosen = max(ready, key=place)
     queue.remove(chosen)
@@ -117,6 +119,16 @@ def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
 def _rank(search: Search, step: Step, steps: Sequence[Step]) -> float:
     """Return the expected gain of a step per second of its trial."""
     return math.log(expected_gain(search, step)) / expected_seconds(search, step, steps)
+
+
+def _ranks_with(search: Search, step: Step, waiting: Sequence[Step]) -> Iterator[float]:
+    """Yield the expected gain per second of a step and one that waits for it alone, in two trials."""
+    technique = from_step(step)
+    for other in waiting:
+        if _missing(search, from_step(other)) <= technique.gives:
+            gain = expected_gain(search, step) * expected_gain(search, other)
+            seconds = sum(expected_seconds(search, each, plan(search, each)) for each in (step, other))
+            yield math.log(gain) / seconds
 
 
 def expected_gain(search: Search, step: Step) -> float:
@@ -142,7 +154,9 @@ def _guess(search: Search, technique: Technique) -> float:
     if _is_engine(technique) and not _was_tried(search, technique.name):
         return ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
     # What lets others do something is worth what waits for it, a compiler at least.
-    return GAINS[Phase.COMPILE if technique.enables else technique.phase]
+    gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
+    saved = (_kernel_saving(search, technique) or 0.0) / search.pass_seconds(search.best)
+    return max(gain, 1 / max(1 - saved, 1 / ENGINE_GAIN))
 
 
 def _without_faults(search: Search) -> float:
@@ -328,14 +342,11 @@ def _no_instructions(search: Search, technique: Technique) -> str | None:
 
 def _no_faster_kernel(search: Search, technique: Technique) -> str | None:
     """The micro-benchmark's verdict: the most that faster linear layers can save."""
-    times = search.description.kernel_seconds
-    kernel, present = technique.kernel, search.kernel()
-    if kernel not in times or present not in times or "linear" not in technique.required:
+    saving = _kernel_saving(search, technique)
+    share = 0.0 if saving is None else saving / search.pass_seconds(search.best)
+    if saving is None or share > HIDDEN or "linear" not in technique.required:
         return None
-    saving = times[present] - times[kernel]
-    share = saving / search.pass_seconds(search.best)
-    if share > HIDDEN:
-        return None
+    times, kernel, present = search.description.kernel_seconds, technique.kernel, search.kernel()
     why = (
         "not faster"
         if saving <= 0
@@ -367,6 +378,13 @@ def changes_verdicts(technique: Technique) -> bool:
     every other step (twice the time of an 8-bit ResNet-50).
     """
     return "compiled" in technique.gives or technique.phase == Phase.PROCESS
+
+
+def _kernel_saving(search: Search, technique: Technique) -> float | None:
+    """Return the seconds that a step's kernel saves in all linear layers by the micro-benchmark; None if not timed."""
+    times = search.description.kernel_seconds
+    kernel, present = technique.kernel, search.kernel()
+    return times[present] - times[kernel] if kernel in times and present in times else None
 
 
 def _ms(seconds: float) -> str:
