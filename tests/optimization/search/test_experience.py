@@ -201,6 +201,23 @@ def test_what_outputs_lose_says_nothing_of_a_tasks_metric(world: World, metric: 
     assert tried(world)[0] == first
 
 
+@pytest.mark.parametrize(("gain", "first"), [(3.0, "fuse"), (1.0, "half")])
+def test_a_compiler_is_worth_what_waits_for_it(world: World, gain: float, first: str):
+    """Fusing alone gains 2%, and what needs it three times as much as half precision, or nothing."""
+    world.gain = product(fuse=1.5, half=1.5, quantize=1.5)
+    records = three(half=make_trial(gain=1.3), fuse=make_trial(gain=1.02), quantize=make_trial(gain=gain))
+    world.search(step("half"), step("fuse"), step("quantize"), records=records)
+    assert tried(world)[0] == first
+
+
+@pytest.mark.parametrize(("int8", "first"), [(0.0001, "fuse"), (0.0079, "half")])
+def test_a_kernel_that_was_timed_promises_what_it_saves(world: World, int8: float, first: str):
+    world.gain = product(fuse=1.5, half=1.5, quantize=1.5)
+    world.kernels = {"float32": 0.008, "int8": int8}
+    world.search(step("half"), step("fuse"), step("quantize"))
+    assert tried(world)[0] == first
+
+
 def test_a_far_model_changes_nothing(world: World):
     tries = (step("fold"), step("half"), step("fuse"))
     far = make_record(
