@@ -155,7 +155,8 @@ def _guess(search: Search, technique: Technique) -> float:
         return ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
     # What lets others do something is worth what waits for it, a compiler at least.
     gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
-    saved = (_kernel_saving(search, technique) or 0.0) / search.pass_seconds(search.best)
+    before, after = _kernel_seconds(search, technique) or (0.0, 0.0)
+    saved = (before - after) / search.pass_seconds(search.best)
     return max(gain, 1 / max(1 - saved, 1 / ENGINE_GAIN))
 
 
@@ -342,19 +343,22 @@ def _no_instructions(search: Search, technique: Technique) -> str | None:
 
 def _no_faster_kernel(search: Search, technique: Technique) -> str | None:
     """The micro-benchmark's verdict: the most that faster linear layers can save."""
-    saving = _kernel_saving(search, technique)
-    share = 0.0 if saving is None else saving / search.pass_seconds(search.best)
-    if saving is None or share > HIDDEN or "linear" not in technique.required:
+    kernels = _kernel_seconds(search, technique)
+    if kernels is None or "linear" not in technique.required:
         return None
-    times, kernel, present = search.description.kernel_seconds, technique.kernel, search.kernel()
+    before, after = kernels
+    saving = before - after
+    share = saving / search.pass_seconds(search.best)
+    if share > HIDDEN:
+        return None
     why = (
         "not faster"
         if saving <= 0
         else f"{share:.1%} of a pass at most, and up to {HIDDEN:.0%} is lost in the noise"
     )
     return (
-        f"{kernel} kernels need {_ms(times[kernel])} for this model's linear layers where {present} needs "
-        f"{_ms(times[present])}: {why}"
+        f"{technique.kernel} kernels need {_ms(after)} for this model's linear layers where {search.kernel()} needs "
+        f"{_ms(before)}: {why}"
     )
 
 
@@ -380,11 +384,11 @@ def changes_verdicts(technique: Technique) -> bool:
     return "compiled" in technique.gives or technique.phase == Phase.PROCESS
 
 
-def _kernel_saving(search: Search, technique: Technique) -> float | None:
-    """Return the seconds that a step's kernel saves in all linear layers by the micro-benchmark; None if not timed."""
+def _kernel_seconds(search: Search, technique: Technique) -> tuple[float, float] | None:
+    """Return the seconds of all linear layers on the best recipe's kernel and on a step's; None if not timed."""
     times = search.description.kernel_seconds
-    kernel, present = technique.kernel, search.kernel()
-    return times[present] - times[kernel] if kernel in times and present in times else None
+    before, after = times.get(search.kernel()), times.get(technique.kernel or "")
+    return None if before is None or after is None else (before, after)
 
 
 def _ms(seconds: float) -> str:
