@@ -49,11 +49,11 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        # One package, for the example's size alone; precompiled headers pay for themselves from the third on.
+    # Precompiled headers pay for themselves from the third package on.
+    quick = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(quick):
+        # One package, for the example's size alone.
         patch.setattr("torchwright.optimization.proof.forms._room", lambda search: 0.0)
-        patch.setattr("torch._inductor.config.aot_inductor.precompile_headers", False)
-        patch.setattr("torch._inductor.config.aot_inductor.compile_wrapper_opt_level", "O0")
         return made(tmp_path_factory.mktemp("compiled"), mlp(), ["compile"])
 
 
