@@ -98,7 +98,7 @@ def take(search: Search, queue: list[Step]) -> Step:
     def place(step: Step) -> tuple[bool, bool, float]:
         steps = plan(search, step)
         wanted = step in search.wanted and not search.has_variant(step)
-        rank = max(_rank(search, step, steps), *_ranks_with(search, step, waiting), 0.0)
+        rank = max([_rank(search, step, steps), *_ranks_with(search, step, waiting)])
         return wanted, estimate.no_time(search, steps) is None, rank
 
     chosen = max(ready, key=place)
