@@ -24,7 +24,7 @@ def gptq_w4(
     wide = F.pad(weight_NK.float(), (0, missing)).clone()
     moments = F.pad(moments_KK.float(), (0, missing, 0, missing))
     importance = moments.diagonal().clone()
-    upper = _influence(moments)
+    upper = influence(moments.double(), DAMPING)
     scale_N = pack.row_scale(wide, group_size)
     integers, multipliers = torch.empty_like(wide), []
     for begin in range(0, wide.shape[1], group_size):
@@ -41,10 +41,14 @@ def gptq_w4(
     return integers[:, :K].to(torch.int8), torch.stack(multipliers, 1).to(torch.int8), scale_N
 
 
-def _influence(moments_KK: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the damped moments' inverse: row k corrects later features for an error."""
-    diagonal = moments_KK.diagonal()
-    damping = DAMPING * diagonal.mean().clamp_min(1e-30)
-    damped = moments_KK.double() + damping.double() * torch.eye(len(moments_KK), dtype=torch.float64)
+def influence(moments: torch.Tensor, damping: float) -> torch.Tensor:
+    """Return the upper Cholesky factor of the inverse: row k corrects later features for an error.
+
+    `moments` are (..., K, K), in the type to factorize them in. `damping` times the mean of their diagonal is added to
+    it.
+    """
+    mean = moments.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    identity = torch.eye(moments.shape[-1], dtype=moments.dtype)
+    damped = moments + damping * mean[..., None, None] * identity
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
     return torch.linalg.cholesky(inverse, upper=True).float()

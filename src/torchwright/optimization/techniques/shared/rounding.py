@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.hardware.kernels import gptq
 from torchwright.optimization.techniques.shared.int8 import LAYERS, RoundedWeight, largest_weight
 from torchwright.optimization.techniques.shared.own_padding import PaddedConv2d
 
@@ -30,8 +31,6 @@ together: MiniLM's error is 5.8% by the nearest and 4.4% so, with 7-bit weights 
 factorization of one layer, in K³ operations, takes a second of a core and more."""
 SMALL = 64
 """Most weights of a channel for which sums are in float64, and other scales are tried."""
-DAMPING = 0.01
-"""Least share of the mean variance that is added to each variance (as of GPTQ). It is larger where patches are few."""
 SCALES = 8
 """Scales that are tried for each channel, each with another rounding: an eighth larger at most. Of more than `SMALL`
 weights one is tried: eight take six times as long, and MiniLM's error is 4.37% in place of 4.46%."""
@@ -187,7 +186,10 @@ def round_by(
     scales = scales if weight_GNK.shape[2] <= SMALL else 1
     factors_S = 1 + torch.arange(scales) / (8 * scales)
     scale_SGN = factors_S[:, None, None] * first_GN
-    found_SGNK = _gptq(weight_GNK, _influence(covariance, moments.count), scale_SGN, largest)
+    damping = max(
+        gptq.DAMPING, weight_GNK.shape[2] / moments.count
+    )  # few patches say little of the covariance
+    found_SGNK = _gptq(weight_GNK, gptq.influence(covariance, damping), scale_SGN, largest)
     scale_SGN = torch.cat([first_GN[None], scale_SGN])
     found_SGNK = torch.cat([best[None], found_SGNK])
     missing_SGNK = weight_GNK.to(covariance.dtype) - found_SGNK * scale_SGN[..., None].to(covariance.dtype)
@@ -216,13 +218,3 @@ def _gptq(
         others = slice(first + BLOCK, None)
         wide_SGKN[:, :, others] -= upper_GKK[:, block, others].mT @ errors_SGKN[:, :, block]
     return integers_SGKN.mT.to(torch.int8)
-
-
-def _influence(covariance_GKK: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the upper Cholesky factor of the damped covariance's inverse: row k corrects later inputs for an error."""
-    K = covariance_GKK.shape[-1]
-    variance_G = covariance_GKK.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
-    damping_G = max(DAMPING, K / rows) * variance_G
-    damped = covariance_GKK + damping_G[:, None, None] * torch.eye(K, dtype=covariance_GKK.dtype)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
