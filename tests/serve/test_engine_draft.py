@@ -21,6 +21,7 @@ from torchwright.models.decoder import LoadedDecoder, load_decoder
 from torchwright.models.decoder.batch import FeatureRows
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.draft import Draft, load_draft
+from torchwright.serve.engine import draft as draft_module
 from torchwright.serve.engine.acceptance import Acceptance, RowCosts
 from torchwright.serve.engine.draft import JUDGED_STEPS
 from torchwright.serve.engine.draft_calls import DraftCosts
@@ -145,20 +146,37 @@ def test_a_cached_prompt_is_proposed_for_as_well(llama: LoadedDecoder, tmp_path:
     assert timing.accepted_tokens == timing.speculated_tokens > 12
 
 
+LOSING = DraftCosts(RowCosts([1, 16], [1e-6, 1e-6]), RowCosts([1, 16], [1e-8, 1e-8]))
+"""Everything is proposed, and what is accepted by chance saves less than any call of the draft takes."""
+
+
 def test_a_draft_that_is_never_right_rests(llama: LoadedDecoder, tmp_path: Path) -> None:
     """It is not even followed then; without anything to gain there is nothing to spend."""
-    costs = DraftCosts(RowCosts([1, 16], [1.0, 4.0]), RowCosts([1, 16], [0.5, 0.5]))
-    made = engine(llama, head(llama, tmp_path), costs=costs)
+    made = engine(llama, head(llama, tmp_path), costs=LOSING)
     results: Results = {}
     for number in range(4):
         made.submit(request(str(number), words(5, seed=number), 100))
-    for _ in range(2 * JUDGED_STEPS):
-        if not made.idle:
-            take(results, made)
+    for _ in range(JUDGED_STEPS):
+        take(results, made)
     before = made.stats().speculated_tokens
+    assert before > 0
     made.submit(request("late", words(5, seed=9), 60))
     drain(made, results)
-    assert made.stats().speculated_tokens == before
+    assert made.stats().speculated_tokens == before, "those that were being answered go on without it, too"
+
+
+def test_a_draft_that_loses_again_rests_longer(
+    llama: LoadedDecoder, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_module, "REST_STEPS", JUDGED_STEPS)
+    monkeypatch.setattr(draft_module, "LONGEST_REST", 4 * JUDGED_STEPS)
+    made = engine(llama, head(llama, tmp_path), costs=LOSING)
+    with caplog.at_level("INFO", logger="torchwright.serve"):
+        for number in range(16):
+            made.submit(request(str(number), words(5, seed=number), 100))
+            drain(made)
+    rests = [record.args[0] for record in caplog.records if "rests" in record.msg]  # pyright: ignore
+    assert rests[:4] == [JUDGED_STEPS * times for times in (1, 2, 4, 4)]
 
 
 def test_nothing_is_proposed_where_rows_cost_more_than_they_bring(

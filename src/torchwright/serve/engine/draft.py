@@ -30,8 +30,9 @@ LONGEST = 8
 """Proposals of one sequence: longer chains are hardly ever accepted whole."""
 JUDGED_STEPS = 64
 """Steps over which the draft's time is held against its gain."""
-REST_STEPS = 2048
-"""Steps for which a draft that did not pay rests, so that trying it costs at most some 3% of the time."""
+REST_STEPS, LONGEST_REST = 2048, 16384
+"""Steps for which a draft that did not pay rests, so that trying it costs at most some 3% of the time; and twice as
+many after each further trial that does not pay, up to the second, so that it costs less still."""
 
 
 class Drafter:
@@ -53,7 +54,7 @@ class Drafter:
         """The first proposals of sequences that the last step left with one missing token."""
         self._spent_s = self._gained_s = self._token_s = 0.0
         self._steps, self._tried = 0, False
-        self._rests_until = 0
+        self._rest_steps, self._rests_until = REST_STEPS, 0
 
     @property
     def rests(self) -> bool:
@@ -107,8 +108,8 @@ class Drafter:
         Proposals that others of them have already are part of this room. `decoding` sequences have a row in the next
         step in any case; `most` says how many each may get.
         """
-        begun = self._clock()
-        self._token_s = self._costs.verify(decoding) / max(1, decoding)
+        begun, verify = self._clock(), self._costs.verify
+        self._token_s = verify(decoding) / max(1, decoding)
         chains = [self._ready.get(sequence) or Chain(sequence) for sequence in sequences]
         chains = [chain for chain in chains if chain.tokens or not self._draft.lag]
         self._hold(chains, most, room)
@@ -121,12 +122,32 @@ class Drafter:
         for chain, count in zip(chains, counts, strict=True):
             chain.sequence.proposals = chain.tokens[:count]
             chain.sequence.confidence = chain.confidence[:count]
-        self._judge(self._clock() - begun, decoding, sum(counts))
+        self._spent_s += max(0.0, verify(decoding + sum(counts)) - verify(decoding))
+        self._spent_s += self._clock() - begun
 
     def learn(self, sequence: Running, proposed: int, accepted: int) -> None:
         """Count what became of a sequence's proposals."""
         self._of(sequence).learn(sequence.confidence[:proposed], accepted)
         self._gained_s += accepted * self._token_s
+
+    def begins_to_rest(self) -> bool:
+        """Count a step; every so many, hold the draft's time and that of its rows against its gain.
+
+        True where it rests from now on, because it lost.
+        """
+        self._steps += 1
+        if self._steps % JUDGED_STEPS:
+            return False
+        loses = self._tried and not self.rests and self._gained_s < self._spent_s
+        if loses:
+            self._rest()
+        elif self._tried:
+            self._rest_steps = REST_STEPS
+        # What was before counts half: by chance 64 steps of a draft that pays may lose, and resting is long.
+        kept = 0.0 if self.rests else 0.5
+        self._spent_s, self._gained_s = kept * self._spent_s, kept * self._gained_s
+        self._tried = False
+        return loses
 
     def _of(self, sequence: Running) -> Acceptance:
         return self._acceptance[sequence.chooser.is_random]
@@ -191,22 +212,13 @@ class Drafter:
             counts[place] += 1
         return counts
 
-    def _judge(self, seconds: float, sequences: int, proposed: int) -> None:
-        """Hold the draft's time and that of its rows against its gain, and let it rest where it does not pay."""
-        costs = self._costs.verify
-        self._spent_s += seconds + max(0.0, costs(sequences + proposed) - costs(sequences))
-        self._steps += 1
-        if self._steps % JUDGED_STEPS:
-            return
-        if self._tried and self._gained_s < self._spent_s and not self.rests:
-            self._rests_until = self._steps + REST_STEPS
-            log.info(
-                "the draft rests for %d steps: %.3f s spent, %.3f s gained",
-                REST_STEPS,
-                self._spent_s,
-                self._gained_s,
-            )
-        # What was before counts half: by chance 64 steps of a draft that pays may lose, and resting is long.
-        kept = 0.0 if self.rests else 0.5
-        self._spent_s, self._gained_s = kept * self._spent_s, kept * self._gained_s
-        self._tried = False
+    def _rest(self) -> None:
+        log.info(
+            "the draft rests for %d steps: %.3f s spent, %.3f s gained",
+            self._rest_steps,
+            self._spent_s,
+            self._gained_s,
+        )
+        self._rests_until = self._steps + self._rest_steps
+        self._rest_steps = min(LONGEST_REST, 2 * self._rest_steps)
+        self._ready.clear()

@@ -337,14 +337,22 @@ class ServingEngine(TokenEngine):
             sequence.proposals, sequence.confidence = proposals, []
             room -= len(proposals)
         if self._drafter:
-            undecided = [sequence for sequence in decoding if self._prefers_draft(sequence)]
-            room += sum(len(sequence.proposals) for sequence in undecided)
-            # PyTorch's threads would keep their cores for milliseconds behind a draft's calls, and the step wait.
-            with self.loaded.on_threads():
-                self._drafter.propose(undecided, len(decoding), _left, room)
+            self._propose_by_draft(self._drafter, decoding, room)
         for sequence in decoding:
             if sequence.proposals and sequence.constraint:
                 sequence.proposals = sequence.constraint.accepted(sequence.proposals)
+
+    def _propose_by_draft(self, drafter: Drafter, decoding: list[Sequence], room: int) -> None:
+        undecided = [sequence for sequence in decoding if self._prefers_draft(sequence)]
+        if undecided:
+            room += sum(len(sequence.proposals) for sequence in undecided)
+            # PyTorch's threads would keep their cores for milliseconds behind a draft's calls, and the step wait.
+            with self.loaded.on_threads():
+                drafter.propose(undecided, len(decoding), _left, room)
+        if drafter.begins_to_rest():
+            # It will not know the tokens that it does not follow, so that these sequences go on without it.
+            for sequence in self._scheduler.running:
+                sequence.drafted = False
 
     def _prefers_draft(self, sequence: Sequence) -> bool:
         """Check whether the draft's first token is more often accepted than the one that was looked up, if any."""
