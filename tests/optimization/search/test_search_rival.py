@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from factories import make_features
+from search_techniques import Declare, Foreign
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.core.records import Budget, Interval, Step
 from torchwright.optimization.search import estimate
@@ -34,6 +36,26 @@ def test_it_is_asked_first_where_one_of_its_variants_cannot_run(world: World):
     wide, odd = step("library", kind="wide"), step("library", kind="odd")
     world.search(step("half"), step("fuse"), (odd, "slower here"), wide)
     assert world.started[1] == (wide,)
+
+
+@pytest.mark.parametrize(("gain", "second"), [(1.45, "fold"), (0.9, "foreign")])
+def test_a_second_library_is_expected_to_add_what_the_first_has_not_gained(
+    world: World, declare: Declare, gain: float, second: str
+):
+    """MiniLM's 8 bits had no time left after ONNX Runtime's float32, which is as fast as OpenVINO's."""
+    declare(Foreign, expected_gain=1.5)
+    world.properties |= {"language"}
+    world.gain = product(library=gain)
+    world.search(step("fold"), step("library"), step("foreign"))
+    assert world.started[1:3] == [(step("library"),), (step(second),)]
+
+
+@pytest.mark.parametrize(("recurrent", "first"), [(True, "half"), (False, "library")])
+def test_8_bits_of_a_library_come_late_for_recurrent_models(world: World, recurrent: bool, first: str):
+    """Resemblyzer's unrolled LSTM took 248 s of 300 to convert, and ran at half the original's speed."""
+    world.features = make_features(recurrent=recurrent)
+    world.search(step("half"), step("library", kind="int8"))
+    assert world.started[1][-1].name == first
 
 
 def test_its_proof_needs_no_time_to_export_and_to_choose_what_answers_how_many_rows(world: World):
