@@ -161,6 +161,15 @@ def test_errors_are_a_share_of_the_loss_where_the_metric_has_another_unit(errors
     assert attempt.left_alone(Quantize(), [0.0] * 10, lost, 0.01) == 1
 
 
+@pytest.mark.parametrize(("metric", "count"), [("PredictionPerplexity", 6), ("error rate", 9)])
+def test_squared_errors_add_up_in_a_perplexity(errors_add: None, metric: str, count: int):
+    """Of ten equal parts, four keep 40% of the squares, and one 32% of their root."""
+    lost = Quality(
+        metric=metric, value=1.02, reference=1.0, drop=0.022, drop_high=0.022, higher_is_better=False
+    )
+    assert attempt.left_alone(Quantize(), [1.0] * 10, lost, 0.01) == count
+
+
 @pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])
 def test_layers_are_not_ranked_where_no_time_is_left_for_what_comes_of_it(
     world: World, errors_add: None, seconds: float, tries: int

@@ -30,6 +30,9 @@ IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
 LEFT_ALONE = 0.2
 """Share of the modules, most sensitive first, that a quantization over budget leaves alone where errors do not add."""
+GROWS_BY_SQUARES = "perplexity"
+"""What a metric calls itself that grows with the sum of the layers' squared errors, not with its root: a perplexity
+does as long as it is small (the linearity theorem of HIGGS, arXiv:2411.17525)."""
 SHOWN = 16
 """Layers of a ranking that a row keeps beyond those that were left alone."""
 HOPELESS = 6
@@ -242,18 +245,23 @@ def left_alone(technique: Technique, errors: Sequence[float], lost: Quality, bud
     between = (
         math.sqrt(max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0)) if technique.rounds_between else 0.0
     )
-    budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
+    # The upper end of what the rest loses is judged.
+    allowed = budget * min(lost.drop / lost.drop_high, 1.0) / CLEARLY
+    if GROWS_BY_SQUARES in lost.metric.lower():
+        allowed = math.sqrt(allowed * lost.drop)
     counts = range(1, len(errors))
-    enough = (count for count in counts if math.hypot(between, *errors[count:]) <= budget / CLEARLY)
-    return next(enough, len(errors))
+    return next(
+        (count for count in counts if math.hypot(between, *errors[count:]) <= allowed),
+        len(errors),
+    )
 
 
 def _as_lost(errors: Sequence[float], technique: Technique, lost: Quality) -> list[float]:
     """Return the layers' errors in the unit of the metric, or, where only their shares are known, as large as the loss.
 
     Shares alone are known where calibration chose ranges that the stand-ins do not have, or where the metric is not
-    the relative error. Where a metric grows with the square of the error (a divergence, a perplexity), more layers
-    than need be are left alone, not fewer.
+    the relative error. Where a metric that is not known for it grows with the square of the error, more layers than
+    need be are left alone, not fewer.
     """
     together = math.hypot(*errors)
     if not together or (lost.metric == RELATIVE_ERROR and not technique.calibrates):
