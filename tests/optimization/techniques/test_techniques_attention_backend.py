@@ -113,6 +113,26 @@ def test_an_exported_graph_holds_the_kernel_and_not_the_choice():
     torch.testing.assert_close(program.module()(x), model(x))
 
 
+class Reshaped(nn.Module):
+    """DistilBERT's: heads are joined by `reshape`, which an export with flash attention writes down as a view."""
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        B, T, E = x_BTE.shape
+        heads = x_BTE.view(B, T, 4, E // 4).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(B, T, E)
+
+
+@pytest.mark.parametrize("sizes", [None, {0: Dim("rows", min=1, max=64), 1: Dim("tokens", min=2, max=64)}])
+def test_views_of_the_other_kernels_output_still_hold(sizes: dict[int, Any] | None):
+    model, x = Reshaped(), torch.randn(2, 10, 64)
+    program = functional(torch.export.export(model, (x,), dynamic_shapes=sizes and (sizes,)))
+    expand_attention(SDPBackend.MATH, program.graph_module)
+    assert not attentions(program)
+    for shape in ((2, 10, 64), *(((5, 20, 64), (1, 3, 64)) if sizes else ())):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
 @pytest.mark.slow
 def test_it_compiles_ahead_of_time(tmp_path: Path):
     model, x = Calls(), torch.randn(2, 10, 64)

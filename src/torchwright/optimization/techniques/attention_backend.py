@@ -141,7 +141,7 @@ def expand_attention(backend: SDPBackend, graph_module: torch.fx.GraphModule) ->
         def attend(*values: Any, node: torch.fx.Node = node, inputs: list[torch.fx.Node] = inputs) -> Any:
             known = dict(zip(inputs, values, strict=True))
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            return ATTENTION.decompose(*args, **kwargs)
+            return laid_out_as(node.meta["val"], ATTENTION.decompose(*args, **kwargs))
 
         with sdpa_kernel([backend, SDPBackend.MATH]):
             expanded = make_fx(attend, tracing_mode="symbolic")(
@@ -153,3 +153,21 @@ def expand_attention(backend: SDPBackend, graph_module: torch.fx.GraphModule) ->
         node.replace_all_uses_with(output)
         graph.erase_node(node)
     graph_module.recompile()
+
+
+def laid_out_as(usual: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Return attention's output with its dimensions in memory as those of the kernel that it was exported with.
+
+    An exported graph has views that only that order allows: (B, T, H·D) of flash attention's (B, H, T, D).
+    """
+    order = outer_first(usual)
+    if outer_first(output) == order:
+        return output
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return output.permute(order).contiguous().permute(back)
+
+
+def outer_first(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions by their strides in the exported sizes, the largest first."""
+    strides = [each.node.hint if isinstance(each, torch.SymInt) else each for each in tensor.stride()]
+    return sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
