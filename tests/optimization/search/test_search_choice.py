@@ -176,3 +176,49 @@ def test_what_is_calibrated_by_one_example_holds_on_other_values(world: World):
     assert names(world.search(step("library", kind="int8"))) == ["library:kind=int8"]
     world.varied_drop = None
     assert names(world.search(step("library", kind="int8"))) == ["library:kind=int8"]
+
+
+# ------------------------------------------------------------------------------------------------ two steps in a trial
+
+
+def short(world: World) -> tuple[Step, ...]:
+    """A queue for which there is no time, and kernels that promise that `quantize` saves most of a pass."""
+    world.kernels = {"float32": 0.008, "int8": 0.001}
+    world.export_seconds, world.budget = 1.0, Budget(time_seconds=24.0)
+    return (step("fuse"), step("quantize"), *(step("pool", size=size) for size in range(2, 16)))
+
+
+def test_where_time_is_short_what_was_timed_to_gain_is_tried_with_its_compiler(world: World):
+    """MiniLM's 8 bits had no time left behind a compiler that gained nothing alone."""
+    world.gain = product(fuse=0.9, quantize=2.5)
+    outcome = world.search(*short(world))
+    assert world.started[1] == (step("quantize"), step("fuse"))
+    assert names(outcome) == ["quantize", "fuse"]
+    assert row(outcome, "fuse").reason == "tried with quantize"
+    assert row(outcome, "quantize").total_speedup.value == pytest.approx(0.9 * 2.5)
+
+
+def test_with_time_for_all_each_step_is_measured_alone(world: World):
+    world.gain = product(fuse=1.5, quantize=2.5)
+    steps = short(world)
+    world.budget = Budget(time_seconds=10_000.0)
+    world.search(*steps)
+    assert world.started[1] == (step("fuse"),)
+
+
+@pytest.mark.parametrize("fault", ["slow", "lossy"])
+def test_a_compiler_is_tried_alone_where_both_were_not_kept(world: World, fault: str):
+    world.gain = product(fuse=1.5, quantize=0.2 if fault == "slow" else 2.0)
+    world.drop = lossy(quantize=0.5) if fault == "lossy" else world.drop
+    outcome = world.search(*short(world))
+    assert names(outcome) == ["fuse"]
+    assert row(outcome, "quantize").status == "dropped"
+    assert row(outcome, "fuse").speedup.value == pytest.approx(1.5)
+
+
+def test_what_kernels_do_not_promise_waits_for_its_compiler(world: World):
+    world.gain = product(fuse=1.5, quantize=2.5)
+    steps = short(world)
+    world.kernels = {"float32": 0.008, "int8": 0.007}
+    world.search(*steps)
+    assert world.started[1] == (step("fuse"),)

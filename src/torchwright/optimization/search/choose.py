@@ -29,6 +29,9 @@ GAINS = {
 """Expected gain of a step where it pays; it decides only the order of trials."""
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
+TOGETHER = 1.25
+"""The gain that timed kernels must promise of a step that is tried with what it waits for: less may be lost in the
+noise of a trial in which two steps differ."""
 SMALL_GAIN = 1.05
 """The same of a step that was measured before, is another variant of a kept one, or must round too much."""
 
@@ -90,8 +93,12 @@ def _is_settled(rung: StepResult) -> bool:
     return rung.kept
 
 
-def take(search: Search, queue: list[Step]) -> Step:
-    """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time."""
+def take(search: Search, queue: list[Step]) -> list[Step]:
+    """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time.
+
+    Where the time is too short for the whole queue, a step that waits for this one is tried with it at once, if timed
+    kernels promise enough: a model is compiled once less. It comes first then.
+    """
     waiting = [step for step in queue if waits(search, step, queue)]
     ready = [step for step in queue if step not in waiting] or queue
 
@@ -102,8 +109,25 @@ def take(search: Search, queue: list[Step]) -> Step:
         return wanted, estimate.no_time(search, steps) is None, rank
 
     chosen = max(ready, key=place)
-    queue.remove(chosen)
-    return chosen
+    found = [*_worth_both(search, chosen, waiting, queue), chosen]
+    for step in found:
+        queue.remove(step)
+    return found
+
+
+def _worth_both(search: Search, step: Step, waiting: Sequence[Step], queue: Sequence[Step]) -> list[Step]:
+    """Return the step that waits for this one alone and promises most, if it is to be tried in the same trial."""
+    whole = sum(expected_seconds(search, each, plan(search, each)) for each in queue)
+    if step in search.wanted or whole <= estimate.time_left(search, search.best.steps):
+        return []
+    others = [
+        other
+        for other in waiting
+        if _missing(search, from_step(other)) <= from_step(step).gives
+        and estimate.no_time(search, in_order([*search.best.steps, step, other])) is None
+    ]
+    best = max(others, key=lambda other: _timed_gain(search, from_step(other)), default=None)
+    return [best] if best and _timed_gain(search, from_step(best)) >= TOGETHER else []
 
 
 def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
@@ -161,9 +185,7 @@ def _guess(search: Search, technique: Technique) -> float:
         return ENGINE_GAIN  # another variant of a dropped engine is as uncertain as any step
     # What lets others do something is worth what waits for it, a compiler at least.
     gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
-    before, after = _kernel_seconds(search, technique) or (0.0, 0.0)
-    saved = (before - after) / search.pass_seconds(search.best)
-    return max(gain, 1 / max(1 - saved, 1 / ENGINE_GAIN))
+    return max(gain, _timed_gain(search, technique))
 
 
 def _engine_so_far(search: Search) -> Technique | None:
@@ -400,6 +422,13 @@ def _kernel_seconds(search: Search, technique: Technique) -> tuple[float, float]
     times = search.description.kernel_seconds
     before, after = times.get(search.kernel()), times.get(technique.kernel or "")
     return None if before is None or after is None else (before, after)
+
+
+def _timed_gain(search: Search, technique: Technique) -> float:
+    """Return the gain that the timed kernels of linear layers promise; 1 where none were timed."""
+    before, after = _kernel_seconds(search, technique) or (0.0, 0.0)
+    saved = (before - after) / search.pass_seconds(search.best)
+    return max(1 / max(1 - saved, 1 / ENGINE_GAIN), 1.0)
 
 
 def _ms(seconds: float) -> str:

@@ -31,7 +31,7 @@ from torchwright.optimization.search.finish import (
     validate_held_out,
 )
 from torchwright.optimization.search.state import Outcome, Search, Spent
-from torchwright.optimization.techniques.base import Technique, from_step
+from torchwright.optimization.techniques.base import Technique, from_step, in_order
 from torchwright.optimization.trial import client as trial
 from torchwright.optimization.trial.client import TrialFailed
 from torchwright.optimization.trial.threads import settle_threads
@@ -56,7 +56,7 @@ def run(search: Search) -> Outcome:
         search.start_budget()  # the techniques are imported now: 16 s at a load of 31 on two cores
         while queue:
             interrupts.check()
-            queue += _try(search, choose.take(search, queue))
+            queue += _try(search, *choose.take(search, queue))
         _try_at_least_one(search)
         compare_with_third_party(search)
         ablate(search)
@@ -171,15 +171,24 @@ def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
     search.tell("notice", text)
 
 
-def _try(search: Search, step: Step) -> list[Step]:
-    """Try one step on top of the best recipe; return the steps that deserve another trial.
+def _try(search: Search, step: Step, giver: Step | None = None) -> list[Step]:
+    """Try one step on top of the best recipe, with an untried one that gives what it needs; return steps to try next.
 
     A step that nothing can build on is compared with other such steps, apart from our own recipe.
     """
     if choose.is_closed(from_step(step)):
         with search.among_rivals():
             return _try_on_best(search, step)
+    if giver is not None:
+        return _try_both(search, step, giver)
     return _try_on_best(search, step)
+
+
+def _try_both(search: Search, step: Step, giver: Step) -> list[Step]:
+    """Try two steps in one trial; where they are not kept, the giver is tried alone, and what it can change again."""
+    if attempt(search, step, in_order([*search.best.steps, giver, step]), ()):
+        return choose.second_chances(search) if choose.changes_verdicts(from_step(giver)) else []
+    return [giver]
 
 
 def _try_on_best(search: Search, step: Step) -> list[Step]:
