@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwright.optimization.trial.travel import TENSORS, pack, unpack
 from torchwright.train.prove.processes import on_processes
@@ -84,3 +87,19 @@ def test_a_model_of_transformers_records_its_outputs_where_it_arrives(tmp_path: 
 def shape_where_it_arrives(folder: Path) -> list[int]:
     workload: Any = unpack(folder)
     return list(workload.build()(*workload.inputs[0][0]).logits.shape)
+
+
+def test_a_graph_of_make_fx_arrives_in_a_process_that_has_traced_nothing(tmp_path: Path):
+    """CHGNet's energies and forces: an exported derivative."""
+    x = torch.randn(3, 5)
+    model: Any = make_fx(nn.Linear(5, 5).requires_grad_(False))(x)
+    torch.save(model(x), tmp_path / "expected.pt")
+    pack(ModuleWorkload(model, (x,)), tmp_path)
+    code = f"""
+import torch
+from pathlib import Path
+from torchwright.optimization.trial.travel import unpack
+found, folder = unpack(Path({str(tmp_path)!r})), Path({str(tmp_path)!r})
+torch.testing.assert_close(found.model(*found.inputs[0][0]), torch.load(folder / "expected.pt"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

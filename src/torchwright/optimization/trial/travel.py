@@ -90,6 +90,12 @@ class _Unpickler(pickle.Unpickler):
         )
         self._storages: dict[tuple[int, int], Any] = {}
 
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch.fx.graph_module":
+            # make_fx's graphs name classes of this module when they are built again, and torch 2.13 does not import it.
+            importlib.import_module("torch._higher_order_ops.triton_kernel_wrap")
+        return super().find_class(module, name)
+
     def persistent_load(self, pid: Any) -> Any:
         offset, size, dtype = pid
         if (offset, size) not in self._storages:
