@@ -188,6 +188,8 @@ class Ranked:
     """Relative error, by the Frobenius norm."""
     whole: bool = False
     """True if the loss is of the model's whole output, such as a picture; otherwise of the layer's own output."""
+    seconds: float | None = None
+    """Expected time of its calls as it was, where it was estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,18 @@
 # pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections.abc import Sequence
 
 import pytest
 
 from search_techniques import Declare, Library, Quantize
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.core.records import RELATIVE_ERROR, Budget, Quality, Step
+from torchwright.core.records import RELATIVE_ERROR, Budget, Quality, Ranked, Step
 from torchwright.optimization.search import attempt
+from torchwright.optimization.search.knapsack import packed
 
 
 @pytest.fixture
@@ -141,13 +145,19 @@ def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
     assert tried == left_alone
 
 
+def alone(errors: list[float], lost: Quality) -> int:
+    """Return how many layers of these errors a budget of 1% leaves alone."""
+    ranking = [Ranked(name=str(number), error=error) for number, error in enumerate(errors)]
+    return len(attempt.left_alone(Quantize(), ranking, lost, 0.01))
+
+
 @pytest.mark.parametrize(("high", "count"), [(0.012, 5), (0.013, 6), (0.018, 8)])
 def test_the_upper_end_of_a_loss_is_brought_into_the_budget(errors_add: None, high: float, count: int):
     """Of ten equal parts of 1.2%."""
     lost = Quality(
         metric="error", value=0.012, reference=0.0, drop=0.012, drop_high=high, higher_is_better=False
     )
-    assert attempt.left_alone(Quantize(), [0.012 / math.sqrt(10)] * 10, lost, 0.01) == count
+    assert alone([0.012 / math.sqrt(10)] * 10, lost) == count
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.1, 30.0])
@@ -157,8 +167,8 @@ def test_errors_are_a_share_of_the_loss_where_the_metric_has_another_unit(errors
         metric="perplexity", value=1.02, reference=1.0, drop=0.02, drop_high=0.02, higher_is_better=False
     )
     errors = [unit * (0.019 if index == 0 else 0.002) for index in range(10)]
-    assert attempt.left_alone(Quantize(), errors, lost, 0.01) == 1
-    assert attempt.left_alone(Quantize(), [0.0] * 10, lost, 0.01) == 1
+    assert alone(errors, lost) == 1
+    assert alone([0.0] * 10, lost) == 1
 
 
 @pytest.mark.parametrize(("metric", "count"), [("PredictionPerplexity", 6), ("error rate", 9)])
@@ -167,7 +177,46 @@ def test_squared_errors_add_up_in_a_perplexity(errors_add: None, metric: str, co
     lost = Quality(
         metric=metric, value=1.02, reference=1.0, drop=0.022, drop_high=0.022, higher_is_better=False
     )
-    assert attempt.left_alone(Quantize(), [1.0] * 10, lost, 0.01) == count
+    assert alone([1.0] * 10, lost) == count
+
+
+def test_what_is_left_alone_costs_the_least_time(errors_add: None):
+    """One slow layer has most of the error: the quick ones, which have more for their time, stay in 8 bits."""
+    ranking = [
+        *(Ranked(name=f"quick{n}", error=0.1, seconds=0.001) for n in range(9)),
+        Ranked(name="slow", error=0.95, seconds=0.5),
+    ]
+    lost = Quality(
+        metric="error", value=0.0, reference=0.0, drop=0.02, drop_high=0.02, higher_is_better=False
+    )
+    assert [each.name for each in attempt.left_alone(Quantize(), ranking, lost, 0.01)] == ["slow"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_packing_is_the_best_that_fits(seed: int):
+    """Held against every choice, within the fiftieth of the room that rounding may take."""
+    chance = random.Random(seed)
+    values = [chance.random() for _ in range(10)]
+    weights = [chance.random() ** 3 for _ in range(10)]
+
+    def best(room: float) -> float:
+        choices = itertools.product((False, True), repeat=10)
+        return max(total(values, each) for each in choices if total(weights, each) <= room)
+
+    room = chance.uniform(0.0, 3.0)
+    found = packed(values, weights, room)
+    assert total(weights, found) <= room
+    assert best(0.98 * room) <= total(values, found) <= best(room)
+
+
+def total(numbers: list[float], chosen: Sequence[bool]) -> float:
+    return sum(number for number, taken in zip(numbers, chosen, strict=True) if taken)
+
+
+def test_nothing_is_packed_without_room():
+    assert packed([1.0, 1.0], [0.5, 0.0], 0.0) == [False, True]
+    assert packed([1.0, 1.0], [0.5, 0.0], -1.0) == [False, True]
+    assert packed([], [], 1.0) == []
 
 
 @pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])

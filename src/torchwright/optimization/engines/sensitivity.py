@@ -46,7 +46,7 @@ def rank_modules(target: Target, steps: Sequence[Step], longest: float = LONGEST
         alone = not technique.errors_add or target.workload.parts()
         own = _own_errors(target, technique) if alone else {}
         if technique.errors_add and not own:
-            return _ranked(_parts(target, technique), whole=True)
+            return _parts(target, technique)
         effects = _effects(target, technique, list(own), longest)
     rest = {name: error for name, error in own.items() if name not in effects}
     return _ranked(effects, whole=True) + _ranked(rest, whole=False)
@@ -86,11 +86,10 @@ def _own_errors(target: Target, technique: Technique) -> dict[str, float]:
     return _worst_first(errors)
 
 
-def _parts(target: Target, technique: Technique) -> dict[str, float]:
-    """The part of each module that is called in the error of the model's first call.
+def _parts(target: Target, technique: Technique) -> list[Ranked]:
+    """The part of each module that is called in the error of the model's first call, and its time.
 
-    Those come first whose squared error is largest for the time that they take: left alone in this order, they bring
-    the error down at the least cost (Dantzig's rule for the knapsack problem).
+    Those come first whose squared error is largest for that time (Dantzig's rule for the knapsack problem).
     """
     model, case = target.model, target.workload.cases(target.compute_dtype)[0]
     stand_ins = {
@@ -113,9 +112,11 @@ def _parts(target: Target, technique: Technique) -> dict[str, float]:
 
     measured = _measured_groups(names, error, GROUPED_SECONDS)
     parts = {name: value / math.sqrt(len(group)) for group, value in measured for name in group}
-    return dict(
-        sorted(parts.items(), key=lambda item: item[1] ** 2 / max(seconds[item[0]], 1e-30), reverse=True)
-    )
+    ranked = [
+        Ranked(name=plain_name(name), error=error, whole=True, seconds=seconds[name])
+        for name, error in parts.items()
+    ]
+    return sorted(ranked, key=lambda each: each.error**2 / max(each.seconds or 0.0, 1e-30), reverse=True)
 
 
 def _measured_groups(

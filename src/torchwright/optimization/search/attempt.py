@@ -21,6 +21,7 @@ from torchwright.core.records import (
 from torchwright.optimization.search import choose, estimate
 from torchwright.optimization.search.compare import compare, is_noise, mebibytes, worth
 from torchwright.optimization.search.judging import measure
+from torchwright.optimization.search.knapsack import packed
 from torchwright.optimization.search.state import PATIENCE, Search, Spent
 from torchwright.optimization.techniques.base import Technique, compiles, from_step, in_order
 from torchwright.optimization.trial import client as trial
@@ -223,8 +224,8 @@ def milder_step(
 ) -> tuple[Step, int, Sequence[Ranked]] | None:
     """Rank the modules that `step` changes in a recipe of these steps, and leave the worst alone, which lost this much.
 
-    Returns the milder step, the number of modules left alone, and the ranking, worst first. None, and a note, where
-    they cannot be ranked; None where none or all of them would have to be left alone.
+    Returns the milder step, the number of modules left alone, and the ranking, which begins with them. None, and a
+    note, where they cannot be ranked; None where none or all of them would have to be left alone.
     """
     technique = from_step(step)
     if technique.retreat(()) is None:
@@ -235,28 +236,29 @@ def milder_step(
     except (TrialFailed, TorchwrightError) as failure:
         search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
         return None
-    count = left_alone(technique, [each.error for each in ranking], lost, search.budget.max_drop)
-    milder = technique.retreat(tuple(each.name for each in ranking[:count]))
-    return (milder.step(), count, ranking) if milder and 0 < count < len(ranking) else None
+    alone = left_alone(technique, ranking, lost, search.budget.max_drop)
+    ranking = [*alone, *(each for each in ranking if each not in alone)]
+    milder = technique.retreat(tuple(each.name for each in alone))
+    return (milder.step(), len(alone), ranking) if milder and 0 < len(alone) < len(ranking) else None
 
 
-def left_alone(technique: Technique, errors: Sequence[float], lost: Quality, budget: float) -> int:
-    """Return how many of the worst modules to leave alone after such a loss; all of them where no number is enough."""
+def left_alone(
+    technique: Technique, ranking: Sequence[Ranked], lost: Quality, budget: float
+) -> Sequence[Ranked]:
+    """Return the modules to leave alone after such a loss; all of them where no choice is enough.
+
+    Errors that add up leave alone what costs the least time. Of others the worst are taken.
+    """
     if not technique.errors_add:
-        return max(1, round(LEFT_ALONE * len(errors)))
-    errors = _as_lost(errors, technique, lost)
-    between = (
-        math.sqrt(max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0)) if technique.rounds_between else 0.0
-    )
+        return ranking[: max(1, round(LEFT_ALONE * len(ranking)))]
+    errors = _as_lost([each.error for each in ranking], technique, lost)
+    between = max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0) if technique.rounds_between else 0.0
     # The upper end of what the rest loses is judged.
     allowed = budget * min(lost.drop / lost.drop_high, 1.0) / CLEARLY
-    if GROWS_BY_SQUARES in lost.metric.lower():
-        allowed = math.sqrt(allowed * lost.drop)
-    counts = range(1, len(errors))
-    return next(
-        (count for count in counts if math.hypot(between, *errors[count:]) <= allowed),
-        len(errors),
-    )
+    squared = allowed * lost.drop if GROWS_BY_SQUARES in lost.metric.lower() else allowed**2
+    seconds = [1.0 if each.seconds is None else each.seconds for each in ranking]
+    changed = packed(seconds, [error**2 for error in errors], squared - between)
+    return [each for each, change in zip(ranking, changed, strict=True) if not change] or ranking[:1]
 
 
 def _as_lost(errors: Sequence[float], technique: Technique, lost: Quality) -> list[float]:
