@@ -63,6 +63,19 @@ def conv_depthwise(
     return conv_dense(x, weight, bias, window, stride, padding, x.shape[1], activation, None)
 
 
+def lstm_layer(
+    gates: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, cell: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    out = gates.new_empty((*gates.shape[:-1], state.shape[1]))
+    return out, state.new_empty(state.shape), cell.new_empty(cell.shape)
+
+
+def gru_layer(
+    gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return gates.new_empty((*gates.shape[:-1], state.shape[1])), state.new_empty(state.shape)
+
+
 def image_mean(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:2], 1, 1))
 
@@ -151,5 +164,7 @@ CPU_FAKES: dict[str, Fake] = {
     "gated_delta": like_values,
     "selective_scan": like_values,
     "gated_norm": _like,
+    "lstm_layer": lstm_layer,
+    "gru_layer": gru_layer,
 }
 """Operators that the CPU alone has."""

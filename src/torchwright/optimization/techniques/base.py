@@ -40,6 +40,7 @@ techniques: Registry[type[Technique]] = Registry(
         "dtype": "torchwright.optimization.techniques.dtype:Dtype",
         "fast_math": "torchwright.optimization.techniques.fast_math:FastMath",
         "packed_convolution": "torchwright.optimization.techniques.packed_convolution:PackedConvolution",
+        "packed_recurrent": "torchwright.optimization.techniques.packed_recurrent:PackedRecurrent",
         "int8_static": "torchwright.optimization.techniques.int8_static:Int8Static",
         "int8_dynamic": "torchwright.optimization.techniques.int8_dynamic:Int8Dynamic",
         "int8_weight_only": "torchwright.optimization.techniques.int8_weight_only:Int8WeightOnly",

@@ -138,6 +138,10 @@ struct Kernels {
   void (*recurrence_keys)(const struct RecurrenceKeys&, int64_t token);
   void (*recur)(const struct RecurrenceTask&, int64_t sequence, int64_t head, int64_t column);
   void (*gated_norm)(const struct GatedNormTask&, int64_t row);
+  void (*lstm_step)(const struct CellTask&, int64_t step, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                    int64_t block_end);
+  void (*gru_step)(const struct CellTask&, int64_t step, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                   int64_t block_end);
   void (*low_rank_shrink)(const LowRankTask&, int64_t row_begin, int64_t row_end, int64_t block);
   void (*low_rank_expand)(const LowRankTask&, int64_t block_begin, int64_t block_end);
 };

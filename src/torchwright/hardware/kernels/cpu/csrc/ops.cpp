@@ -822,6 +822,7 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 #include "conv_ops.cpp"
 #include "low_rank_ops.cpp"
 #include "recurrent_ops.cpp"
+#include "cells_ops.cpp"
 #include "route_ops.cpp"
 #include "decode_plan.h"
 #include "decode_rows.cpp"

@@ -11,6 +11,7 @@
 #include "conv.cpp"
 #include "conv_pairs.cpp"
 #include "recurrent.cpp"
+#include "cells.cpp"
 
 #define TW_STRING_(x) #x
 #define TW_STRING(x) TW_STRING_(x)
@@ -54,6 +55,8 @@ const tw::Kernels& table() {
       .recurrence_keys = recurrence_keys,
       .recur = recur,
       .gated_norm = gated_norm,
+      .lstm_step = lstm_step,
+      .gru_step = gru_step,
       .low_rank_shrink = low_rank_shrink,
       .low_rank_expand = low_rank_expand,
   };
