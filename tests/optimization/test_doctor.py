@@ -207,7 +207,10 @@ def without_kernels_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
     return lambda reason: monkeypatch.setattr(build, "_outcome", [reason])
 
 
-NATIVE = ("native", "packed_convolution", "int8_dynamic", "dense_attention", "w8a8", "w4a8", "w4a16", "kv8")
+NATIVE = (
+    "native", "packed_convolution", "packed_recurrent", "int8_dynamic", "dense_attention",
+    "w8a8", "w4a8", "w4a16", "kv8",
+)  # fmt: skip
 
 
 def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(without_kernels_for):

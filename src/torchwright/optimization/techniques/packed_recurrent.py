@@ -24,8 +24,9 @@ from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import linear_of, named, replace_where
 
-GATES: dict[type[nn.RNNBase], int] = {nn.LSTM: 4, nn.GRU: 3}
-KINDS = tuple(GATES)
+KINDS: dict[str, type[nn.RNNBase]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
+"""By torch's name of a layer's mode."""
+TYPES, GATES = tuple(KINDS.values()), {"LSTM": 4, "GRU": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class PackedRecurrent(Technique):
         return build.load_fault() if device.kind == "cpu" else "its kernels are for CPUs"
 
     def refuse(self, target: Target) -> str | None:
-        reasons = [_reason(layer) for _, layer in named(target.model, KINDS)]
+        reasons = [_reason(layer) for _, layer in named(target.model, TYPES)]
         if not reasons:
             return "the model has no nn.LSTM or nn.GRU"
         return None if None in reasons else str(reasons[0])
@@ -50,7 +51,7 @@ class PackedRecurrent(Technique):
     def apply(self, target: Target) -> None:
         if fault := build.load_fault():
             raise RefusedTechnique("packed_recurrent cannot run", found=fault)
-        found = list(named(target.model, KINDS))
+        found = list(named(target.model, TYPES))
         left = replace_where(target.model, found, _reason, PackedLayers)
         self.cover(target, len(found), unit="LSTM and GRU layers", kernel="packed float32", skipped=left)
 
@@ -60,7 +61,7 @@ class PackedLayers(nn.Module):
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.mode, self.gates = layer.mode, GATES[type_of(layer)]
+        self.mode, self.gates = layer.mode, GATES[layer.mode]
         self.input_size, self.hidden_size = layer.input_size, layer.hidden_size
         self.num_layers, self.bias, self.batch_first = layer.num_layers, layer.bias, layer.batch_first
         self.dropout, self.bidirectional, self.proj_size = layer.dropout, layer.bidirectional, layer.proj_size
@@ -128,7 +129,7 @@ class PackedLayers(nn.Module):
 
     def unpacked(self) -> nn.RNNBase:
         """Return the layers as torch has them, which take sequences of several lengths."""
-        layers = {"LSTM": nn.LSTM, "GRU": nn.GRU}[self.mode](
+        layers = KINDS[self.mode](
             self.input_size,
             self.hidden_size,
             self.num_layers,
@@ -152,11 +153,6 @@ class PackedLayers(nn.Module):
         return f"{self.mode}, {self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
 
 
-def type_of(layer: nn.RNNBase) -> type[nn.RNNBase]:
-    """Return torch's class of a layer of it or of a subclass."""
-    return nn.LSTM if isinstance(layer, nn.LSTM) else nn.GRU
-
-
 def _names(number: int, bidirectional: bool) -> list[str]:
     """Return torch's names of a layer's weights of inputs and of states, and of their biases."""
     layer, backwards = divmod(number, 2) if bidirectional else (number, 0)
@@ -173,7 +169,7 @@ def _parameters(layer: nn.RNNBase) -> Iterator[list[Any]]:
 
 def _reason(layer: Any) -> str | None:
     """Return why the kernels do not take these layers, or why they cannot be replaced."""
-    if reason := deviation(layer, KINDS):
+    if reason := deviation(layer, TYPES):
         return reason
     if layer.proj_size:
         return "its outputs are projected"
