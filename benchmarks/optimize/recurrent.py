@@ -25,7 +25,7 @@ SHAPES: list[tuple[Any, int, int, int, int, int]] = [
     (nn.LSTM, 1, 1, 200, 128, 128),
     (nn.GRU, 1, 4, 12, 256, 256),
     (nn.LSTM, 3, 1, 160, 40, 256),
-    (nn.LSTM, 3, 8, 160, 40, 256),
+    (nn.LSTM, 3, 13, 160, 40, 256),
     *((kind, 1, rows, 100, 256, 512) for kind in (nn.LSTM, nn.GRU) for rows in (1, 4, 32)),
     *((kind, 1, 1, 50, 512, 1024) for kind in (nn.LSTM, nn.GRU)),
     (nn.GRU, 1, 1, 200, 128, 128),

@@ -71,13 +71,14 @@ inline void add_products(const float* const* before, const float* weight, int64_
 template <int G>
 void sum_products(const tw::CellTask& t, int64_t step, int64_t row, int64_t rows, int64_t block, float* sums) {
   const float* before[MOST];
-  for (int64_t n = 0; n < rows; n++) before[n] = t.before(step, row + n);
+  for (int64_t n = 0; n < rows; n++) before[n] = t.state(step, row + n);
   const float* const weight = t.weight + block * t.size * G * LANES;
   const int64_t chunk = rows > ROWS ? CHUNK : t.size;
   for (int64_t begin = 0; begin < t.size; begin += chunk) {
     const int64_t end = begin + chunk < t.size ? begin + chunk : t.size;
     int64_t n = 0;
     for (; n + ROWS <= rows; n += ROWS) add_products<G, ROWS>(before + n, weight, begin, end, sums + n * G * LANES);
+    for (; n + 2 <= rows; n += 2) add_products<G, 2>(before + n, weight, begin, end, sums + n * G * LANES);
     for (; n < rows; n++) add_products<G, 1>(before + n, weight, begin, end, sums + n * G * LANES);
   }
 }
@@ -100,6 +101,7 @@ void step_of(const tw::CellTask& t, int64_t step, int64_t row_begin, int64_t row
       for (int64_t n = 0; n < rows; n++) {
         const F y = end(row + n, gates + (row + n) * t.gate_row + unit, unit, count, sums + n * G * LANES);
         store_first(out + (row + n) * t.out_row + unit, y, count);
+        store_first(t.state(step + 1, row + n) + unit, y, count);
       }
     }
   }
@@ -132,7 +134,7 @@ void gru_step(const tw::CellTask& t, int64_t step, int64_t row_begin, int64_t ro
   const auto end = [&](int64_t row, const float* gates, int64_t unit, int64_t count, const float* sums) {
     const F reset = cells::sigmoid(load_f32(sums)), update = cells::sigmoid(load_f32(sums + LANES));
     const F fresh = cells::tanh(cells::load_some(gates + 2 * t.size, count) + reset * load_f32(sums + 2 * LANES));
-    const F before = cells::load_some(t.before(step, row) + unit, count);
+    const F before = cells::load_some(t.state(step, row) + unit, count);
     return (1.0f - update) * fresh + update * before;
   };
   cells::step_of<3>(t, step, row_begin, row_end, block_begin, block_end, begin, end);

@@ -14,17 +14,18 @@ struct CellTask {
   int64_t gate_step, gate_row;    // values between two steps, and between two rows
   const float* weight;            // (blocks, size, gates, 16)
   const float* bias;              // of a GRU's new gate, within what it resets: (blocks * 16,)
-  const float* first;             // (rows, size): the output before the first step
   float* cell;                    // (rows, size): an LSTM's, before a step and after it
+  // (2, rows, stride): the outputs of the step before, and of this one, in turns. In the results they may lie some whole
+  // pages apart, where the first cache has too few places for them.
+  float* states;
+  int64_t state_row;
   float* out;
   int64_t out_step, out_row;
-  int64_t size, steps;
+  int64_t size, steps, rows;
   bool backwards;  // from the last step to the first
 
   int64_t place(int64_t step) const { return backwards ? steps - 1 - step : step; }
-  const float* before(int64_t step, int64_t row) const {
-    return step ? out + place(step - 1) * out_step + row * out_row : first + row * size;
-  }
+  float* state(int64_t step, int64_t row) const { return states + (step % 2 * rows + row) * state_row; }
 };
 
 }  // namespace tw

@@ -37,14 +37,18 @@ std::pair<Tensor, Tensor> cell_layer(tw::CellTask& task, const Tensor& gates_in,
   const int64_t rows = gates.size(batch_first ? 0 : 1), steps = gates.size(batch_first ? 1 : 0), size = first.size(1);
   TORCH_CHECK_VALUE(first.size(0) == rows, "a state of ", first.size(0), " rows is not that of ", rows);
   const Tensor out = at::empty({gates.size(0), gates.size(1), size}, gates.options());
-  task.gates = floats(gates, gates.numel(), "gates"), task.first = floats(first, first.numel(), "state");
+  task.gates = floats(gates, gates.numel(), "gates"), floats(first, first.numel(), "state");
   task.weight = floats(weight, up(size, 16) * size * count, "weight");
   task.gate_step = (batch_first ? 1 : rows) * count * size, task.gate_row = (batch_first ? steps : 1) * count * size;
   task.out_step = (batch_first ? 1 : rows) * size, task.out_row = (batch_first ? steps : 1) * size;
-  task.out = out.mutable_data_ptr<float>(), task.size = size, task.steps = steps, task.backwards = backwards;
-  if (!rows || !steps) return {out, first.clone()};
-  run_cells(task, rows, count, step);
-  return {out, out.select(batch_first ? 1 : 0, task.place(steps - 1)).clone()};
+  task.out = out.mutable_data_ptr<float>(), task.backwards = backwards;
+  task.size = size, task.steps = steps, task.rows = rows;
+  task.state_row = up(size, 16) + 16;  // a line more, so that rows of whole pages are no whole pages apart
+  const Tensor states = at::empty({2, rows, task.state_row}, gates.options());
+  task.states = states.mutable_data_ptr<float>();
+  states[0].narrow(1, 0, size).copy_(first);
+  if (rows && steps) run_cells(task, rows, count, step);
+  return {out, states[steps % 2].narrow(1, 0, size).clone()};
 }
 
 std::tuple<Tensor, Tensor, Tensor> lstm_layer(const Tensor& gates, const Tensor& weight, const Tensor& first,
