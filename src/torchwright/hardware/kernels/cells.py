@@ -1,7 +1,7 @@
 """LSTM and GRU layers in one direction: packed weights, and the reference in plain PyTorch.
 
-Axes: T steps, B rows, H units, G gates of a unit in torch's order, four of an LSTM (input, forget, cell, output) and
-three of a GRU (reset, update, new). What the inputs add to the gates is computed before, for all steps at once:
+Axes: T steps, B rows, H units, G gates of a unit in torch's order. An LSTM has four (input, forget, cell, output), a
+GRU three (reset, update, new). What the inputs add to the gates is computed before, for all steps at once:
 (T, B, G·H), or (B, T, G·H) with `batch_first`, and so are the outputs. A packed weight lies in blocks of 16 units, each
 (H, G, 16); the last block is made up by zeros. All is float32.
 """

@@ -32,8 +32,8 @@ IMPLAUSIBLE = 0.05
 LEFT_ALONE = 0.2
 """Share of the modules, most sensitive first, that a quantization over budget leaves alone where errors do not add."""
 GROWS_BY_SQUARES = "perplexity"
-"""What a metric calls itself that grows with the sum of the layers' squared errors, not with its root: a perplexity
-does as long as it is small (the linearity theorem of HIGGS, arXiv:2411.17525)."""
+"""In the name of a metric that grows with the sum of the layers' squared errors, not with its root: a small growth of
+perplexity does (the linearity theorem of HIGGS, arXiv:2411.17525)."""
 SHOWN = 16
 """Layers of a ranking that a row keeps beyond those that were left alone."""
 HOPELESS = 6
@@ -247,7 +247,7 @@ def left_alone(
 ) -> Sequence[Ranked]:
     """Return the modules to leave alone after such a loss; all of them where no choice is enough.
 
-    Errors that add up leave alone what costs the least time. Of others the worst are taken.
+    Where errors add up, those are left alone that cost the least time; elsewhere the worst.
     """
     if not technique.errors_add:
         return ranking[: max(1, round(LEFT_ALONE * len(ranking)))]
@@ -265,8 +265,8 @@ def _as_lost(errors: Sequence[float], technique: Technique, lost: Quality) -> li
     """Return the layers' errors in the unit of the metric, or, where only their shares are known, as large as the loss.
 
     Shares alone are known where calibration chose ranges that the stand-ins do not have, or where the metric is not
-    the relative error. Where a metric that is not known for it grows with the square of the error, more layers than
-    need be are left alone, not fewer.
+    the relative error. Other metrics than those known for it may grow with the square of the error: then more layers
+    than need be are left alone, not fewer.
     """
     together = math.hypot(*errors)
     if not together or (lost.metric == RELATIVE_ERROR and not technique.calibrates):

@@ -96,8 +96,8 @@ def _is_settled(rung: StepResult) -> bool:
 def take(search: Search, queue: list[Step]) -> list[Step]:
     """Remove the next step from the queue: a requested one, else the best by `_rank` of those that fit the time.
 
-    Where the time is too short for the whole queue, a step that waits for this one is tried with it at once, if timed
-    kernels promise enough: a model is compiled once less. It comes first then.
+    If the time is too short for the whole queue, a step that waits for this one may come before it: both are tried at
+    once, so that the model is compiled once less.
     """
     waiting = [step for step in queue if waits(search, step, queue)]
     ready = [step for step in queue if step not in waiting] or queue

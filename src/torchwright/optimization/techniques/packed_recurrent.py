@@ -1,8 +1,8 @@
 """LSTM and GRU layers on Torchwright's own kernels.
 
 The inputs of all steps are multiplied at once. Then a step is a product of its rows with packed weights that stay in
-the caches; threads share its units, or the rows. torch runs a GRU operator by operator, step after step, and an LSTM by
-oneDNN, which is as fast with many rows and slower with one (benchmarks/optimize/recurrent.py).
+the caches; threads share its units, or the rows. torch runs a GRU operator by operator, step after step. It runs an
+LSTM by oneDNN, which is as fast with many rows and slower with one (benchmarks/optimize/recurrent.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchwright.hardware.kernels.cpu import build
 from torchwright.optimization.techniques.base import Phase, Target, Technique
 from torchwright.optimization.techniques.shared.wrapping import linear_of, named, replace_where
 
-KINDS: dict[str, type[nn.RNNBase]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
+KINDS: dict[str, type[nn.LSTM | nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 """By torch's name of a layer's mode."""
 TYPES, GATES = tuple(KINDS.values()), {"LSTM": 4, "GRU": 3}
 
