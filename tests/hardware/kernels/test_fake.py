@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from torchwright.core.scheme import MADE
-from torchwright.hardware.kernels import conv, fake
+from torchwright.hardware.kernels import cells, conv, fake
 from torchwright.hardware.kernels.linear import PackedLinear
 
 
 def packed(scheme: str) -> PackedLinear:
     torch.manual_seed(0)
     return PackedLinear(torch.randn(70, 96), torch.randn(70), MADE[scheme])
+
+
+def cells_of(gates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What two steps of two rows add to the gates of 20 units, and the packed weight."""
+    return torch.randn(2, 2, gates * 20), cells.pack_cells(torch.randn(gates * 20, 20), gates)
 
 
 def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
@@ -64,6 +69,8 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "gated_delta": (keys, keys.clone(), values, a, a.clone(), head, head.clone(), state, *slots, 2),
         "selective_scan": (keys, keys.clone(), values, a, head, head.clone(), head.clone(), state, *slots, 2),
         "gated_norm": (values, values.clone(), torch.randn(4, 16), 1e-5, False),
+        "lstm_layer": (*cells_of(4), torch.randn(2, 20), torch.randn(2, 20), True, False),
+        "gru_layer": (*cells_of(3), torch.randn(32), torch.randn(2, 20), False, True),
         "rms_norm": (x, weight, 1e-5),
         "add_rms_norm": (x, x.clone(), weight, 1e-5),
         "norm": (x, weight, weight.clone(), 1e-5, True),

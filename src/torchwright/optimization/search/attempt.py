@@ -257,7 +257,8 @@ def left_alone(
     allowed = budget * min(lost.drop / lost.drop_high, 1.0) / CLEARLY
     squared = allowed * lost.drop if GROWS_BY_SQUARES in lost.metric.lower() else allowed**2
     seconds = [1.0 if each.seconds is None else each.seconds for each in ranking]
-    changed = packed(seconds, [error**2 for error in errors], squared - between)
+    # The last first: of modules that are alike, the least sensitive are changed.
+    changed = packed(seconds[::-1], [error**2 for error in errors[::-1]], squared - between)[::-1]
     return [each for each, change in zip(ranking, changed, strict=True) if not change] or ranking[:1]
 
 
