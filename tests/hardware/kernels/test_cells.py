@@ -14,7 +14,7 @@ import torch
 from torchwright.hardware.kernels import cells
 
 TOLERANCE = 2e-6
-"""Of outputs within one: exponentials to some units in the last place, step after step."""
+"""Absolute and relative, for outputs within one: exponentials are exact to a few units in the last place."""
 SIZES = [(1, 1, 1), (5, 3, 16), (4, 2, 37), (3, 7, 20), (2, 70, 24), (6, 5, 160), (3, 1, 400)]
 """Steps, rows and units: none that fills a block, rows that fill no group, and more than lie on the stack at once."""
 SHAPES = pytest.mark.parametrize(("steps", "rows", "units"), SIZES)

@@ -18,7 +18,7 @@ def packed(scheme: str) -> PackedLinear:
 
 
 def cells_of(gates: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What two steps of two rows add to the gates of 20 units, and the packed weight."""
+    """Return the gates of 20 units for two steps of a batch of two, and the packed weight."""
     return torch.randn(2, 2, gates * 20), cells.pack_cells(torch.randn(gates * 20, 20), gates)
 
 

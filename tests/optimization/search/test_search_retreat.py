@@ -173,7 +173,7 @@ def test_errors_are_a_share_of_the_loss_where_the_metric_has_another_unit(errors
 
 @pytest.mark.parametrize(("metric", "count"), [("PredictionPerplexity", 6), ("error rate", 9)])
 def test_squared_errors_add_up_in_a_perplexity(errors_add: None, metric: str, count: int):
-    """Of ten equal parts, four keep 40% of the squares, and one 32% of their root."""
+    """Four of ten equal layers have 40% of the squared error; one has 32% of its root."""
     lost = Quality(
         metric=metric, value=1.02, reference=1.0, drop=0.022, drop_high=0.022, higher_is_better=False
     )

@@ -74,7 +74,7 @@ def test_sequences_of_several_lengths_take_torchs_own(kind: Any, options: dict[s
 
 
 class Reader(nn.Module):
-    """What is taken, a layer of a subclass, one whose outputs are projected, and one with a hook."""
+    """Two layers that are replaced, a subclass, a layer with projected outputs, and a layer with a hook."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -160,7 +160,7 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     company = [other for other in candidate.steps if other != step and other not in search.best.steps]
     search.revise(lambda rung: rung.was_slow and rung.step in company, "kept", f"kept for {step}", adds=True)
     for other in company:
-        if not any(rung.step == other for rung in search.rungs):
+        if not any(rung.kept and rung.step == other for rung in search.rungs):
             search.add(StepResult(step=other, kept=True, status="kept", reason=f"tried with {step}"))
     search.record(step, candidate, comparison, "kept", reason)
     search.promote(candidate, comparison)

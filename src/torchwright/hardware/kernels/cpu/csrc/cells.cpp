@@ -83,8 +83,8 @@ void sum_products(const tw::CellTask& t, int64_t step, int64_t row, int64_t rows
   }
 }
 
-// One step of some blocks of some rows. `begin(gates, count, sums)` says what a row's sums begin with, and
-// `end(row, gates, count, sums)` makes its output of them.
+// One step of some blocks of some rows. `begin(gates, unit, count, sums)` says what a row's sums begin with, and
+// `end(row, gates, unit, count, sums)` makes its output of them.
 template <int G, class Begin, class End>
 void step_of(const tw::CellTask& t, int64_t step, int64_t row_begin, int64_t row_end, int64_t block_begin,
              int64_t block_end, const Begin& begin, const End& end) {
