@@ -203,7 +203,9 @@ def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[f
 
 
 @pytest.mark.slow  # `test_gather` proves float8 over two processes
-@pytest.mark.parametrize(("precision", "columns"), itertools.product(get_args(Precision)[2:5], (True, False)))
+@pytest.mark.parametrize(
+    ("precision", "columns"), list(itertools.product(get_args(Precision)[2:5], (True, False)))
+)
 def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, columns: bool) -> None:
     """To the bit, but for the one product that is summed over processes, in bfloat16."""
     assert precision.startswith("float8")
