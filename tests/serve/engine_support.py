@@ -14,6 +14,7 @@ import torch
 from torchwright.models.decoder import LoadedDecoder, load_decoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize
+from torchwright.serve.engine.row_costs import RowCosts
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.workloads.language import BUNDLED
@@ -54,11 +55,15 @@ def request(id: str, ids: list[int], max_tokens: int = 8, **options: Any) -> Sub
     return Submit(id=id, ids=ids, max_tokens=max_tokens, sampling=SamplingOptions(**sampling), **options)
 
 
+FREE_ROWS = RowCosts([1, 16], [1.0, 1.0])
+"""Rows that cost nothing: all that is found is proposed, however busy the machine is."""
+
+
 def engine(
     loaded: LoadedDecoder, *, pages: int = 256, copies: int | None = None, **options: Any
 ) -> ServingEngine:
-    clock = options.pop("clock", None)
-    extra = {} if clock is None else {"clock": clock}
+    extra = {name: options.pop(name) for name in ("clock", "row_costs") if name in options}
+    extra.setdefault("row_costs", FREE_ROWS)
     asked = EngineOptions(**options)
     copies = (asked.max_running if copies is None else copies) if loaded.config.state_shapes else 0
     size = CacheSize(pages=pages, running=asked.max_running, copies=copies)

@@ -19,7 +19,6 @@ from torchwright.models.decoder.batch import FeatureRows
 from torchwright.models.decoder.cache import CacheSequence, PagedCache
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.models.decoder.draft.plan import Worth
-from torchwright.serve.engine.acceptance import RowCosts
 from torchwright.serve.engine.draft_calls import Chain, DraftCalls, Followed
 from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.wire.messages import SamplingOptions, Submit
@@ -220,10 +219,6 @@ def test_a_plan_refuses_what_does_not_fit(llama: LoadedDecoder, tmp_path: Path) 
     ]:
         with pytest.raises((ValueError, IndexError), match=fault):
             grow(**{name: value})
-
-
-def test_measured_costs_never_fall_with_rows() -> None:
-    assert RowCosts.rising([1, 2, 4], [3.0, 1.0, 2.0]).seconds == [1.0, 1.0, 2.0]
 
 
 def test_heads_of_other_sizes_are_named(llama: LoadedDecoder, tmp_path: Path) -> None:

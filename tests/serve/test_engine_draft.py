@@ -22,15 +22,16 @@ from torchwright.models.decoder.batch import FeatureRows
 from torchwright.models.decoder.cache import PagedCache
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.serve.engine import draft as draft_module
-from torchwright.serve.engine.acceptance import Acceptance, RowCosts
 from torchwright.serve.engine.draft import JUDGED_STEPS
-from torchwright.serve.engine.draft_calls import DraftCosts
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize, cache_size
+from torchwright.serve.engine.row_costs import RowCosts
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Cancel, Submit
 
-FREE = DraftCosts(RowCosts([1, 16], [1.0, 1.0]), RowCosts([1, 16], [0.01, 0.01]))
+Costs = tuple[RowCosts, RowCosts]
+"""Those of the model's rows, and those of the draft."""
+FREE: Costs = RowCosts([1, 16], [1.0, 1.0]), RowCosts([1, 16], [0.01, 0.01])
 """Rows that cost nothing, and a draft next to nothing: everything is proposed."""
 
 
@@ -57,7 +58,7 @@ def engine(
     loaded: LoadedDecoder,
     draft: Draft | None,
     *,
-    costs: DraftCosts | None = FREE,
+    costs: Costs | None = FREE,
     pages: int = 256,
     **options: Any,
 ) -> ServingEngine:
@@ -66,7 +67,8 @@ def engine(
     size = CacheSize(
         pages=pages, running=asked.max_running, copies=copies, draft=draft.page_shapes if draft else ()
     )
-    return ServingEngine(loaded, size=size, options=asked, draft=draft, draft_costs=costs)
+    rows, calls = costs or (None, None)
+    return ServingEngine(loaded, size=size, options=asked, draft=draft, row_costs=rows, draft_costs=calls)
 
 
 def answers(loaded: LoadedDecoder, draft: Draft | None, submits: list[Submit], **options: Any) -> Results:
@@ -146,7 +148,7 @@ def test_a_cached_prompt_is_proposed_for_as_well(llama: LoadedDecoder, tmp_path:
     assert timing.accepted_tokens == timing.speculated_tokens > 12
 
 
-LOSING = DraftCosts(RowCosts([1, 16], [1e-6, 1e-6]), RowCosts([1, 16], [1e-8, 1e-8]))
+LOSING: Costs = RowCosts([1, 16], [1e-6, 1e-6]), RowCosts([1, 16], [1e-8, 1e-8])
 """Everything is proposed, and what is accepted by chance saves less than any call of the draft takes."""
 
 
@@ -182,7 +184,7 @@ def test_a_draft_that_loses_again_rests_longer(
 def test_nothing_is_proposed_where_rows_cost_more_than_they_bring(
     llama: LoadedDecoder, tmp_path: Path
 ) -> None:
-    costs = DraftCosts(RowCosts([1, 16], [1.0, 16.0]), RowCosts([1, 16], [1.0, 1.0]))
+    costs = RowCosts([1, 16], [1.0, 16.0]), RowCosts([1, 16], [1.0, 1.0])
     made = engine(llama, twin(llama, tmp_path), costs=costs)
     made.submit(request("a", words(9, seed=3), 30))
     drain(made)
@@ -237,20 +239,6 @@ def test_a_float32_model_takes_a_head(llama: LoadedDecoder, tmp_path: Path) -> N
     made = engine(wide, head(wide, tmp_path), deterministic=False)
     made.submit(request("a", words(9, seed=3), 12))
     assert len(drain(made)["a", 0].tokens) == 12
-
-
-def test_acceptance_is_learned_by_confidence() -> None:
-    acceptance = Acceptance()
-    for _ in range(100):
-        acceptance.learn([0.95, 0.15, 0.15], 1)
-    assert acceptance.of(0.93) > 0.95
-    assert acceptance.of(0.12) < 0.05
-    assert 0.4 < acceptance.of(0.5) < 0.6, "what was never proposed is believed"
-
-
-def test_costs_between_and_beyond_measured_rows_lie_on_lines() -> None:
-    costs = RowCosts([1, 2, 4], [1.0, 1.5, 2.0])
-    assert [costs(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 1.5, 1.75, 2.0, 2.5]
 
 
 def test_proposals_are_the_heads_own_chain(llama: LoadedDecoder, tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
-"""Measured figures that decide how many tokens are proposed: acceptance by confidence, and what rows cost."""
+"""The share of proposals that were accepted, by confidence, from which it is decided how many are proposed."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 
 CLASSES = 10
 """Classes of a draft's confidence, equally wide."""
@@ -19,8 +16,7 @@ class Acceptance:
     """The share of proposals that were accepted, by the confidence that the draft had in them."""
 
     def __init__(self) -> None:
-        middle = [(place + 0.5) / CLASSES for place in range(CLASSES)]
-        self._accepted = [PRIOR * share for share in middle]
+        self._accepted = [PRIOR * _middle(place) for place in range(CLASSES)]
         self._offered = [PRIOR] * CLASSES
 
     def of(self, confidence: float) -> float:
@@ -48,31 +44,20 @@ class Acceptance:
                 self._offered[place] /= 2
                 self._accepted[place] /= 2
 
+    def forget(self, confidence: float) -> None:
+        """Count a proposal that was left out, because it is hardly ever right: what was learned fades.
+
+        So after some 60 of its class one is verified again, in case that the text has changed.
+        """
+        place = class_of(confidence)
+        for counts, prior in ((self._offered, PRIOR), (self._accepted, PRIOR * _middle(place))):
+            counts[place] += (prior - counts[place]) / MEMORY
+
+
+def _middle(place: int) -> float:
+    return (place + 0.5) / CLASSES
+
 
 def class_of(confidence: float, classes: int = CLASSES) -> int:
     """Return the class of a confidence among so many equally wide ones."""
     return min(classes - 1, max(0, int(confidence * classes)))
-
-
-@dataclass(frozen=True)
-class RowCosts:
-    """Seconds of a forward call by its rows, as measured for a few numbers of rows."""
-
-    rows: Sequence[int]
-    """Ascending, from 1."""
-    seconds: Sequence[float]
-
-    @classmethod
-    def rising(cls, rows: Sequence[int], seconds: Sequence[float]) -> RowCosts:
-        """Take measured seconds, of which none is more than those of more rows: only noise says that it is."""
-        least = accumulate(reversed(seconds), min)
-        return cls(rows, list(least)[::-1])
-
-    def __call__(self, rows: float) -> float:
-        """Return the seconds of a call, on the line through the two measured numbers of rows next to it."""
-        if len(self.rows) == 1:
-            return self.seconds[0] * rows / self.rows[0]
-        right = min(max(1, bisect_left(self.rows, rows)), len(self.rows) - 1)
-        left = right - 1
-        slope = (self.seconds[right] - self.seconds[left]) / (self.rows[right] - self.rows[left])
-        return max(1e-9, self.seconds[left] + slope * (rows - self.rows[left]))

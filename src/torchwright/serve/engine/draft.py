@@ -20,9 +20,10 @@ from torchwright.models.decoder.draft import Draft
 from torchwright.models.decoder.draft.plan import Worth
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.serve.engine.acceptance import Acceptance
-from torchwright.serve.engine.draft_calls import Chain, DraftCalls, DraftCosts, Followed
+from torchwright.serve.engine.draft_calls import Chain, DraftCalls, Followed
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence as Running
+from torchwright.serve.engine.row_costs import RowCosts
 
 log = logging.getLogger("torchwright.serve")
 
@@ -43,11 +44,14 @@ class Drafter:
         draft: Draft,
         cache: PagedCache,
         pages: Pages,
-        costs: DraftCosts,
+        verify: RowCosts,
+        costs: RowCosts,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`verify` are the costs of the decoder's rows, `costs` those of the draft's."""
         self._draft, self._calls = draft, DraftCalls(draft, cache)
-        self._cache, self._pages, self._costs, self._clock = cache, pages, costs, clock
+        self._cache, self._pages, self._clock = cache, pages, clock
+        self._verify, self._costs = verify, costs
         self._acceptance = Acceptance(), Acceptance()
         """The first is for greedy proposals, the second for drawn ones: their confidences are not comparable."""
         self._ready: dict[Running, Chain[Running]] = {}
@@ -108,7 +112,7 @@ class Drafter:
         Proposals that others of them have already are part of this room. `decoding` sequences have a row in the next
         step in any case; `most` says how many each may get.
         """
-        begun, verify = self._clock(), self._costs.verify
+        begun, verify = self._clock(), self._verify
         self._token_s = verify(decoding) / max(1, decoding)
         chains = [self._ready.get(sequence) or Chain(sequence) for sequence in sequences]
         chains = [chain for chain in chains if chain.tokens or not self._draft.lag]
@@ -118,7 +122,7 @@ class Drafter:
         room -= sum(len(sequence.proposals) for sequence in sequences if sequence not in able)
         worth = self._worth(chains, decoding)
         self._calls.grow(chains, worth)
-        counts = self._verified(chains, worth, decoding, room)
+        counts = verify.worth([chain.reaches(worth) for chain in chains], decoding, room)
         for chain, count in zip(chains, counts, strict=True):
             chain.sequence.proposals = chain.tokens[:count]
             chain.sequence.confidence = chain.confidence[:count]
@@ -170,7 +174,7 @@ class Drafter:
 
     def _worth(self, chains: Sequence[Chain[Running]], decoding: int) -> Worth:
         """Return what more proposals of these chains cost and bring, their first ones counted where they are known."""
-        verify, draft, count = self._costs.verify, self._costs.draft, len(chains)
+        verify, draft, count = self._verify, self._costs, len(chains)
         rows = decoding + sum(len(chain.tokens) for chain in chains)
         known = sum(self._of(chain.sequence).of(sure) for chain in chains for sure in chain.confidence)
         tokens, seconds = decoding + known, verify(rows)
@@ -186,31 +190,6 @@ class Drafter:
             seconds=seconds,
             row=row_s * tokens / seconds,
         )
-
-    def _verified(
-        self, chains: Sequence[Chain[Running]], worth: Worth, decoding: int, room: int
-    ) -> list[int]:
-        """Return how many proposals of each chain the step verifies: as many in all as give the most tokens a second.
-
-        The surest come first. None of a chain is surer than the one before it, so that a chain's come in their order.
-        """
-        values = [
-            (-reach, depth, place)
-            for place, chain in enumerate(chains)
-            for depth, reach in enumerate(chain.reaches(worth))
-        ]
-        values.sort()
-        verify, tokens = self._costs.verify, float(decoding)
-        best, taken = tokens / verify(max(1, decoding)), 0
-        for count, (value, _, _) in enumerate(values[: max(0, room)], 1):
-            tokens -= value
-            rate = tokens / verify(decoding + count)
-            if rate > best:
-                best, taken = rate, count
-        counts = [0] * len(chains)
-        for _, _, place in values[:taken]:
-            counts[place] += 1
-        return counts
 
     def _rest(self) -> None:
         log.info(

@@ -21,14 +21,10 @@ from torchwright.models.decoder.draft import Draft
 from torchwright.models.decoder.draft.plan import DRAWN_FROM, Choice, DraftPlan, Start, Worth
 from torchwright.models.decoder.paged_model import PagedModel
 from torchwright.models.decoder.plan import MOST_ROWS
-from torchwright.serve.engine.acceptance import RowCosts, class_of
+from torchwright.serve.engine.acceptance import class_of
+from torchwright.serve.engine.row_costs import MEASURED_ROWS, RowCosts
 from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.wire.messages import SamplingOptions, Submit
-
-MEASURED_ROWS = (1, 2, 4, 8, 16)
-"""Rows whose cost is measured when the engine starts; steps of decoding sequences have few."""
-TRIALS = 3
-"""Calls of which the fastest counts, because a busy machine lets some wait."""
 
 
 class Drafted(Protocol):
@@ -200,13 +196,6 @@ def _rows_of(values_TF: torch.Tensor, pieces: Sequence[Followed]) -> torch.Tenso
     return values_TF[torch.tensor(numbers, device=values_TF.device)]
 
 
-class DraftCosts(NamedTuple):
-    """Measured costs of the decoder that verifies, and of the draft."""
-
-    verify: RowCosts
-    draft: RowCosts
-
-
 @dataclass(eq=False)
 class _Probe:
     """A sequence whose calls are timed."""
@@ -217,23 +206,15 @@ class _Probe:
 
 
 @torch.inference_mode()
-def measure_costs(
-    decoder: PagedModel, draft: Draft, cache: PagedCache, clock: Callable[[], float] = time.perf_counter
-) -> DraftCosts:
-    """Time calls of a decoder and of its draft, by rows, over an empty cache; the fastest of `TRIALS` each."""
+def measure_draft(
+    draft: Draft, cache: PagedCache, decoder: PagedModel, clock: Callable[[], float] = time.perf_counter
+) -> RowCosts:
+    """Time a draft's calls by the sequences that it proposes for, over an empty cache of this decoder."""
     calls, like = DraftCalls(draft, cache), decoder.embedding
     drawn = Submit(id="costs", ids=[0], max_tokens=8, sampling=SamplingOptions(temperature=1.0))
     worth = Worth(
         acceptance=[[1.0, 1.0]] * 2, call_s=[0.0] * (max(MEASURED_ROWS) + 1), tokens=1, seconds=1, row=0
     )
-
-    def decode(rows: int) -> None:
-        sequence = cache.sequence(rows)
-        try:
-            batch = cache.append([(sequence, [0] * rows)])
-            decoder.answer(batch, cache, batch.last_rows_B)
-        finally:
-            cache.free(sequence)
 
     def propose(rows: int) -> None:
         sequences = [cache.sequence(1) for _ in range(rows)]
@@ -252,17 +233,4 @@ def measure_costs(
             for sequence in sequences:
                 cache.free(sequence)
 
-    def costs(call: Callable[[int], None], rows: Sequence[int]) -> RowCosts:
-        seconds = []
-        for count in rows:
-            call(count)
-            times = []
-            for _ in range(TRIALS):
-                begun = clock()
-                call(count)
-                times.append(clock() - begun)
-            seconds.append(min(times))
-        return RowCosts.rising(rows, seconds)
-
-    rows = [count for count in MEASURED_ROWS if count <= cache.pool.free]
-    return DraftCosts(costs(decode, rows), costs(propose, rows))
+    return RowCosts.measured(propose, cache.pool.free, clock)

@@ -25,31 +25,30 @@ from torchwright.models.decoder.cache import PAGE, PagedCache
 from torchwright.models.decoder.draft import Draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.models.decoder.shown import Places, places_of
-from torchwright.serve.engine.acceptance import Acceptance
 from torchwright.serve.engine.adapters import ServedAdapters
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.answering import TokenEngine, count_places
 from torchwright.serve.engine.draft import Drafter
-from torchwright.serve.engine.draft_calls import DraftCosts, measure_costs
+from torchwright.serve.engine.draft_calls import measure_draft
 from torchwright.serve.engine.fingerprint import fingerprint
 from torchwright.serve.engine.invariance import require_invariance
+from torchwright.serve.engine.looked_up import LookedUp
 from torchwright.serve.engine.memory import CacheSize
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.pictures import EncodedPictures
 from torchwright.serve.engine.prefix import PrefixTree
 from torchwright.serve.engine.request import Sequence, order
+from torchwright.serve.engine.row_costs import RowCosts, measure_rows
 from torchwright.serve.engine.run import Runner, StepResult
 from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.engine.scheduler import Scheduler, StepPlan
-from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, Lookup
+from torchwright.serve.engine.speculate import Lookup
 from torchwright.serve.grammar.masks import Grammars
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Finish, PauseMode, RequestRefused, Stats, StepOutput, Submit
 
 log = logging.getLogger("torchwright.serve")
 
-LONG_RUN = 20
-"""Equal last tokens behind which the looked-up continuation is expected to be right, until it has been measured."""
 FINISH_WEIGHT = 0.1
 """Weight of the latest request in the mean time between two ends."""
 
@@ -57,7 +56,8 @@ FINISH_WEIGHT = 0.1
 class ServingEngine(TokenEngine):
     """One model's requests.
 
-    A `draft` proposes tokens; `draft_costs` are measured without them.
+    A `draft` proposes tokens. `row_costs` of the model and `draft_costs` decide how many are worth proposing; they are
+    measured where they are not given.
 
     Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so; see `invariance.py`.
     """
@@ -69,7 +69,8 @@ class ServingEngine(TokenEngine):
         size: CacheSize,
         options: EngineOptions | None = None,
         draft: Draft | None = None,
-        draft_costs: DraftCosts | None = None,
+        row_costs: RowCosts | None = None,
+        draft_costs: RowCosts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(options, clock)
@@ -100,11 +101,13 @@ class ServingEngine(TokenEngine):
         # Where angles depend on the prompt's length, equal tokens have unequal keys, and a cache may start afresh.
         by_length = config.varies_by_length
         tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None
-        self._looks_up = options.speculate == "ngram" and not by_length
+        looks_up = options.speculate == "ngram" and options.speculate_rows and not by_length
         self._pages = Pages(self._cache, tree, copies=size.copies)
-        self._drafter = self._follow_with(draft, draft_costs) if draft else None
-        self._lookups = Acceptance()
-        """Acceptance of tokens that were looked up, by the share of `LONG_RUN` that the run had."""
+        if row_costs is None and (looks_up or draft):
+            with loaded.on_threads():
+                row_costs = measure_rows(loaded.decoder, self._cache, clock)
+        self._looked_up = LookedUp(row_costs) if looks_up and row_costs else None
+        self._drafter = self._follow_with(draft, row_costs, draft_costs) if draft and row_costs else None
         self._scheduler = Scheduler(self._pages, step_tokens=options.step_tokens, max_running=size.running)
         self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
         self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars, self._drafter)
@@ -227,7 +230,7 @@ class ServingEngine(TokenEngine):
         self._take_loaded()
         if self.paused:
             return self._reported()
-        if self._looks_up or self._drafter:
+        if self._looked_up or self._drafter:
             self._propose()
         plan = self._scheduler.plan()
         self._book(plan, begun)
@@ -300,7 +303,7 @@ class ServingEngine(TokenEngine):
             adapter=self.adapters.use(submit.adapter),
             chooser=Chooser(submit, index),
             constraint=self.grammars.constraint(submit),
-            lookup=Lookup(tokens) if self._looks_up else None,
+            lookup=Lookup(tokens) if self._looked_up else None,
         )
 
     def _expire(self, now: float) -> None:
@@ -332,10 +335,9 @@ class ServingEngine(TokenEngine):
         if self._cache.states is not None:  # each may be the last, and so needs a copy of the state behind it
             room = min(room, self.size.copies)
         for sequence in decoding:
-            most = min(room, _left(sequence), LARGEST_PROPOSAL)
-            proposals = sequence.lookup.propose(most) if sequence.lookup and most > 0 else []
-            sequence.proposals, sequence.confidence = proposals, []
-            room -= len(proposals)
+            sequence.proposals, sequence.confidence = [], []
+        if self._looked_up:
+            room -= self._looked_up.propose(decoding, _left, room)
         if self._drafter:
             self._propose_by_draft(self._drafter, decoding, room)
         for sequence in decoding:
@@ -359,12 +361,12 @@ class ServingEngine(TokenEngine):
         assert self._drafter
         if not sequence.drafted:
             return False
-        if not sequence.proposals or sequence.lookup is None:
+        if not sequence.proposals or self._looked_up is None:
             return True
-        return self._drafter.expects(sequence) > self._lookups.of(sequence.lookup.run / LONG_RUN)
+        return self._drafter.expects(sequence) > self._looked_up.expects(sequence)
 
-    def _follow_with(self, draft: Draft, costs: DraftCosts | None) -> Drafter:
-        """Measure what rows cost, unless that is known, so that the draft proposes as many tokens as pay."""
+    def _follow_with(self, draft: Draft, verify: RowCosts, costs: RowCosts | None) -> Drafter:
+        """Measure what the draft's calls cost, unless that is known, so that it proposes as many tokens as pay."""
         loaded = self.loaded
         if loaded.config.varies_by_length:
             raise ModelError(
@@ -373,8 +375,8 @@ class ServingEngine(TokenEngine):
             )
         if costs is None:
             with loaded.on_threads():
-                costs = measure_costs(loaded.decoder, draft, self._cache, self._clock)
-        return Drafter(draft, self._cache, self._pages, costs, self._clock)
+                costs = measure_draft(draft, self._cache, loaded.decoder, self._clock)
+        return Drafter(draft, self._cache, self._pages, verify, costs, self._clock)
 
     def _book(self, plan: StepPlan, now: float) -> None:
         """Times and counts of what the plan changes and computes."""
@@ -434,9 +436,8 @@ class ServingEngine(TokenEngine):
         """Count what became of proposals, for whoever made them."""
         if sequence.confidence and self._drafter:
             self._drafter.learn(sequence, proposed, accepted)
-        elif sequence.lookup:
-            self._lookups.learn([sequence.lookup.run / LONG_RUN] * proposed, accepted)
-            sequence.lookup.learn(proposed, accepted)
+        elif self._looked_up:
+            self._looked_up.learn(sequence, proposed, accepted)
 
     @property
     def _drafts(self) -> bool:

@@ -18,7 +18,6 @@ from torchwright.models.decoder.cache import PAGE
 from torchwright.models.decoder.draft import Draft, load_draft
 from torchwright.models.decoder.generation.generate import LoadedPagedModel
 from torchwright.optimization.decode_bench import Sizes
-from torchwright.serve.engine.acceptance import RowCosts
 from torchwright.serve.engine.draft_bench import (
     AHEAD,
     PLAIN,
@@ -29,9 +28,9 @@ from torchwright.serve.engine.draft_bench import (
     contenders,
     in_rounds,
 )
-from torchwright.serve.engine.draft_calls import DraftCosts
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import CacheSize
+from torchwright.serve.engine.row_costs import RowCosts
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 
@@ -42,8 +41,8 @@ TOKENS = (8, 64)
 MOST_ROUNDS = 100
 DOUBT = math.exp(-20)
 """The chance below which an acceptance of nothing is a fault: one run in half a billion."""
-FREE = DraftCosts(RowCosts([1, 16], [1.0, 1.0]), RowCosts([1, 16], [0.0, 0.0]))
-"""Costs by which everything is proposed."""
+SAME, FREE = RowCosts([1, 16], [1.0, 1.0]), RowCosts([1, 16], [0.0, 0.0])
+"""Costs of the model's rows and of the draft's by which everything is proposed."""
 
 
 def served_gain(
@@ -141,6 +140,7 @@ def check_accepted(
         size=CacheSize(pages, count, copies, draft.page_shapes),
         options=EngineOptions(speculate="none", prefix_cache=False, max_running=count, deterministic=False),
         draft=draft,
+        row_costs=SAME,
         draft_costs=FREE,
     )
     proposed = accepted = 0
