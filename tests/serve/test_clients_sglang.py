@@ -29,7 +29,7 @@ def test_six_programs_of_the_language_run() -> None:
     python = os.environ.get("SGLANG_PYTHON")
     if python is None:
         pytest.skip(
-            "no sglang here: `pip install --no-deps sglang`, and SGLANG_PYTHON=PATH of its environment"
+            "no sglang here: `pip install --no-deps sglang`, what its import wants, and SGLANG_PYTHON=PATH"
         )
     with command() as server:
         done = subprocess.run(

@@ -306,6 +306,18 @@ def test_sinks_take_their_share_of_the_softmax(
         replace(call, sinks=torch.zeros(H + 1)).found()
 
 
+@pytest.mark.parametrize("cap", [0.0, 30.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_of_nan_answers_nan_and_no_other_does(isa: str, kind: torch.dtype, cap: float) -> None:
+    call = make(kind, [90, 20], [3, 1], cap=cap)
+    whole = call.found()
+    broken = call.q.clone()
+    broken[1] = torch.nan
+    found = replace(call, q=broken).found()
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2, 3]], whole[[0, 2, 3]])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_do(isa: str, kind: torch.dtype) -> None:
     assert make(kind, [], []).found().shape == (0, 6, 64)

@@ -16,22 +16,6 @@ constexpr int ROWS = 3, GATES = 2;  // of sixteen registers twelve, and of NEON'
 constexpr int64_t CHUNK = 32;   // units whose weights stay in the first cache while rows read them: 8 KB with four gates
 constexpr int64_t MOST = 64;    // rows whose sums lie on the stack: 16 KB
 
-// Between the ends, where the functions below have come to their limits; a NaN stays one.
-inline F within(F x, float end) {
-  x = select(x > splat(end), splat(end), x);
-  return select(x < splat(-end), splat(-end), x);
-}
-// `exp` answers 0 for a NaN, which y - y brings back.
-inline F sigmoid(F x) {
-  const F y = within(x, 80);
-  return 1.0f / (exp(-y) + 1.0f) + (y - y);
-}
-inline F tanh(F x) {
-  const F y = within(x, 15);
-  const F e = exp(y + y);
-  return (e - 1.0f) / (e + 1.0f) + (y - y);
-}
-
 inline void store_first(float* to, F x, int64_t count) {
   if (count == LANES) return store_f32(to, x);
   for (int64_t i = 0; i < count; i++) to[i] = x[i];
@@ -115,12 +99,12 @@ void lstm_step(const tw::CellTask& t, int64_t step, int64_t row_begin, int64_t r
     for (int g = 0; g < 4; g++) store_f32(sums + g * LANES, cells::load_some(gates + g * t.size, count));
   };
   const auto end = [&](int64_t row, const float*, int64_t unit, int64_t count, const float* sums) {
-    const F input = cells::sigmoid(load_f32(sums)), forget = cells::sigmoid(load_f32(sums + LANES));
-    const F fresh = cells::tanh(load_f32(sums + 2 * LANES)), output = cells::sigmoid(load_f32(sums + 3 * LANES));
+    const F input = sigmoid(load_f32(sums)), forget = sigmoid(load_f32(sums + LANES));
+    const F fresh = tanh(load_f32(sums + 2 * LANES)), output = sigmoid(load_f32(sums + 3 * LANES));
     float* const cell = t.cell + row * t.size + unit;
     const F c = forget * cells::load_some(cell, count) + input * fresh;
     cells::store_first(cell, c, count);
-    return output * cells::tanh(c);
+    return output * tanh(c);
   };
   cells::step_of<4>(t, step, row_begin, row_end, block_begin, block_end, begin, end);
 }
@@ -132,8 +116,8 @@ void gru_step(const tw::CellTask& t, int64_t step, int64_t row_begin, int64_t ro
     store_f32(sums + 2 * LANES, load_f32(t.bias + unit));
   };
   const auto end = [&](int64_t row, const float* gates, int64_t unit, int64_t count, const float* sums) {
-    const F reset = cells::sigmoid(load_f32(sums)), update = cells::sigmoid(load_f32(sums + LANES));
-    const F fresh = cells::tanh(cells::load_some(gates + 2 * t.size, count) + reset * load_f32(sums + 2 * LANES));
+    const F reset = sigmoid(load_f32(sums)), update = sigmoid(load_f32(sums + LANES));
+    const F fresh = tanh(cells::load_some(gates + 2 * t.size, count) + reset * load_f32(sums + 2 * LANES));
     const F before = cells::load_some(t.state(step, row) + unit, count);
     return (1.0f - update) * fresh + update * before;
   };

@@ -132,11 +132,20 @@ inline F exp2(F x) {
 #endif
 }
 
+// Between the ends, where a function has come to its limits; a NaN stays one.
+inline F within(F x, float end) {
+  x = select(x > splat(end), splat(end), x);
+  return select(x < splat(-end), splat(-end), x);
+}
+// `exp` answers 0 for a NaN, which y - y brings back.
+inline F sigmoid(F x) {
+  const F y = within(x, 80);
+  return 1.0f / (exp(-y) + 1.0f) + (y - y);
+}
 inline F tanh(F x) {
-  const F limit = splat(15.0f);
-  x = select(x > limit, limit, select(x < -limit, -limit, x));
-  const F e = exp(x + x);
-  return (e - 1.0f) / (e + 1.0f);
+  const F y = within(x, 15);
+  const F e = exp(y + y);
+  return (e - 1.0f) / (e + 1.0f) + (y - y);
 }
 
 template <class T>
