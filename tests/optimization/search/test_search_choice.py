@@ -216,6 +216,15 @@ def test_a_compiler_is_tried_alone_where_both_were_not_kept(world: World, fault:
     assert row(outcome, "fuse").speedup.value == pytest.approx(1.5)
 
 
+def test_the_compiler_is_alone_next_where_another_step_waits_for_it_too(world: World):
+    world.gain = product(fuse=1.5, quantize=0.2)
+    steps = short(world)
+    world.search(*steps, step("quantize", skip=("layer.0",)))
+    both, alone = world.started[1:3]
+    assert len(both) == 2
+    assert alone == (step("fuse"),)
+
+
 def test_what_kernels_do_not_promise_waits_for_its_compiler(world: World):
     world.gain = product(fuse=1.5, quantize=2.5)
     steps = short(world)

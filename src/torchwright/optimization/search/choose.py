@@ -117,8 +117,10 @@ def take(search: Search, queue: list[Step]) -> list[Step]:
 
 def _worth_both(search: Search, step: Step, waiting: Sequence[Step], queue: Sequence[Step]) -> list[Step]:
     """Return the step that waits for this one alone and promises most, if it is to be tried in the same trial."""
+    if step in search.wanted or not waiting:
+        return []
     whole = sum(expected_seconds(search, each, plan(search, each)) for each in queue)
-    if step in search.wanted or whole <= estimate.time_left(search, search.best.steps):
+    if whole <= estimate.time_left(search, search.best.steps):
         return []
     others = [
         other

@@ -188,7 +188,7 @@ def _try_both(search: Search, step: Step, giver: Step) -> list[Step]:
     """Try two steps in one trial; where they are not kept, the giver is tried alone, and what it can change again."""
     if attempt(search, step, in_order([*search.best.steps, giver, step]), ()):
         return choose.second_chances(search) if choose.changes_verdicts(from_step(giver)) else []
-    return [giver]
+    return _try_on_best(search, giver)
 
 
 def _try_on_best(search: Search, step: Step) -> list[Step]:
