@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_models as models
+import gguf_sizes
 import pytest
 import quantized as made
 import torch
@@ -87,10 +88,10 @@ def test_an_interval_tells_which_layers_are_recurrent(tmp_path: Path) -> None:
     }
     with pytest.raises(ModelError, match=r"recurrent_layers'.*4 times true or false"):
         load_decoder(models.write(tmp_path / "none.gguf", "qwen35", model, letters(), **interval))
-    listed = models.SIZES["qwen35"]
+    listed = gguf_sizes.SIZES["qwen35"]
     sizes = lambda config: {key: value for key, value in listed(config).items() if "recurrent" not in key}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.SIZES, "qwen35", sizes)
+        patch.setitem(gguf_sizes.SIZES, "qwen35", sizes)
         del interval["qwen35.attention.recurrent_layers"]
         agrees(models.write(tmp_path / "model.gguf", "qwen35", model, letters(), **interval), model)
 
