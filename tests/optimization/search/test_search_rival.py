@@ -50,6 +50,17 @@ def test_a_second_library_is_expected_to_add_what_the_first_has_not_gained(
     assert world.started[1:3] == [(step("library"),), (step(second),)]
 
 
+def test_a_library_that_does_not_end_leaves_time_for_another(world: World, declare: Declare):
+    """OpenVINO, which unrolls LSTMs, took the time that ONNX Runtime needed (Resemblyzer in 150 s)."""
+    declare(Foreign, expected_gain=1.1)
+    world.properties |= {"language"}
+    world.gain, world.cost = product(foreign=1.3, half=1.2), {"library": 1e9}
+    world.export_seconds, world.seconds, world.budget = 1.0, 0.3, Budget(time_seconds=60.0)
+    outcome = world.search(step("half"), step("library"), step("foreign"))
+    assert rows(outcome)["library"] == "untried"
+    assert (step("foreign"),) in world.started
+
+
 @pytest.mark.parametrize(("recurrent", "first"), [(True, "half"), (False, "library")])
 def test_8_bits_of_a_library_come_late_for_recurrent_models(world: World, recurrent: bool, first: str):
     """Resemblyzer's unrolled LSTM took 248 s of 300 to convert, and ran at half the original's speed."""

@@ -57,7 +57,7 @@ def attempt(
     """Run one trial and record its verdict; return True when the step, or a milder variant, was kept."""
     search.tell("trying", str(step))
     started = search.context.clock()
-    search.context.deadline = estimate.latest(search, steps)
+    search.context.deadline = estimate.latest(search, steps) - choose.left_to_another(search, step, steps)
     if lost := _lost_uncompiled(search, step, steps):
         quality, coverage = lost
         how = "emulated, and not converted for that" if from_step(step).emulates else "not compiled for that"

@@ -132,6 +132,28 @@ def _worth_both(search: Search, step: Step, waiting: Sequence[Step], queue: Sequ
     return [best] if best and _timed_gain(search, from_step(best)) >= TOGETHER else []
 
 
+def left_to_another(search: Search, step: Step, steps: Sequence[Step]) -> float:
+    """Return the seconds that a trial of a third-party engine leaves to another one that waits, if there is time for both.
+
+    A conversion may take far more than its estimate: OpenVINO, which unrolls LSTMs, took the time of ONNX Runtime, ten
+    times as quick and the better engine (Resemblyzer).
+    """
+    technique = from_step(step)
+    if not is_closed(technique) or step in search.wanted:
+        return 0.0
+    others = [
+        estimate.trial_seconds(search, plan(search, other))
+        for other in search.queue
+        if is_closed(from_step(other))
+        and not technique.replaces(from_step(other))
+        and possible(search, other)
+    ]
+    # Ending a process takes about as long as starting one.
+    least = min(others, default=0.0) + search.spent[0].seconds
+    spare = estimate.time_left(search, steps) - estimate.trial_seconds(search, steps)
+    return least if others and least <= spare else 0.0
+
+
 def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
     """Return the untried step that is expected to gain most per second, or None."""
 

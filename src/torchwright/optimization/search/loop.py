@@ -52,7 +52,7 @@ def run(search: Search) -> Outcome:
     search.start_budget()
     _recall(search)
     try:
-        queue = choose.first_queue(search, resume.restore(search))
+        queue = search.queue = choose.first_queue(search, resume.restore(search))
         search.start_budget()  # the techniques are imported now: 16 s at a load of 31 on two cores
         while queue:
             interrupts.check()

@@ -135,6 +135,8 @@ class Search:
     """Our own recipe, while rivals are tried."""
     experience: Experience = field(default_factory=Experience)
     """The priors from recorded searches of similar models."""
+    queue: list[Step] = field(default_factory=list[Step])
+    """Steps whose turn has not come."""
     rungs: list[StepResult] = field(default_factory=list[StepResult])
     component_gains: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     """Step, as written → what each component of the model gained by it, where it has several."""
