@@ -85,15 +85,23 @@ inline void multiply_few(const char* a, int64_t stride, const char* panel, int64
     _tile_loadd(3, sums + 48, LINE);
   }
   for (const char* w = panel; w < panel + steps * STEP; w += STEP, a += 64) {
-    if (streams)
-      for (int64_t ahead = STEP; ahead < 2 * STEP; ahead += 64) __builtin_prefetch(w + ahead);
+    // A quarter of the next step at a time: all of its lines at once would keep the loads waiting for their turn.
+    const auto ask = [&](int64_t quarter) __attribute__((always_inline)) {
+      if (streams)
+#pragma GCC unroll 16
+        for (int64_t line = 0; line < STEP / 4; line += 64) __builtin_prefetch(w + STEP + quarter * STEP / 4 + line);
+    };
+    ask(0);
     _tile_loadd(4, a, stride);
     _tile_loadd(6, w, LINE);
     TW_TILE_DOT(0, 4, 6);
+    ask(1);
     _tile_loadd(7, w + 64, LINE);
     TW_TILE_DOT(1, 4, 7);
+    ask(2);
     _tile_loadd(6, w + 128, LINE);
     TW_TILE_DOT(2, 4, 6);
+    ask(3);
     _tile_loadd(7, w + 192, LINE);
     TW_TILE_DOT(3, 4, 7);
   }

@@ -14,11 +14,7 @@ using tw::PANEL;
 
 constexpr int BLOCKS = PANEL / LANES;
 // Bytes to prefetch ahead in a panel that comes from memory: what a core has under way at its bandwidth and latency.
-#if defined(TW_AMX)
-constexpr int AHEAD = 1024;
-#else
 constexpr int AHEAD = 3072;
-#endif
 
 // The same for numbers that are widened, 4 KB at most at a time: what comes next arrives while tiles multiply.
 inline void ask_ahead(const char* from) {

@@ -36,7 +36,7 @@ constexpr int TALL = 4, GROUPED = 4, TALL_BLOCKS = 1, PAIR_BLOCKS = 2;
 #endif
 // Rows from which a 4-bit panel is widened to 8 bits first: the cost is shared by all rows, and AMX can read it.
 #if defined(TW_AMX)
-constexpr int WIDENED = 6;
+constexpr int WIDENED = 9;
 #elif defined(__AVX512F__)
 constexpr int WIDENED = 24;
 #elif defined(TW_MATRICES)
@@ -50,13 +50,12 @@ inline U nibbles(U x, int which) { return (which ? x >> 4 : x) & 0x0f0f0f0fu; }
 // Activations are rows of int8: one a token, or two (high and low digit) where they have 16 bits.
 inline int64_t sums_of(const LinearTask& t) { return t.depth / SUMMED + 1; }
 
-// Few rows read a panel from memory, and their first blocks ask for the lines of the others as well: these lie between
-// theirs, where the processor's own prefetching does not see them (4 rows of bfloat16 with AVX2: 1.8 times as fast).
-template <int MR, int NB>
+// Few rows read a panel from memory, and their first blocks ask for the lines of the others as well. The processor's own
+// prefetching does not keep up (2 rows of bfloat16 with AVX-512: 1.7 times as fast), and does not see lines that lie
+// between those of one block (4 rows with AVX2: 1.8 times as fast).
 inline void ask_panel(const char* w, int block) {
-  if constexpr (MR == 1 || NB < BLOCKS)
-    if (block == 0)
-      for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(w + AHEAD + b * 64);
+  if (block == 0)
+    for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(w + AHEAD + b * 64);
 }
 
 // Blocks of a panel that so many rows meet at once.
@@ -85,7 +84,7 @@ struct W8 {
     for (int64_t k = 0; k < t.depth; k += 4, w += PANEL * 4) {
       U weight[NB];
       for (int b = 0; b < NB; b++) weight[b] = taken(load<U>(w + b * 64));
-      ask_panel<MR, NB>(w, block);
+      ask_panel(w, block);
       for (int r = 0; r < MR; r++) {
         const int32_t four = read<int32_t>(a + r * t.row_stride + k);
         for (int b = 0; b < NB; b++) sum[r][b] = dot4<false>(sum[r][b], weight[b], four);
@@ -126,7 +125,7 @@ struct W4 {
           const int64_t k = part + 8 * step;
           U raw[NB];
           for (int b = 0; b < NB; b++) raw[b] = load<U>(w + b * 64);
-          ask_panel<MR, NB>(w, block);
+          ask_panel(w, block);
           for (int half = 0; half < 2; half++) {
             U weight[NB];
             for (int b = 0; b < NB; b++) weight[b] = nibbles(raw[b], half);
@@ -191,7 +190,7 @@ struct BF16 {
     for (int64_t k = from; k < to; k += 2, w += PANEL * 4) {
       U weight[NB];
       for (int b = 0; b < NB; b++) weight[b] = load<U>(w + b * 64);
-      ask_panel<MR, NB>(w, block);
+      ask_panel(w, block);
       for (int r = 0; r < MR; r++) {
         const uint32_t two = read<uint32_t>(a + r * t.row_stride + 2 * k);
         for (int b = 0; b < NB; b++) sum[r][b] = dot2(sum[r][b], weight[b], two);
