@@ -1,10 +1,11 @@
 """Served tokens per second of a target with no drafts, n-gram look-up, a trained EAGLE-3 head, and both.
 
     python -m benchmarks.llm.drafts [--model DIR] [--characters 1000000] [--tokens 300000] [--rounds 6]
-        [--folder DIR] [--batches 1 4 16] [--quantize-draft w8a8]
+        [--steps 3] [--vocabulary 1024 | --start HEAD] [--folder DIR] [--batches 1 4 16] [--quantize-draft w8a8]
 
 The target is the bundled model in bfloat16 without --model. The head is trained by `torchwright train --draft eagle3`
-on `--characters` of the standard library's modules: of each 256 tokens the target writes the last 192 anew. Prompts are
+on `--characters` of the standard library's modules: of each 256 tokens the target writes the last 192 anew. It proposes
+`--vocabulary` tokens and is trained on `--steps` proposals in a row, or goes on from the head in `--start`. Prompts are
 pieces of the bundled held-out text, which neither has seen. The contenders take turns in one process, and each round's
 requests are the same for all. Printed are the median tokens per second and the accepted proposals for each other token.
 Ratios to no drafts and to n-gram are taken within rounds, with 95% intervals. With --quantize-draft the head's layers
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import run
+from benchmarks.llm.modules import write_rows
 from torchwright.hardware.measure.clock import paired_speedup
 from torchwright.models.decoder import load_decoder
 from torchwright.models.decoder.draft import load_draft
@@ -43,8 +45,6 @@ PROMPT, NEW = 64, 128
 """Tokens of a prompt and of its answer."""
 WINDOW, BATCH = 256, 2048
 """Tokens of a training window, and of a step."""
-PIECE = 4000
-"""Characters of a row of the training text."""
 
 
 def main() -> int:
@@ -53,6 +53,9 @@ def main() -> int:
         model=str,
         characters=1_000_000,
         tokens=300_000,
+        steps=3,
+        vocabulary=1024,
+        start=str,
         rounds=6,
         folder=str,
         batches=[1, 4, 16],
@@ -66,7 +69,7 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch)
-        head = trained(target, folder, options.characters, options.tokens)
+        head = trained(target, folder, options)
         report = json.loads((head / "acceptance.json").read_text())
         run.say(json.dumps(report))
         rows.add({"training": report})
@@ -74,45 +77,29 @@ def main() -> int:
     return 0
 
 
-def trained(target: Path, folder: Path, characters: int, tokens: int) -> Path:
+def trained(target: Path, folder: Path, options: Any) -> Path:
     """The head of the target, trained in `folder` unless it is there."""
     head = folder / "run" / "model"
     if not head.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         text = folder / "text.jsonl"
-        text.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces(characters)))
+        write_rows(text, [sysconfig.get_path("stdlib")], options.characters)
         words = ["--model", target, "--data", text, "-o", folder / "run", "--draft", "eagle3"]
         answers = ["--regenerate", f"temperature=0.8,tokens={WINDOW - PROMPT},prompt_tokens={PROMPT}"]
         fields = {
             "context": WINDOW,
             "batch_tokens": BATCH,
             "micro_batches": 2,
-            "tokens": tokens // BATCH * BATCH,
-            "head.vocabulary": 1024,
-            "head.steps": 3,
+            "tokens": options.tokens // BATCH * BATCH,
+            "head.steps": options.steps,
             "optimizer.lr": 1e-3,
         }
+        fields |= {"head.start": options.start} if options.start else {"head.vocabulary": options.vocabulary}
         sizes = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
         begun = perf_counter()
         found = run.torchwright("train", *words, *answers, *sizes, "--quiet")
         run.say(f"{found.stdout}{perf_counter() - begun:.0f} s")
     return head
-
-
-def pieces(characters: int) -> list[str]:
-    """Pieces of the standard library's modules, without their tests."""
-    found, total = list[str](), 0
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root).parts
-        if {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"} & {*inside}:
-            continue
-        text = path.read_text("utf-8", errors="ignore")
-        found += [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
-        total += len(text)
-        if total >= characters:
-            break
-    return found
 
 
 def serve(target: Path, head: Path, options: Any, rows: run.Rows) -> None:

@@ -1,7 +1,9 @@
 """A trained model of 104 million parameters for `benchmarks.llm.drafts`, grown from the bundled one within an hour.
 
-    python -m benchmarks.llm.grown FOLDER [--layers 16] [--tokens 3000000] [--characters 30000000] [--head HEAD]
-    python -m benchmarks.llm.drafts --model FOLDER/run/model --folder FOLDER/head --tokens 1000000 --batches 1 2 4 8 16
+    python -m benchmarks.llm.drafts --folder SMALL --tokens 1600000 --characters 6000000 --steps 4 --vocabulary 4096
+    python -m benchmarks.llm.grown FOLDER [--layers 16] [--tokens 3000000] [--characters 30000000] --head SMALL/run/model
+    python -m benchmarks.llm.drafts --model FOLDER/run/model --folder FOLDER/head --start FOLDER/start --steps 4 \
+        --quantize-draft w8a8 --batches 1 2 4 8 16
 
 Two cores cannot train a model of that size from the start in that time. The bundled model is made twice as wide and
 gets more layers in a way that keeps what it computes (Net2Net, Chen et al., 2015; bert2BERT, Chen et al., 2021):
@@ -11,7 +13,7 @@ weights learn. Both commands continue where they were stopped: run them again.
 
 --head is the folder of an EAGLE-3 head for the bundled model, which takes a fifth of the time to train. It is grown,
 too, into FOLDER/start: a head as wide as before that reads the wide features. `torchwright train --draft eagle3`
-trains it further for the trained model (`--set head.start=FOLDER/start`).
+trains it further for the trained model (`--set head.start=FOLDER/start`), as the third command does.
 
 The script prints each model's perplexity on the bundled held-out text. It also prints the largest difference of its
 logits from the bundled model's, relative to the largest logit.
@@ -25,7 +27,6 @@ import shutil
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -33,16 +34,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.harness import run
+from benchmarks.llm.modules import write_rows
 from torchwright.models.decoder import load_decoder
 
 SPLIT = 0.1
 """Deviation of a copy's share of a weight around one half: equal shares would stay equal in training."""
 CONTEXT, BATCH = 256, 4096
-PIECE = 4000
-"""Characters of a row of the training text."""
 JUDGED = 16
 """Windows of the held-out text."""
-OTHERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 
 
 def main() -> int:
@@ -139,8 +138,7 @@ def _split(weight_OI: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 def train(model: Path, folder: Path, tokens: int, characters: int) -> None:
     text = folder / "text.jsonl"
     if not text.is_file():
-        with (folder / "text.part").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"text": piece}) + "\n" for piece in pieces(characters))
+        write_rows(folder / "text.part", [sysconfig.get_path("stdlib"), *site.getsitepackages()], characters)
         (folder / "text.part").rename(text)
     fields = {
         "context": CONTEXT,
@@ -155,20 +153,6 @@ def train(model: Path, folder: Path, tokens: int, characters: int) -> None:
         "train", "--model", model, "--data", text, "-o", folder / "run", *sizes, "--quiet"
     )
     run.say(f"{found.stdout}{perf_counter() - begun:.0f} s")
-
-
-def pieces(characters: int) -> Iterator[str]:
-    """Pieces of Python modules, the standard library's first."""
-    total = 0
-    for root in map(Path, [sysconfig.get_path("stdlib"), *site.getsitepackages()]):
-        for path in sorted(root.rglob("*.py")):
-            if OTHERS & {*path.relative_to(root).parts}:
-                continue
-            text = path.read_text("utf-8", errors="ignore")
-            yield from (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-            total += len(text)
-            if total >= characters:
-                return
 
 
 @torch.inference_mode()
