@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 warnings.simplefilter("ignore")
+sys.path.append(str(Path(__file__).parents[1]))  # where pytest finds the tests' own modules
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402, F401
