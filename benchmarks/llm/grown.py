@@ -1,8 +1,8 @@
 """A trained model of 104 million parameters for `benchmarks.llm.drafts`, grown from the bundled one within an hour.
 
     python -m benchmarks.llm.drafts --folder SMALL --tokens 1600000 --characters 6000000 --steps 4 --vocabulary 4096
-    python -m benchmarks.llm.grown FOLDER [--layers 16] [--tokens 3000000] [--characters 30000000] --head SMALL/run/model
-    python -m benchmarks.llm.drafts --model FOLDER/run/model --folder FOLDER/head --start FOLDER/start --steps 4 \
+    python -m benchmarks.llm.grown FOLDER [--layers 16] [--tokens 3000000] --head SMALL/run/model
+    python -m benchmarks.llm.drafts --model FOLDER/run/model --folder FOLDER/head --start FOLDER/start --steps 4
         --quantize-draft w8a8 --batches 1 2 4 8 16
 
 Two cores cannot train a model of that size from the start in that time. The bundled model is made twice as wide and
