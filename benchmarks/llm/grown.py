@@ -138,8 +138,7 @@ def _split(weight_OI: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 def train(model: Path, folder: Path, tokens: int, characters: int) -> None:
     text = folder / "text.jsonl"
     if not text.is_file():
-        write_rows(folder / "text.part", [sysconfig.get_path("stdlib"), *site.getsitepackages()], characters)
-        (folder / "text.part").rename(text)
+        write_rows(text, [sysconfig.get_path("stdlib"), *site.getsitepackages()], characters)
     fields = {
         "context": CONTEXT,
         "batch_tokens": BATCH,

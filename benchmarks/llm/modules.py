@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.harness import run
+from torchwright.core.process.files import replacing
 
 PIECE = 4000
 """Characters of a row."""
@@ -17,7 +18,7 @@ OTHERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3
 
 def write_rows(path: Path, roots: Iterable[str], characters: int) -> None:
     """Write pieces of the modules below `roots`, at least `characters` in all if there are as many, as JSON lines."""
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": piece}) + "\n" for piece in pieces(map(Path, roots), characters))
 
 
